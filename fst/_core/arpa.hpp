@@ -1,0 +1,87 @@
+// Reads ARPA text in one pass, in pieces of any size, into an AutomatonBuilder.
+//
+// What the reader accepts and refuses is told in fst/arpa.py, which also opens files, unpacks gzip and numbers the words.
+
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "automaton_builder.hpp"
+
+namespace latticebpd {
+
+class ArpaParser {
+  public:
+    // Called once with the words of the unigrams in order of appearance, without markers: returns the token id of each.
+    using NumberWords = std::function<std::vector<std::int64_t>(const std::vector<std::string>&)>;
+
+    ArpaParser(NumberWords number_words, bool strict) : number_words_(std::move(number_words)), strict_(strict) {}
+
+    // Reads on. Throws std::invalid_argument that names the line.
+    void feed(std::string_view text);
+    // Call at the end of the text.
+    void finish();
+
+    const AutomatonBuilder& automaton() const { return builder_; }
+    std::int32_t unk_label() const { return unk_label_; }
+    const std::vector<std::string>& warnings() const { return warnings_; }
+
+  private:
+    struct Unigram {
+        std::uint32_t word;
+        double cost, backoff;
+    };
+    enum class Part { kPreamble, kCounts, kNgrams, kEnd };
+
+    void read_line(std::string_view line);
+    void split(std::string_view line);
+    void read_count();
+    void begin_section();
+    void end_section();
+    void read_unigram(double cost, double backoff);
+    void read_ngram(double cost, double backoff);
+    void number_unigrams();
+    double read_number(std::size_t at, const char* what) const;
+    std::string joined(std::size_t first, std::size_t last) const;
+    std::string words_of(const std::vector<std::int32_t>& labels) const;
+    [[noreturn]] void fail(const std::string& message) const;
+
+    NumberWords number_words_;
+    bool strict_;
+    AutomatonBuilder builder_;
+    std::vector<std::string> warnings_;
+
+    Part part_ = Part::kPreamble;
+    std::uint64_t line_ = 0;
+    std::string rest_;  // the unfinished line at the end of the last piece
+    std::vector<std::string_view> fields_;
+
+    std::vector<std::uint64_t> counts_;  // announced
+    std::size_t order_ = 0;              // of the section being read
+    std::uint64_t read_ = 0;             // n-grams of the section so far
+
+    std::vector<std::string> words_;
+    struct Hash {
+        using is_transparent = void;
+        std::size_t operator()(std::string_view word) const { return std::hash<std::string_view>()(word); }
+    };
+    std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> word_index_;
+    std::vector<Unigram> unigrams_;
+    std::vector<std::int32_t> label_of_word_;
+    std::int32_t unk_label_ = 0;
+
+    std::vector<std::int32_t> labels_;        // of the n-gram being read
+    std::vector<std::int32_t> last_context_;  // neighbours mostly share theirs
+    std::uint32_t last_context_row_ = 0;
+};
+
+}  // namespace latticebpd
+
+void bind_arpa(pybind11::module_& module);

@@ -1,0 +1,97 @@
+// Lattice x n-gram model with failure arcs resolved, made as far as a search looks.
+//
+// A node is a pair (slot, LM state): the paths that have passed the slots before and left that history. What the next
+// slot's columns cost there is held sparsely: the columns that the state has arcs for (*hits*), and for all others the
+// node of its backoff state at the same slot plus the cost of backing off. So a chain
+//     (x u v) -> (u v) -> (v) -> unigram
+// is looked up once per state, however many histories share its end, and the row of the unigram state, which has
+// every column, closes each chain.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lattice.hpp"
+#include "model.hpp"
+
+namespace latticebpd {
+
+class Graph {
+  public:
+    static constexpr std::int32_t kNone = -1;
+
+    struct Hit {
+        std::int32_t column;  // of the slot
+        std::uint32_t next_state;
+        std::int32_t next_node;  // kNone until asked for, and after the last slot
+        double cost;             // -ln p, without the backoffs that lead here
+        double value;            // for the searches: best score of a completion through this hit
+    };
+    struct Node {
+        std::uint32_t state;
+        std::int32_t slot;
+        std::int32_t backoff_node = kNone;  // kNone at the unigram state
+        std::int32_t first_hit = kNone;     // kNone until opened
+        std::int32_t num_hits = 0;
+        std::int32_t best_column = kNone;  // kNone until evaluated
+        double backoff_cost = 0;
+        double value = 0;  // best score of a completion from here
+    };
+    // One column as seen from a node, everything resolved.
+    struct Step {
+        double cost;      // -ln p(column's token | node's history), summed along the failure arcs in order
+        std::int32_t hit;  // whose next node the step leads to
+    };
+
+    // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0.
+    void assign(const Lattice& lattice, const Model* model);
+
+    std::int32_t node_of(std::int32_t slot, std::uint32_t state);
+    // Reads the node's row, and those of the chain behind it.
+    void open(std::int32_t node);
+    // Opens every node of a slot at once, and the nodes of the next slot that they lead to.
+    void open_slot(std::int32_t slot);
+    // Where a hit leads; `slot` is the one after the hit's own.
+    std::int32_t next_node(std::int32_t hit, std::int32_t slot);
+
+    Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
+    Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
+    std::span<Hit> hits(const Node& node) { return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)}; }
+    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return by_slot_[static_cast<std::size_t>(slot)]; }
+    std::size_t num_nodes() const { return nodes_.size(); }
+    const Lattice& lattice() const { return *lattice_; }
+
+    // All columns of an opened node. `steps` holds at least as many.
+    void resolve(std::int32_t node, Step* steps);
+
+  private:
+    struct Bucket {
+        std::uint64_t key = 0;
+        std::uint32_t generation = 0;
+        std::int32_t node = kNone;
+    };
+    struct Pending {
+        std::int32_t node;
+        StateRecord record;
+    };
+    void grow();
+    void read(std::int32_t node, const StateRecord& record);
+    void add_unigrams(std::int32_t slot);
+    void match(const Row& row, std::uint32_t state, std::int32_t slot);
+
+    const Lattice* lattice_ = nullptr;
+    const Model* model_ = nullptr;
+    std::vector<Node> nodes_;
+    std::vector<Hit> hits_;
+    std::vector<std::vector<std::int32_t>> by_slot_;
+    std::vector<Bucket> buckets_;
+    std::uint32_t generation_ = 0;
+    std::int32_t hash_shift_ = 0;
+    std::vector<Pending> pending_;
+    std::vector<std::uint32_t> search_;   // scratch of match()
+    std::vector<std::uint32_t> marks_;    // scratch of resolve(): columns already met
+    std::uint32_t mark_ = 0;
+};
+
+}  // namespace latticebpd

@@ -1,0 +1,98 @@
+#include "lattice.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace latticebpd {
+
+namespace {
+
+[[noreturn]] void refuse(const char* name, std::int64_t slot, const std::string& what) {
+    throw std::invalid_argument(std::string(name) + "slot " + std::to_string(slot) + ": " + what);
+}
+
+}  // namespace
+
+void Lattice::assign(const LatticeView& view, const Model* model, const char* name) {
+    if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 8 / view.slots)
+        throw std::invalid_argument(std::string(name) + "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^28 in all, got [" +
+                                    std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
+    slots_.clear();
+    tokens_.clear();
+    labels_.clear();
+    log_probs_.clear();
+    keys_.clear();
+    key_bounds_.clear();
+    columns_.clear();
+    buckets_.clear();
+    max_columns_ = 0;
+    for (std::int64_t t = 0; t < view.slots; ++t) {
+        const std::int32_t* tokens = view.tokens + t * view.k;
+        const double* log_probs = view.log_probs + t * view.k;
+        order_.clear();
+        for (std::int32_t c = 0; c < view.k; ++c) {
+            if (tokens[c] == -1) continue;
+            if (tokens[c] < -1 || tokens[c] == std::numeric_limits<std::int32_t>::max())
+                refuse(name, t, "expected token ids from 0 to 2^31 - 2, or -1 as padding, got " + std::to_string(tokens[c]));
+            if (std::isnan(log_probs[c]) || log_probs[c] == std::numeric_limits<double>::infinity())
+                refuse(name, t, "expected finite log-probabilities or -inf, got " + std::string(std::isnan(log_probs[c]) ? "NaN" : "+inf") +
+                                    " for token " + std::to_string(tokens[c]));
+            order_.emplace_back(tokens[c], c);
+        }
+        std::sort(order_.begin(), order_.end());
+        Slot slot;
+        slot.first = static_cast<std::int32_t>(tokens_.size());
+        for (std::size_t i = 0; i < order_.size(); ++i) {
+            const auto [token, c] = order_[i];
+            if (i > 0 && order_[i - 1].first == token)
+                refuse(name, t, "expected distinct tokens, got token " + std::to_string(token) + " more than once; keep one column of each");
+            if (log_probs[c] == -std::numeric_limits<double>::infinity()) continue;
+            tokens_.push_back(token);
+            log_probs_.push_back(log_probs[c]);
+            labels_.push_back(model != nullptr ? model->label_of(token) : Model::kNoLabel);
+        }
+        slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
+        if (slot.size == 0) refuse(name, t, "expected at least one token with a finite log-probability, got none");
+        max_columns_ = std::max(max_columns_, slot.size);
+        if (model != nullptr) index_labels(slot);
+        slots_.push_back(slot);
+    }
+}
+
+void Lattice::index_labels(Slot& slot) {
+    order_.clear();
+    for (std::int32_t c = 0; c < slot.size; ++c)
+        if (const std::int32_t label = labels_[static_cast<std::size_t>(slot.first + c)]; label != Model::kNoLabel) order_.emplace_back(label, c);
+    if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());  // <unk> breaks the order of tokens
+
+    slot.first_key = static_cast<std::int32_t>(keys_.size());
+    for (const auto& [label, c] : order_) {
+        if (static_cast<std::int32_t>(keys_.size()) == slot.first_key || keys_.back() != label) {
+            keys_.push_back(label);
+            key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
+        }
+        columns_.push_back(c);
+    }
+    slot.num_keys = static_cast<std::int32_t>(keys_.size()) - slot.first_key;
+    // The bound that closes the last key is also an entry: it keeps keys_ and key_bounds_ in step.
+    keys_.push_back(Model::kNoLabel);
+    key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
+
+    const std::uint32_t num_buckets = std::bit_ceil(4 * static_cast<std::uint32_t>(slot.num_keys) + 4);
+    slot.hash_shift = 32 - std::countr_zero(num_buckets);
+    slot.first_bucket = static_cast<std::int32_t>(buckets_.size());
+    buckets_.resize(buckets_.size() + num_buckets, Bucket{Model::kNoLabel, -1});
+    Bucket* buckets = buckets_.data() + slot.first_bucket;
+    for (std::int32_t key = 0; key < slot.num_keys; ++key) {
+        const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
+        std::uint32_t at = hash(label, slot.hash_shift);
+        while (buckets[at].label != Model::kNoLabel) at = (at + 1) & (num_buckets - 1);
+        buckets[at] = {label, key};
+    }
+}
+
+}  // namespace latticebpd

@@ -1,0 +1,81 @@
+// A sausage lattice, checked and put in the order that the searches want: the columns of every slot by rising token,
+// so that a path's columns order lexicographically as its tokens do.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model.hpp"
+
+namespace latticebpd {
+
+// [slots, k] row-major; token -1 pads, and a column of log-probability -inf is left out.
+struct LatticeView {
+    const std::int32_t* tokens;
+    const double* log_probs;
+    std::int64_t slots;
+    std::int64_t k;
+};
+
+class Lattice {
+  public:
+    // Every column of one slot, and an index from label to columns.
+    struct Slot {
+        std::int32_t first = 0;  // of this slot's columns among those of all slots
+        std::int32_t size = 0;
+        std::int32_t first_key = 0;  // of this slot's distinct labels
+        std::int32_t num_keys = 0;
+        std::int32_t first_bucket = 0;
+        std::int32_t hash_shift = 0;
+    };
+
+    // Replaces the contents; keeps the memory. `model` may be null (labels are then not needed). `name` opens every
+    // message of an error ("" or "lattice 3, ").
+    void assign(const LatticeView& view, const Model* model, const char* name);
+
+    std::int32_t slots() const { return static_cast<std::int32_t>(slots_.size()); }
+    const Slot& slot(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+    std::int32_t max_columns() const { return max_columns_; }
+
+    // Of column `first + c` of a slot.
+    std::int32_t token(std::int32_t column) const { return tokens_[static_cast<std::size_t>(column)]; }
+    double log_prob(std::int32_t column) const { return log_probs_[static_cast<std::size_t>(column)]; }
+    std::int32_t label(std::int32_t column) const { return labels_[static_cast<std::size_t>(column)]; }
+
+    // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.
+    std::span<const std::int32_t> keys(const Slot& slot) const {
+        return {keys_.data() + slot.first_key, static_cast<std::size_t>(slot.num_keys)};
+    }
+    std::span<const std::int32_t> columns(const Slot& slot, std::int32_t key) const {
+        const std::int32_t* bounds = key_bounds_.data() + slot.first_key + key;
+        return {columns_.data() + bounds[0], static_cast<std::size_t>(bounds[1] - bounds[0])};
+    }
+    // The key with this label, or -1.
+    std::int32_t find(const Slot& slot, std::int32_t label) const {
+        const Bucket* buckets = buckets_.data() + slot.first_bucket;
+        const std::uint32_t mask = 0xFFFFFFFFu >> slot.hash_shift;
+        for (std::uint32_t at = hash(label, slot.hash_shift);; at = (at + 1) & mask) {
+            if (buckets[at].label == label) return buckets[at].key;
+            if (buckets[at].label == Model::kNoLabel) return -1;
+        }
+    }
+
+  private:
+    struct Bucket {
+        std::int32_t label;
+        std::int32_t key;
+    };
+    static std::uint32_t hash(std::int32_t label, std::int32_t shift) { return (static_cast<std::uint32_t>(label) * 0x9E3779B1u) >> shift; }
+    void index_labels(Slot& slot);
+
+    std::vector<Slot> slots_;
+    std::vector<std::int32_t> tokens_, labels_;
+    std::vector<double> log_probs_;
+    std::vector<std::int32_t> keys_, key_bounds_, columns_;
+    std::vector<Bucket> buckets_;
+    std::vector<std::pair<std::int32_t, std::int32_t>> order_;  // scratch: (token or label, column)
+    std::int32_t max_columns_ = 0;
+};
+
+}  // namespace latticebpd

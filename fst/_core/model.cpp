@@ -1,0 +1,169 @@
+#include "model.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace latticebpd {
+
+namespace {
+
+std::string text(std::int64_t value) { return std::to_string(value); }
+
+[[noreturn]] void corrupt(const std::string& what) {
+    throw std::invalid_argument("corrupt language model: " + what + "; write the file again from its source");
+}
+
+std::uint32_t checked_id(std::int64_t state, std::uint32_t num_states, const char* name) {
+    if (state < 0 || state >= std::int64_t{num_states})
+        corrupt(std::string("expected ") + name + " below " + text(num_states) + ", got " + text(state));
+    return static_cast<std::uint32_t>(state);
+}
+
+}  // namespace
+
+Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start, std::int64_t unigram_state,
+             std::int64_t unk_label, double unk_log_prob)
+    : states_(states.data()), arcs_(arcs.data()), num_arcs_(arcs.size() / sizeof(ArcRecord)) {
+    if (states.size() % sizeof(StateRecord) != 0 || arcs.size() % sizeof(ArcRecord) != 0)
+        corrupt("expected states of 20 bytes and arcs of 16, got " + text(static_cast<std::int64_t>(states.size())) + " and " +
+                text(static_cast<std::int64_t>(arcs.size())) + " bytes");
+    const std::size_t count = states.size() / sizeof(StateRecord);
+    if (count == 0 || count > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
+        corrupt("expected between 1 and 2^31 - 1 states, got " + std::to_string(count));
+    num_states_ = static_cast<std::uint32_t>(count);
+    start_ = checked_id(start, num_states_, "a start state");
+    unigram_state_ = checked_id(unigram_state, num_states_, "a unigram state");
+    if (std::isnan(unk_log_prob)) throw std::invalid_argument("expected a number as unk_log_prob, got NaN");
+    unk_cost_ = std::clamp(-unk_log_prob, -kMaxCost, kMaxCost);
+
+    const Row unigrams = row(unigram_state_);
+    if (unigrams.backs_off) corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));
+    unigram_arcs_.reserve(unigrams.num_arcs);
+    std::int32_t previous = 0;
+    for (std::uint32_t i = 0; i < unigrams.num_arcs; ++i) {
+        const ArcRecord arc = unigrams.arc(i);
+        if (arc.label <= previous)
+            corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) + " after " + text(previous));
+        cost(arc.cost);
+        checked_state(arc.next_state);
+        previous = arc.label;
+        unigram_arcs_.push_back(arc);
+    }
+    if (static_cast<std::uint64_t>(previous) <= 8 * std::uint64_t{unigrams.num_arcs} + 1024) {
+        unigram_by_label_.assign(static_cast<std::size_t>(previous) + 1, -1);
+        for (std::size_t i = 0; i < unigram_arcs_.size(); ++i)
+            unigram_by_label_[static_cast<std::size_t>(unigram_arcs_[i].label)] = static_cast<std::int32_t>(i);
+    }
+    if (unk_label != 0 && (unk_label < 0 || unk_label > std::numeric_limits<std::int32_t>::max() ||
+                           unigram_index(static_cast<std::int32_t>(unk_label)) < 0))
+        corrupt("expected 0 or a label of the unigram state as unk_label, got " + text(unk_label));
+    unk_label_ = static_cast<std::int32_t>(unk_label);
+}
+
+StateRecord Model::state(std::uint32_t state) const {
+    StateRecord record;
+    std::memcpy(&record, states_ + std::size_t{state} * sizeof(StateRecord), sizeof record);
+    if (std::uint64_t{record.first_arc} + record.num_arcs > num_arcs_)
+        corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
+                text(std::int64_t{record.first_arc} + record.num_arcs) + " of " + text(static_cast<std::int64_t>(num_arcs_)));
+    return record;
+}
+
+Row Model::row(std::uint32_t state, const StateRecord& record) const {
+    Row row{arcs_at(record.first_arc), record.num_arcs, false, 0, 0};
+    if (row.num_arcs > 0 && row.label(0) == 0) {
+        const ArcRecord failure = row.arc(0);
+        row.backs_off = true;
+        row.backoff_state = checked_state(failure.next_state);
+        row.backoff_cost = cost(failure.cost);
+        row.arcs += sizeof(ArcRecord);
+        --row.num_arcs;
+    } else if (state != unigram_state_) {
+        corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) + ", which is not the unigram state");
+    }
+    return row;
+}
+
+std::uint32_t Model::checked_state(std::int32_t next_state) const { return checked_id(next_state, num_states_, "a next state"); }
+
+double Model::cost(float weight) {
+    if (std::isnan(weight)) corrupt("expected a number as an arc's weight, got NaN");
+    return std::clamp(static_cast<double>(weight), -kMaxCost, kMaxCost);
+}
+
+std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
+    if (!unigram_by_label_.empty())
+        return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size() ? unigram_by_label_[static_cast<std::size_t>(label)] : -1;
+    const auto found =
+        std::lower_bound(unigram_arcs_.begin(), unigram_arcs_.end(), label, [](const ArcRecord& arc, std::int32_t key) { return arc.label < key; });
+    return found != unigram_arcs_.end() && found->label == label ? found - unigram_arcs_.begin() : -1;
+}
+
+std::int32_t Model::label_of(std::int64_t token) const {
+    if (token < 0 || token >= std::numeric_limits<std::int32_t>::max()) return unk_label_;
+    const auto label = static_cast<std::int32_t>(token + 1);
+    return unigram_index(label) >= 0 ? label : unk_label_;
+}
+
+Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
+    double total = 0;
+    for (int failures = 0; state != unigram_state_; ++failures) {
+        if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
+        const Row row = this->row(state);
+        std::size_t low = 0, high = label == kNoLabel ? 0 : row.num_arcs;
+        while (low < high) {
+            const std::size_t middle = low + (high - low) / 2;
+            if (row.label(middle) < label)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (label != kNoLabel && low < row.num_arcs && row.label(low) == label) {
+            const ArcRecord arc = row.arc(low);
+            return {total + cost(arc.cost), checked_state(arc.next_state)};
+        }
+        total += row.backoff_cost;
+        state = row.backoff_state;
+    }
+    if (label == kNoLabel) return {total + unk_cost_, unigram_state_};
+    const ArcRecord& arc = unigram_arc(label);
+    return {total + cost(arc.cost), static_cast<std::uint32_t>(arc.next_state)};
+}
+
+std::uint32_t Model::state_of(std::span<const std::int64_t> context) const {
+    std::uint32_t state = unigram_state_;
+    for (const std::int64_t token : context) state = advance(state, label_of(token)).next_state;
+    return state;
+}
+
+double Model::log_prob(std::int64_t token, std::span<const std::int64_t> context) const {
+    return -advance(state_of(context), label_of(token)).cost;
+}
+
+double Model::final_cost(std::uint32_t state) const {
+    double total = 0;
+    for (int failures = 0;; ++failures) {
+        if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
+        const StateRecord record = this->state(state);
+        if (record.final_cost != std::numeric_limits<float>::infinity() || state == unigram_state_) return total + cost(record.final_cost);
+        const Row row = this->row(state, record);
+        total += row.backoff_cost;
+        state = row.backoff_state;
+    }
+}
+
+double Model::score(std::span<const std::int64_t> tokens, bool bos, bool eos) const {
+    double total = 0;
+    std::uint32_t state = bos ? start_ : unigram_state_;
+    for (const std::int64_t token : tokens) {
+        const Step step = advance(state, label_of(token));
+        total -= step.cost;
+        state = step.next_state;
+    }
+    return eos ? total - final_cost(state) : total;
+}
+
+}  // namespace latticebpd

@@ -1,0 +1,110 @@
+// A backoff n-gram model as an OpenFst `const` automaton, read in place.
+//
+// Automaton: a state is a history; an arc (label = token + 1) carries cost = -ln p(token | history) and leads to the
+// longest history that is a state. The one arc labelled 0 comes first and is a *failure* arc: it may be taken only
+// where the state has no arc for the label, and its cost is -ln(backoff weight). The unigram state has none.
+// final = cost of </s>, infinite where the history does not end.
+//
+// The buffers come from a file that nobody vouches for, usually memory-mapped and far larger than what a search reads
+// of it. So nothing is checked in advance beyond sizes and the unigram state; every offset is checked where it is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace latticebpd {
+
+struct StateRecord {  // as on disk
+    float final_cost;
+    std::uint32_t first_arc, num_arcs, num_input_epsilons, num_output_epsilons;
+};
+static_assert(sizeof(StateRecord) == 20);
+
+struct ArcRecord {  // as on disk
+    std::int32_t label, output_label;
+    float cost;
+    std::int32_t next_state;
+};
+static_assert(sizeof(ArcRecord) == 16);
+
+// The arcs of one state: the failure arc taken apart, the others in place.
+struct Row {
+    const std::byte* arcs = nullptr;  // explicit arcs, sorted by label
+    std::uint32_t num_arcs = 0;
+    bool backs_off = false;
+    std::uint32_t backoff_state = 0;
+    double backoff_cost = 0;
+
+    // Records of a mapped file need not be aligned, hence the copies; they compile to plain loads.
+    std::int32_t label(std::size_t arc) const {
+        std::int32_t value;
+        std::memcpy(&value, arcs + arc * sizeof(ArcRecord), sizeof value);
+        return value;
+    }
+    ArcRecord arc(std::size_t index) const {
+        ArcRecord record;
+        std::memcpy(&record, arcs + index * sizeof(ArcRecord), sizeof record);
+        return record;
+    }
+};
+
+class Model {
+  public:
+    static constexpr double kMaxCost = 1000.0;    // stands for ln 0: keeps every sum finite
+    static constexpr int kMaxFailures = 255;      // a longer chain of failure arcs is taken for a cycle
+    static constexpr std::int32_t kNoLabel = 0;   // a token that neither the unigrams nor <unk> provide for
+
+    struct Step {
+        double cost;
+        std::uint32_t next_state;
+    };
+
+    // unk_label: label of <unk>, 0 if the model has none; unk_log_prob: unigram log-probability of a token that the
+    // unigrams lack where there is no <unk>.
+    Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start, std::int64_t unigram_state,
+          std::int64_t unk_label, double unk_log_prob);
+
+    std::uint32_t num_states() const { return num_states_; }
+    std::uint32_t start() const { return start_; }
+    std::uint32_t unigram_state() const { return unigram_state_; }
+    double unk_cost() const { return unk_cost_; }
+
+    void prefetch_state(std::uint32_t state) const {
+        if (state < num_states_) __builtin_prefetch(states_ + std::size_t{state} * sizeof(StateRecord));
+    }
+    StateRecord state(std::uint32_t state) const;
+    const std::byte* arcs_at(std::uint32_t first_arc) const { return arcs_ + std::size_t{first_arc} * sizeof(ArcRecord); }
+    Row row(std::uint32_t state) const { return row(state, this->state(state)); }
+    Row row(std::uint32_t state, const StateRecord& record) const;
+    std::uint32_t checked_state(std::int32_t next_state) const;
+    // Finite cost of a weight on disk; NaN is refused.
+    static double cost(float weight);
+
+    // The label under which the model knows the token: its own, that of <unk>, or kNoLabel.
+    std::int32_t label_of(std::int64_t token) const;
+    const ArcRecord& unigram_arc(std::int32_t label) const { return unigram_arcs_[unigram_index(label)]; }
+
+    Step advance(std::uint32_t state, std::int32_t label) const;
+    std::uint32_t state_of(std::span<const std::int64_t> context) const;
+    double log_prob(std::int64_t token, std::span<const std::int64_t> context) const;
+    double score(std::span<const std::int64_t> tokens, bool bos, bool eos) const;
+
+  private:
+    std::ptrdiff_t unigram_index(std::int32_t label) const;  // -1 if the unigram state lacks the label
+    double final_cost(std::uint32_t state) const;
+
+    const std::byte* states_;
+    const std::byte* arcs_;
+    std::uint32_t num_states_;
+    std::uint64_t num_arcs_;
+    std::uint32_t start_, unigram_state_;
+    std::int32_t unk_label_;
+    double unk_cost_;
+    std::vector<ArcRecord> unigram_arcs_;     // a copy: the one row that every search reads throughout
+    std::vector<std::int32_t> unigram_by_label_;  // index into unigram_arcs_ or -1; empty where labels are too sparse
+};
+
+}  // namespace latticebpd

@@ -1,0 +1,238 @@
+// fst._core: the searches and the model's lookups under pybind11. Arrays come in checked for shape here and for
+// content where they are read; the searches run without the GIL.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "arpa.hpp"
+#include "lattice.hpp"
+#include "model.hpp"
+#include "nbest.hpp"
+#include "tree.hpp"
+
+namespace py = pybind11;
+
+namespace latticebpd {
+namespace {
+
+template <typename T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+// A Model and the Python buffers that it borrows.
+class BorrowingModel : public Model {
+  public:
+    BorrowingModel(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int64_t unk_label,
+                   double unk_log_prob)
+        : BorrowingModel(states.request(), arcs.request(), start, unigram_state, unk_label, unk_log_prob) {}
+
+  private:
+    BorrowingModel(py::buffer_info states, py::buffer_info arcs, std::int64_t start, std::int64_t unigram_state, std::int64_t unk_label,
+                   double unk_log_prob)
+        : Model(bytes(states, "states"), bytes(arcs, "arcs"), start, unigram_state, unk_label, unk_log_prob),
+          states_(std::move(states)),
+          arcs_(std::move(arcs)) {}
+
+    static std::span<const std::byte> bytes(const py::buffer_info& info, const char* name) {
+        py::ssize_t stride = info.itemsize;
+        for (py::ssize_t axis = info.ndim; axis-- > 0; stride *= info.shape[static_cast<std::size_t>(axis)])
+            if (info.shape[static_cast<std::size_t>(axis)] != 1 && info.strides[static_cast<std::size_t>(axis)] != stride)
+                throw std::invalid_argument(std::string("expected ") + name + " as a contiguous buffer");
+        return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
+    }
+
+    py::buffer_info states_, arcs_;
+};
+
+std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const char* name) {
+    if (array.ndim() != 1) throw std::invalid_argument(std::string("expected ") + name + " as one sequence of token ids, got " + std::to_string(array.ndim()) + " axes");
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+// A batch of lattices as the searches take it: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding
+// on the left, kept_log_mass [n, slots] or none.
+struct Batch {
+    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
+        : tokens(std::move(tokens_in)), log_probs(std::move(log_probs_in)), contexts(std::move(contexts_in)), model(model_in), alpha(alpha_in) {
+        if (tokens.ndim() != 3 || log_probs.ndim() != 3 || !std::equal(tokens.shape(), tokens.shape() + 3, log_probs.shape()))
+            throw std::invalid_argument("expected tokens and log_probs of one shape [n, slots, k], got " + shape(tokens) + " and " + shape(log_probs));
+        if (contexts.ndim() != 2 || contexts.shape(0) != tokens.shape(0))
+            throw std::invalid_argument("expected contexts [" + std::to_string(tokens.shape(0)) + ", c], got " + shape(contexts));
+        if (!std::isfinite(alpha) || alpha < 0) throw std::invalid_argument("expected a finite alpha of at least 0, got " + std::string(py::str(py::float_(alpha))));
+        if (alpha == 0) model = nullptr;
+    }
+    static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
+
+    std::int64_t size() const { return tokens.shape(0); }
+    std::int64_t slots() const { return tokens.shape(1); }
+    LatticeView lattice(std::int64_t i) const {
+        const std::int64_t stride = tokens.shape(1) * tokens.shape(2);
+        return {tokens.data() + i * stride, log_probs.data() + i * stride, tokens.shape(1), tokens.shape(2)};
+    }
+    std::uint32_t start_state(std::int64_t i) const {
+        if (model == nullptr) return 0;
+        std::span<const std::int64_t> context{contexts.data() + i * contexts.shape(1), static_cast<std::size_t>(contexts.shape(1))};
+        while (!context.empty() && context.front() == -1) context = context.subspan(1);
+        return model->state_of(context);
+    }
+    std::string name(std::int64_t i) const { return size() == 1 ? "" : "lattice " + std::to_string(i) + ", "; }
+
+    Array<std::int32_t> tokens;
+    Array<double> log_probs;
+    Array<std::int64_t> contexts;
+    const BorrowingModel* model;
+    double alpha;
+};
+
+// What one thread works with, kept between calls so that a search allocates nothing once warm.
+struct Workspace {
+    Lattice lattice;
+    NbestSearch nbest;
+    TreeSearch tree;
+};
+
+// Calls work(i, workspace) for every i below `size` on up to `threads` threads. The lattices are independent, so the
+// outcome does not depend on the number of threads; of several failures the first lattice's is reported.
+template <typename Work>
+void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
+    static thread_local std::unique_ptr<Workspace> own;
+    if (own == nullptr) own = std::make_unique<Workspace>();
+    if (threads <= 1 || size <= 1) {
+        for (std::int64_t i = 0; i < size; ++i) work(i, *own);
+        return;
+    }
+    std::atomic<std::int64_t> next{0};
+    std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
+    const auto drain = [&](Workspace& workspace) {
+        for (std::int64_t i; (i = next.fetch_add(1)) < size;) {
+            try {
+                work(i, workspace);
+            } catch (...) {
+                failures[static_cast<std::size_t>(i)] = std::current_exception();
+            }
+        }
+    };
+    std::vector<std::jthread> helpers;
+    for (std::int64_t i = 1; i < std::min(threads, size); ++i)
+        helpers.emplace_back([&] {
+            Workspace workspace;
+            drain(workspace);
+        });
+    drain(*own);
+    helpers.clear();
+    for (const auto& failure : failures)
+        if (failure != nullptr) std::rethrow_exception(failure);
+}
+
+// Rows of unequal length as one array [n, longest, width] with `pad` behind.
+template <typename T>
+Array<T> padded(const std::vector<std::vector<T>>& rows, std::int64_t longest, std::int64_t width, T pad) {
+    Array<T> out({static_cast<std::int64_t>(rows.size()), longest, width});
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        T* begin = out.mutable_data() + static_cast<std::int64_t>(i) * longest * width;
+        std::fill(std::copy(rows[i].begin(), rows[i].end(), begin), begin + longest * width, pad);
+    }
+    return out;
+}
+
+py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t p, double alpha,
+                Array<std::int64_t> contexts, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+    if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
+    const auto size = static_cast<std::size_t>(batch.size());
+    std::vector<std::vector<std::int32_t>> paths(size);
+    std::vector<std::vector<double>> scores(size);
+    {
+        const py::gil_scoped_release release;
+        for_each(batch.size(), threads, [&](std::int64_t i, Workspace& workspace) {
+            workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
+            const auto& result = workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
+            paths[static_cast<std::size_t>(i)] = result.tokens;
+            scores[static_cast<std::size_t>(i)] = result.scores;
+        });
+    }
+    Array<std::int32_t> counts(batch.size());
+    std::int64_t longest = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+        counts.mutable_data()[i] = static_cast<std::int32_t>(scores[i].size());
+        longest = std::max(longest, static_cast<std::int64_t>(scores[i].size()));
+    }
+    return py::make_tuple(padded(paths, longest, batch.slots(), -1),
+                          padded(scores, longest, 1, -std::numeric_limits<double>::infinity()).reshape({batch.size(), longest}), counts);
+}
+
+py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
+               Array<std::int64_t> contexts, std::optional<Array<double>> kept_log_mass, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+    if (num_nodes < 1) throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
+    if (kept_log_mass) {
+        if (kept_log_mass->ndim() != 2 || kept_log_mass->shape(0) != batch.size() || kept_log_mass->shape(1) != batch.slots())
+            throw std::invalid_argument("expected kept_log_mass [" + std::to_string(batch.size()) + ", " + std::to_string(batch.slots()) + "], got " +
+                                        Batch::shape(*kept_log_mass));
+        for (std::int64_t i = 0; i < kept_log_mass->size(); ++i)
+            if (const double value = kept_log_mass->data()[i]; !(value <= 0 && std::isfinite(value)))
+                throw std::invalid_argument(batch.name(i / batch.slots()) + "slot " + std::to_string(i % batch.slots()) +
+                                            ": expected a finite kept_log_mass of at most 0, got " + std::string(py::str(py::float_(value))));
+    }
+    const auto size = static_cast<std::size_t>(batch.size());
+    std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
+    std::vector<std::vector<double>> path_log_probs(size);
+    {
+        const py::gil_scoped_release release;
+        for_each(batch.size(), threads, [&](std::int64_t i, Workspace& workspace) {
+            workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
+            std::span<const double> kept;
+            if (kept_log_mass) kept = {kept_log_mass->data() + i * batch.slots(), static_cast<std::size_t>(batch.slots())};
+            const auto& result = workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha, kept);
+            nodes[static_cast<std::size_t>(i)] = result.tokens;
+            parents[static_cast<std::size_t>(i)] = result.parents;
+            path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
+        });
+    }
+    Array<std::int32_t> counts(batch.size());
+    std::int64_t longest = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+        counts.mutable_data()[i] = static_cast<std::int32_t>(nodes[i].size());
+        longest = std::max(longest, static_cast<std::int64_t>(nodes[i].size()));
+    }
+    const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(batch.size()), static_cast<py::ssize_t>(longest)};
+    return py::make_tuple(padded(nodes, longest, 1, -1).reshape(shape), padded(parents, longest, 1, -1).reshape(shape),
+                          padded(path_log_probs, longest, 1, -std::numeric_limits<double>::infinity()).reshape(shape), counts);
+}
+
+}  // namespace
+}  // namespace latticebpd
+
+PYBIND11_MODULE(_core, module) {
+    using namespace latticebpd;
+    using namespace py::literals;
+    module.doc() = "The compiled core of fst: n-gram lookups, exact p-best paths, best-first prefix trees.";
+
+    py::class_<BorrowingModel>(module, "Model", "A backoff n-gram automaton read in place from the records of an OpenFst const file.")
+        .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t, double>(), "states"_a, "arcs"_a, "start"_a,
+             "unigram_state"_a, "unk_label"_a = 0, "unk_log_prob"_a = -Model::kMaxCost)
+        .def("log_prob", [](const BorrowingModel& model, std::int64_t token, const Array<std::int64_t>& context) {
+                 return model.log_prob(token, tokens_of(context, "context"));
+             }, "token"_a, "context"_a, "Natural log p(token | context) under failure semantics.")
+        .def("score", [](const BorrowingModel& model, const Array<std::int64_t>& tokens, bool bos, bool eos) {
+                 return model.score(tokens_of(tokens, "tokens"), bos, eos);
+             }, "tokens"_a, "bos"_a = false, "eos"_a = false, "Natural log of the sequence, from <s> if bos, to </s> if eos.")
+        .def("state_of", [](const BorrowingModel& model, const Array<std::int64_t>& context) { return model.state_of(tokens_of(context, "context")); },
+             "context"_a, "The state that the context leads to from the unigram state.");
+
+    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
+    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a,
+               py::arg("kept_log_mass").none(true), "threads"_a);
+    bind_arpa(module);
+}

@@ -1,0 +1,232 @@
+"""OpenFst files: ``const`` ones written, and mapped as they lie on disk; ``vector`` ones read into the same records.
+
+The layout, all little-endian, strings as an int32 length and bytes:
+
+    header    int32 magic, string "const", string "standard", int32 version, int32 flags, uint64 properties,
+              int64 start, int64 number of states, int64 number of arcs
+    symbols   the input table, then the output table, as far as the flags announce them
+    states    20 bytes each, `STATE`; state ``s`` owns ``arcs[pos : pos + narcs]``
+    arcs      16 bytes each, `ARC`; a weight is a cost, -log p
+
+States and arcs begin at multiples of 16 bytes in *aligned* files (version 1, the kind written here) and wherever the
+block before them ended in others (version 2). A ``vector`` file has the same header, with "vector" in it, and then for
+each state its final weight, an int64 number of arcs and the arcs.
+
+Source: OpenFst 1.8, ``fst/const-fst.h``, ``fst/vector-fst.h``, ``fst/fst.cc``, ``fst/symbol-table.cc``.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fst.files import replacing
+
+STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("narcs", "<u4"), ("niepsilons", "<u4"), ("noepsilons", "<u4")])
+ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("nextstate", "<i4")])
+Records = np.ndarray[Any, np.dtype[np.void]]
+
+MAGIC = 2125659606
+SYMBOLS_MAGIC = 2125658996
+ALIGNED_VERSION, UNALIGNED_VERSION = 1, 2
+VECTOR_VERSION = 2
+HAS_INPUT_SYMBOLS, HAS_OUTPUT_SYMBOLS, IS_ALIGNED = 1, 2, 4
+ALIGNMENT = 16
+
+EXPANDED = 0x1
+ACCEPTOR = 0x10000
+INPUT_DETERMINISTIC, OUTPUT_DETERMINISTIC = 0x40000, 0x100000
+EPSILONS, INPUT_EPSILONS, OUTPUT_EPSILONS = 0x400000, 0x1000000, 0x4000000
+NO_EPSILONS, NO_INPUT_EPSILONS, NO_OUTPUT_EPSILONS = 0x800000, 0x2000000, 0x8000000
+INPUT_SORTED, OUTPUT_SORTED = 0x10000000, 0x40000000
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """A symbol table: its name, and the string of every label it lists."""
+
+    name: str
+    of_label: dict[int, str]
+
+
+@dataclass(frozen=True)
+class FstFile:
+    """What an OpenFst file holds.
+
+    states: ``[s]`` records of `STATE`; arcs: ``[a]`` records of `ARC`; both read-only and mapped if the file is ``const``.
+    start: the start state; symbols: the input symbol table, if embedded.
+    properties: what the header claims to be true of the automaton, such as `ACCEPTOR`.
+    """
+
+    states: Records
+    arcs: Records
+    start: int
+    symbols: Symbols | None
+    properties: int
+
+
+class _Cursor:
+    """Reads the fields of a mapped file one after another, refusing to run past its end."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path, self.offset = data, path, 0
+
+    def take(self, layout: str) -> tuple[Any, ...]:
+        size = struct.calcsize(layout)
+        self.need(size)
+        values = struct.unpack_from(layout, self.data, self.offset)
+        self.offset += size
+        return values
+
+    def string(self) -> bytes:
+        (length,) = self.take("<i")
+        if length < 0:
+            raise ValueError(f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file is damaged")
+        self.need(length)
+        self.offset += length
+        return self.data[self.offset - length : self.offset]
+
+    def text(self) -> str:
+        try:
+            return self.string().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path}: byte {self.offset}: expected a symbol in UTF-8 ({error})") from None
+
+    def align(self) -> None:
+        self.offset += -self.offset % ALIGNMENT
+
+    def need(self, size: int) -> None:
+        if self.offset + size > len(self.data):
+            raise ValueError(
+                f"{self.path}: expected {size} bytes at byte {self.offset}, but the file ends at {len(self.data)}; "
+                "it is truncated or damaged: make it again"
+            )
+
+
+def is_fst(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as OpenFst's do."""
+    with open(path, "rb") as file:
+        return file.read(4) == struct.pack("<i", MAGIC)
+
+
+def read_fst(path: str | os.PathLike[str]) -> FstFile:
+    """Read a ``const`` or ``vector`` file over the tropical semiring.
+
+    A ``const`` file is mapped, its states and arcs not looked at. Raises ValueError for other kinds of FST and for sizes
+    that the file cannot hold.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:
+        try:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:
+            raise ValueError(f"{path}: expected an OpenFst file, got an empty one") from None
+    cursor = _Cursor(data, path)
+    (magic,) = cursor.take("<i")
+    if magic != MAGIC:
+        raise ValueError(f"{path}: expected OpenFst's magic number {MAGIC}, got {magic}; is this an FST?")
+    fst_type, arc_type = cursor.text(), cursor.text()
+    version, flags, properties, start, num_states, num_arcs = cursor.take("<iiQqqq")
+    if arc_type != "standard":
+        raise ValueError(f"{path}: expected standard arcs, got {arc_type[:40]!r}; convert them with fstmap --map_type=to_standard")
+    versions = {"const": (ALIGNED_VERSION, UNALIGNED_VERSION), "vector": (VECTOR_VERSION,)}.get(fst_type)
+    if versions is None:
+        raise ValueError(f"{path}: expected a const FST, got {fst_type[:40]!r}; convert it with fstconvert --fst_type=const")
+    if version not in versions:
+        raise ValueError(f"{path}: expected version {versions[-1]} of the {fst_type} type, got {version}")
+    symbols = _read_symbols(cursor) if flags & HAS_INPUT_SYMBOLS else None
+    if flags & HAS_OUTPUT_SYMBOLS:
+        _read_symbols(cursor)
+    if fst_type == "const":
+        aligned = version == ALIGNED_VERSION or bool(flags & IS_ALIGNED)
+        states = _records(cursor, STATE, num_states, aligned)
+        arcs = _records(cursor, ARC, num_arcs, aligned)
+    else:
+        states, arcs = _read_vector(cursor, num_states)
+    if not 0 <= start < len(states):
+        raise ValueError(f"{path}: expected a start state below {len(states)}, got {start}; an empty automaton is no language model")
+    return FstFile(states, arcs, start, symbols, properties)
+
+
+def _read_symbols(cursor: _Cursor) -> Symbols:
+    (magic,) = cursor.take("<i")
+    if magic != SYMBOLS_MAGIC:
+        raise ValueError(f"{cursor.path}: byte {cursor.offset - 4}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}")
+    name = cursor.text()
+    _, size = cursor.take("<qq")
+    of_label: dict[int, str] = {}
+    for _ in range(size):
+        symbol = cursor.text()
+        (label,) = cursor.take("<q")
+        of_label[label] = symbol
+    return Symbols(name, of_label)
+
+
+def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: bool) -> Records:
+    if aligned:
+        cursor.align()
+    if not 0 <= count < 2**32:
+        raise ValueError(f"{cursor.path}: expected a number of states and arcs below 2^32, got {count}; the header is damaged")
+    cursor.need(count * dtype.itemsize)
+    records = np.frombuffer(cursor.data, dtype, count, cursor.offset) if count else np.empty(0, dtype)
+    cursor.offset += count * dtype.itemsize
+    return records
+
+
+def _read_vector(cursor: _Cursor, num_states: int) -> tuple[Records, Records]:
+    """The states of a ``vector`` file one after another; a negative number of them means: up to the end of the file."""
+    finals, counts, rows = [], [], []
+    while len(finals) != num_states and not (num_states < 0 and cursor.offset == len(cursor.data)):
+        final, count = cursor.take("<fq")
+        rows.append(_records(cursor, ARC, count, aligned=False))
+        finals.append(final)
+        counts.append(count)
+    states = np.zeros(len(finals), STATE)
+    states["final"], states["narcs"] = finals, counts
+    states["pos"] = np.cumsum(states["narcs"]) - states["narcs"]
+    return states, np.concatenate(rows) if rows else np.empty(0, ARC)
+
+
+def header(start: int, num_states: int, num_arcs: int, symbols: Symbols, epsilons: bool) -> bytes:
+    """The bytes before the states: header and symbol table of an aligned file, padded to `ALIGNMENT`.
+
+    The properties claim what backoff models are by construction: deterministic, label-sorted acceptors.
+    """
+    properties = EXPANDED | ACCEPTOR | INPUT_DETERMINISTIC | OUTPUT_DETERMINISTIC | INPUT_SORTED | OUTPUT_SORTED
+    if epsilons:
+        properties |= EPSILONS | INPUT_EPSILONS | OUTPUT_EPSILONS
+    else:
+        properties |= NO_EPSILONS | NO_INPUT_EPSILONS | NO_OUTPUT_EPSILONS
+    parts = [struct.pack("<i", MAGIC), _string("const"), _string("standard")]
+    flags = HAS_INPUT_SYMBOLS | IS_ALIGNED
+    parts.append(struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs))
+    available = max(symbols.of_label, default=-1) + 1
+    parts += [struct.pack("<i", SYMBOLS_MAGIC), _string(symbols.name), struct.pack("<qq", available, len(symbols.of_label))]
+    for label in sorted(symbols.of_label):
+        parts += [_string(symbols.of_label[label]), struct.pack("<q", label)]
+    return _padded(b"".join(parts))
+
+
+def write_const(path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols: Symbols) -> None:
+    """Write an aligned ``const`` file, whole or not at all."""
+    epsilons = bool(states["niepsilons"].any())
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        file.write(header(start, len(states), len(arcs), symbols, epsilons))
+        states.tofile(file)
+        file.write(bytes(-states.nbytes % ALIGNMENT))
+        arcs.tofile(file)
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return struct.pack("<i", len(encoded)) + encoded
+
+
+def _padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % ALIGNMENT)

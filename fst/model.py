@@ -1,0 +1,251 @@
+"""`NgramModel`: a backoff language model as an OpenFst automaton, in memory or mapped from its file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fst import _core, const_file
+from fst import automaton as _automaton
+from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
+from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton
+from fst.const_file import FstFile, Records, Symbols
+from fst.files import replacing
+from fst.table import UNK, NgramTable
+
+TOKEN_IDS, WORDS = "token-ids", "words"
+"""Names of the embedded symbol tables; a fingerprint may follow after a space."""
+
+LARGEST_LISTED_LABEL = 1 << 24
+"""No table of words reaches beyond this; a damaged file might, and would ask for any amount of memory."""
+
+
+class NgramModel:
+    """An n-gram backoff model; `fst.automaton` defines its states and arcs.
+
+    Log-probabilities are natural. A token that the unigrams lack is read as ``<unk>`` where the model has one, and has
+    `LOG_ZERO` otherwise; the backoff weights on the way to the unigrams count in either case.
+    """
+
+    def __init__(
+        self,
+        automaton: Automaton,
+        symbols: list[str] | None = None,
+        fingerprint: str | None = None,
+        num_ngrams: list[int] | None = None,
+    ) -> None:
+        """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given.
+        num_ngrams: counted when asked for if not given.
+        """
+        self.automaton = automaton
+        self.symbols = symbols
+        self.fingerprint = fingerprint
+        self._num_ngrams = num_ngrams
+        self.core = _core.Model(
+            automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
+        )
+
+    @classmethod
+    def from_table(cls, table: NgramTable) -> NgramModel:
+        """Build a model from arrays of n-grams, whose contexts must all be there."""
+        return cls(_automaton.from_table(table), table.symbols, table.fingerprint, table.num_ngrams)
+
+    @classmethod
+    def from_arpa(
+        cls,
+        path: str | os.PathLike[str],
+        vocab: Mapping[str, int] | None = None,
+        strict: bool = True,
+        progress: Progress | None = None,
+    ) -> NgramModel:
+        """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
+        parsed = parse_arpa(path, vocab, strict, progress)
+        automaton = _automaton.collect(parsed.parser, parsed.parser.unk_label)
+        return cls(automaton, parsed.symbols, num_ngrams=parsed.parser.num_ngrams)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> NgramModel:
+        """Load an OpenFst file (mapped if it is ``const``, read if it is ``vector``) or an ARPA file.
+
+        A mapped file must not be changed in place while the model is in use; `save` replaces files and is safe.
+        Raises ValueError for other files, with the way out.
+        """
+        path = Path(path)
+        if not const_file.is_fst(path):
+            _refuse_unreadable(path)
+            return cls.from_arpa(path)
+        try:
+            return cls._from_file(const_file.read_fst(path))
+        except ValueError as error:
+            raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+    @classmethod
+    def _from_file(cls, file: FstFile) -> NgramModel:
+        states, arcs = file.states, file.arcs
+        promised = const_file.ACCEPTOR | const_file.INPUT_SORTED
+        if file.properties & promised != promised:
+            states, arcs = _automaton.conventional(states, arcs)
+        symbols, unk_label, fingerprint = _vocabulary_of(file.symbols)
+        unigram_state = _unigram_state(states, arcs, file.start)
+        if unk_label not in _arcs_of(states, arcs, unigram_state)["ilabel"]:  # listed, but not in the model
+            unk_label = 0
+        return cls(Automaton(states, arcs, file.start, unigram_state, unk_label), symbols, fingerprint)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as an OpenFst ``const`` file, whole or not at all."""
+        symbols = symbol_table(self.symbols, self.unk_label, self.fingerprint)
+        const_file.write_const(path, self.states, self.arcs, self.start_state, symbols)
+
+    def to_arpa(self, path: str | os.PathLike[str]) -> None:
+        """Write the model as an ARPA file, gzip where the name ends in ``.gz``."""
+        write_arpa(self.to_table(), path)
+
+    def to_table(self) -> NgramTable:
+        """All n-grams as arrays; ones that only their own longer n-grams imply are added, so that suffixes are complete."""
+        return _automaton.to_table(self.automaton, self.symbols, self.fingerprint)
+
+    @property
+    def states(self) -> Records:
+        return self.automaton.states
+
+    @property
+    def arcs(self) -> Records:
+        return self.automaton.arcs
+
+    @property
+    def start_state(self) -> int:
+        """The state of the history ``<s>``."""
+        return self.automaton.start
+
+    @property
+    def unigram_state(self) -> int:
+        """The state of the empty history."""
+        return self.automaton.unigram_state
+
+    @property
+    def unk_label(self) -> int:
+        """The label of ``<unk>``, 0 for a model without it."""
+        return self.automaton.unk_label
+
+    @property
+    def num_ngrams(self) -> list[int]:
+        """The number of n-grams of each order; counted once, a second or so for 100M n-grams."""
+        if self._num_ngrams is None:
+            self._num_ngrams = _core.count_ngrams(self.states, self.arcs, self.start_state, self.unigram_state)
+        return list(self._num_ngrams)
+
+    @property
+    def order(self) -> int:
+        """The length of the longest n-grams."""
+        return len(self.num_ngrams)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest token id of the unigrams, plus one."""
+        labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
+        labels = labels[labels != self.unk_label]
+        return int(labels[-1]) if len(labels) else 0
+
+    @cached_property
+    def unk_log_prob(self) -> float:
+        """The natural log of p(``<unk>``), or `LOG_ZERO` for a model without it."""
+        arcs = _arcs_of(self.states, self.arcs, self.unigram_state)
+        weights = arcs["weight"][arcs["ilabel"] == self.unk_label]
+        return max(-float(weights[0]), LOG_ZERO) if len(weights) else LOG_ZERO
+
+    def log_prob(self, token: int, context: Sequence[int] | npt.NDArray[np.integer] = ()) -> float:
+        """Natural log of p(``token`` | ``context``), the tokens before it; an empty context is no history at all."""
+        return self.core.log_prob(token, np.asarray(context, np.int64))
+
+    def score(self, tokens: Sequence[int] | npt.NDArray[np.integer], bos: bool = False, eos: bool = False) -> float:
+        """Natural log-probability of a sequence: from the history ``<s>`` if ``bos``, up to and with ``</s>`` if ``eos``."""
+        return self.core.score(np.asarray(tokens, np.int64), bos, eos)
+
+    def __repr__(self) -> str:
+        return f"NgramModel({len(self.states)} states, {len(self.arcs)} arcs, vocab_size={self.vocab_size})"
+
+
+def arpa_to_fst(
+    arpa: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    vocab: Mapping[str, int] | None = None,
+    strict: bool = True,
+    fingerprint: str | None = None,
+    progress: Progress | None = None,
+) -> list[int]:
+    """Convert an ARPA file to an OpenFst ``const`` file in one pass; returns the number of n-grams of each order.
+
+    Takes less memory than the size of the result. vocab, strict, progress: as for `fst.arpa.parse_arpa`.
+    """
+    parsed = parse_arpa(arpa, vocab, strict, progress)
+    parser = parsed.parser
+    symbols = symbol_table(parsed.symbols, parser.unk_label, fingerprint)
+    with replacing(output) as temporary, open(temporary, "wb") as file:
+        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols, epsilons=parser.num_states > 1))
+        parser.write(file.write)
+    return parser.num_ngrams
+
+
+def symbol_table(symbols: list[str] | None, unk_label: int, fingerprint: str | None) -> Symbols:
+    """The table to embed: the words, or for ids of a tokenizer just what the ids do not tell."""
+    of_label = {0: "<epsilon>"}
+    if symbols is not None:
+        of_label |= {token + 1: word for token, word in enumerate(symbols) if word and word not in MARKER_NAMES.values()}
+    if unk_label:
+        of_label[unk_label] = MARKER_NAMES[UNK]
+    name = TOKEN_IDS if symbols is None else WORDS
+    return Symbols(f"{name} {fingerprint}" if fingerprint else name, of_label)
+
+
+def _vocabulary_of(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
+    """The symbols, the label of ``<unk>`` and the fingerprint that an embedded table stands for."""
+    if table is None:
+        return None, 0, None
+    unk_label = next((label for label, symbol in table.of_label.items() if symbol in ("<unk>", "<UNK>")), 0)
+    name, _, fingerprint = table.name.partition(" ")
+    if name == TOKEN_IDS:
+        return None, unk_label, fingerprint or None
+    words = {label: word for label, word in table.of_label.items() if label not in (0, unk_label)}
+    largest = max(words, default=0)
+    if min(words, default=1) < 0 or largest > LARGEST_LISTED_LABEL:
+        raise ValueError(f"expected symbols with labels from 0 to {LARGEST_LISTED_LABEL}, got {min(words)} to {largest}")
+    symbols = [words.get(label, "") for label in range(1, largest + 1)]
+    return symbols, unk_label, fingerprint if name == WORDS and fingerprint else None
+
+
+def _arcs_of(states: Records, arcs: Records, state: int) -> Records:
+    begin, count = int(states["pos"][state]), int(states["narcs"][state])
+    if begin + count > len(arcs):
+        raise ValueError(f"expected the arcs of state {state} among the {len(arcs)} of the file, got {begin}..{begin + count - 1}")
+    return arcs[begin : begin + count]
+
+
+def _unigram_state(states: Records, arcs: Records, start: int) -> int:
+    """Follow failure arcs from the start state to the state that has none."""
+    state = start
+    for _ in range(MAX_ORDER + 1):
+        row = _arcs_of(states, arcs, state)
+        if not len(row) or int(row["ilabel"][0]) != 0:
+            return state
+        state = int(row["nextstate"][0])
+        if not 0 <= state < len(states):
+            raise ValueError(f"expected a backoff arc to one of the {len(states)} states, got {state}")
+    raise ValueError("expected backoff arcs that end in the unigram state, got a cycle; this is no backoff model")
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Name the formats that are easily mistaken for ones we read."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+    if head.startswith(b"mmap lm http://kheafield.com/code"):
+        raise ValueError(
+            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words instead of the words; "
+            "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
+        )
+    if b"\0" in head and not head.startswith(b"\x1f\x8b"):
+        raise ValueError(f"{path}: expected an ARPA file (plain or gzip) or an OpenFst file, got some other binary file")

@@ -1,0 +1,159 @@
+"""Exact searches of a sausage lattice under an n-gram model: the p best paths, and the best-first prefix tree.
+
+A *sausage lattice* is the automaton with states 0..slots and, from state t to t + 1, one arc for each of the slot's
+tokens: ``tokens [slots, k]`` ids, ``log_probs [slots, k]`` natural logs. Token -1 pads a ragged slot, and a token of
+log-probability -inf counts as absent. Composed with a backoff n-gram model under failure semantics it stays
+deterministic, so distinct paths are distinct token sequences.
+
+``score(path) = sum over slots, from the left, of log_prob + alpha * ln p_LM(token | context and the tokens before)``
+
+in float64. Paths are ordered by falling score; equal scores by rising token sequence. Scores nearer to each other than
+float64's rounding may change places.
+
+``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
+``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
+``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fst import _core
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+class HasCore(Protocol):
+    """A language model that the compiled core can search: `fst.NgramModel`."""
+
+    @property
+    def core(self) -> _core.Model: ...
+
+
+def nbest_paths(
+    tokens: ArrayLike, log_probs: ArrayLike, lm: HasCore | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
+) -> tuple[Ints, Floats]:
+    """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
+    paths, scores, _ = _core.nbest(*_one(tokens, log_probs), _model(lm, alpha), p, alpha, _contexts([context], 1), 1)
+    return paths[0], scores[0]
+
+
+def nbest_paths_batch(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None = None,
+    p: int = 16,
+    alpha: float = 1.0,
+    contexts: ArrayLike | None = None,
+    threads: int | None = None,
+) -> tuple[Ints, Floats, Ints]:
+    """`nbest_paths` of n lattices: ``tokens [n, p', slots]``, ``scores [n, p']`` and ``counts [n]``.
+
+    tokens, log_probs: ``[n, slots, k]``. contexts: ``[n, c]``, -1 pads on the left. threads: at most this many, by
+    default one for each processor that the process may use; the result does not depend on it. Lattice i has
+    ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
+    """
+    tokens, log_probs = _many(tokens, log_probs)
+    return _core.nbest(tokens, log_probs, _model(lm, alpha), p, alpha, _contexts(contexts, len(tokens)), _threads(threads))
+
+
+def best_first_tree(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None = None,
+    num_nodes: int = 64,
+    alpha: float = 1.0,
+    context: Sequence[int] = (),
+    kept_log_mass: ArrayLike | None = None,
+) -> tuple[Ints, Ints, Floats]:
+    """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
+
+    At every slot a path goes on to the slot's tokens with probability
+    ``softmax(log_prob + alpha * ln p_LM) * exp(kept_log_mass)``, the softmax taken over the slot's tokens given that
+    path; a prefix weighs the product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is
+    the root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
+
+    kept_log_mass: ``[slots]``, natural log of the probability that each slot's tokens hold together, at most 0; none
+    means that they hold all of it. It lets deep prefixes pay for what the top k leave out.
+    """
+    kept = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)[None]
+    nodes, parents, path_log_probs, _ = _core.tree(
+        *_one(tokens, log_probs), _model(lm, alpha), num_nodes, alpha, _contexts([context], 1), kept, 1
+    )
+    return nodes[0], parents[0], path_log_probs[0]
+
+
+def best_first_tree_batch(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None = None,
+    num_nodes: int = 64,
+    alpha: float = 1.0,
+    contexts: ArrayLike | None = None,
+    kept_log_mass: ArrayLike | None = None,
+    threads: int | None = None,
+) -> tuple[Ints, Ints, Floats, Ints]:
+    """`best_first_tree` of n lattices: ``tokens``, ``parents``, ``log_probs`` ``[n, nodes]`` and ``counts [n]``.
+
+    tokens, log_probs, contexts, threads: as for `nbest_paths_batch`. kept_log_mass: ``[n, slots]``. Behind the
+    ``counts[i]`` nodes of tree i stand tokens and parents -1 and log-probabilities -inf.
+    """
+    tokens, log_probs = _many(tokens, log_probs)
+    return _core.tree(
+        tokens, log_probs, _model(lm, alpha), num_nodes, alpha, _contexts(contexts, len(tokens)), kept_log_mass, _threads(threads)
+    )
+
+
+def _one(tokens: ArrayLike, log_probs: ArrayLike) -> tuple[Ints, Floats]:
+    tokens, log_probs = _ids(tokens), np.asarray(log_probs, dtype=np.float64)
+    if tokens.ndim != 2 or tokens.shape != log_probs.shape:
+        raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}")
+    return tokens[None], log_probs[None]
+
+
+def _many(tokens: ArrayLike, log_probs: ArrayLike) -> tuple[Ints, Floats]:
+    tokens, log_probs = _ids(tokens), np.asarray(log_probs, dtype=np.float64)
+    if tokens.ndim != 3 or tokens.shape != log_probs.shape:
+        raise ValueError(f"expected tokens and log_probs of one shape [n, slots, k], got {tokens.shape} and {log_probs.shape}")
+    return tokens, log_probs
+
+
+def _ids(tokens: ArrayLike) -> Ints:
+    array = np.asarray(tokens)
+    if array.dtype == np.int32:
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        raise ValueError(f"expected integer token ids, got {array.dtype}")
+    if array.size and (array.max() >= 2**31 - 1 or array.min() < -1):
+        raise ValueError(f"expected token ids from 0 to 2^31 - 2, or -1 as padding, got {array.min()} to {array.max()}")
+    return array.astype(np.int32)
+
+
+def _contexts(contexts: Any, n: int) -> NDArray[np.int64]:
+    if contexts is None:
+        return np.empty((n, 0), dtype=np.int64)
+    array = np.asarray(contexts)
+    if array.size == 0:
+        return np.empty((n, 0), dtype=np.int64)
+    if array.ndim != 2 or len(array) != n or array.dtype.kind not in "iu":
+        raise ValueError(f"expected contexts of integer token ids [{n}, c], got {array.shape} of {array.dtype}")
+    return array.astype(np.int64, copy=False)
+
+
+def _model(lm: HasCore | None, alpha: float) -> _core.Model | None:
+    return None if lm is None or alpha == 0 else lm.core
+
+
+def _threads(threads: int | None) -> int:
+    if threads is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads < 1:
+        raise ValueError(f"expected at least one thread, got {threads}")
+    return threads

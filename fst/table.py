@@ -1,0 +1,58 @@
+"""A backoff n-gram model as plain arrays: what estimators produce, ARPA files spell out and automata are built from.
+
+Tokens are non-negative ids; the markers that only a language model knows have negative ids of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BOS = -2
+"""``<s>``: only ever the first token of an n-gram."""
+EOS = -3
+"""``</s>``: only ever the last token of an n-gram."""
+UNK = -4
+"""``<unk>``: stands for every token that the unigrams lack."""
+
+
+@dataclass(frozen=True)
+class NgramTable:
+    """An n-gram backoff model, order by order; index ``o - 1`` of every list belongs to order ``o``.
+
+    ngrams: ``[n_o, o]`` int32 each, rows unique and in lexicographic order; every prefix (the context) and every
+        suffix (the backoff) of a row is a row of the order below.
+    log_probs: ``[n_o]`` float64 each, natural log p(last token | the tokens before it).
+    backoffs: ``[n_o]`` float64 each, natural log of the backoff weight of the n-gram as a context; 0 where it is
+        no context, and throughout the highest order.
+    symbols: the word of every id, or None where tokens are the ids of some tokenizer.
+    fingerprint: hash of the tokenizer's vocabulary that the ids belong to, or None.
+    """
+
+    ngrams: list[np.ndarray]
+    log_probs: list[np.ndarray]
+    backoffs: list[np.ndarray]
+    symbols: list[str] | None = None
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.ngrams) == len(self.log_probs) == len(self.backoffs) >= 1:
+            raise ValueError(
+                "expected one array of ngrams, log_probs and backoffs for each of at least one order, "
+                f"got {len(self.ngrams)}, {len(self.log_probs)} and {len(self.backoffs)}"
+            )
+        for order, (rows, log_probs, backoffs) in enumerate(zip(self.ngrams, self.log_probs, self.backoffs, strict=True), 1):
+            if rows.ndim != 2 or rows.shape[1] != order or log_probs.shape != rows.shape[:1] or backoffs.shape != rows.shape[:1]:
+                raise ValueError(
+                    f"order {order}: expected ngrams [n, {order}], log_probs [n] and backoffs [n], "
+                    f"got {rows.shape}, {log_probs.shape} and {backoffs.shape}"
+                )
+
+    @property
+    def order(self) -> int:
+        return len(self.ngrams)
+
+    @property
+    def num_ngrams(self) -> list[int]:
+        return [len(rows) for rows in self.ngrams]

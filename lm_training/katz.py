@@ -1,0 +1,98 @@
+"""Katz's smoothing: what words seen after a context lose to words not seen there is what Good and Turing say.
+
+With n_r n-grams of an order seen r times, and counts above the cutoff k taken at their word,
+
+    p̂(w | h) = d_r r / c(h)    for an n-gram seen r times, c(h) counting all words after h, and
+    A = (k+1) n_{k+1} / n_1,    d_r = ((r+1) n_{r+1} / (r n_r) - A) / (1 - A)  for 1 ≤ r ≤ k,    d_r = 1 above.
+
+Real counts do not always allow that: a d_r may come out above 1, below 0 or undefined.  What to do then is what
+the classes here differ in.
+
+(Katz 1987; Chen and Goodman 1998, section 2.5.)
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from lm_training.backoff import NO_MASS, OrderCounts
+
+logger = logging.getLogger(__name__)
+
+
+def good_turing_discounts(counts_of_counts: np.ndarray, cutoff: int) -> np.ndarray:
+    """``[cutoff + 1]`` factors d_r by the formula above, as it comes (nan or inf where it divides by 0); entry 0 is 1."""
+    n = np.zeros(cutoff + 2)
+    known = counts_of_counts[: cutoff + 2]
+    n[: len(known)] = known
+    r = np.arange(1, cutoff + 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        common = (cutoff + 1) * n[cutoff + 1] / n[1]
+        factors = ((r + 1) * n[r + 1] / (r * n[r]) - common) / (1 - common)
+    return np.concatenate([[1.0], factors])
+
+
+@dataclass(frozen=True)
+class Katz:
+    """Katz's estimate for any corpus.
+
+    Where some d_r up to the cutoff k is no discount, 0 < d_r < 1, the order falls back to the largest smaller k for
+    which all are; where none is left (subword corpora have no rare unigrams, small ones no smooth counts of counts), to
+    absolute discounting, p̂ = (r - D) / c(h) with D = n_1 / (n_1 + 2 n_2), or 1/2 if that is not between 0 and 1.
+    A context that would leave no mass to unseen words gets one more unit in its denominator.
+    """
+
+    cutoff: int = 5
+
+    def __post_init__(self) -> None:
+        if self.cutoff < 0:
+            raise ValueError(f"expected a cutoff of at least 0, got {self.cutoff}")
+
+    def probabilities(self, seen: OrderCounts) -> np.ndarray:
+        discounted = self._discounted(seen)
+        totals = seen.totals.astype(np.float64)
+        totals[seen.sums(discounted) > totals * (1 - NO_MASS)] += 1
+        probs: np.ndarray = discounted / seen.spread(totals)
+        return probs
+
+    def _discounted(self, seen: OrderCounts) -> np.ndarray:
+        for cutoff in range(self.cutoff, 0, -1):
+            factors = good_turing_discounts(seen.counts_of_counts, cutoff)
+            if np.all((factors[1:] > 0) & (factors[1:] < 1)):
+                shown = ", ".join(f"{factor:.3f}" for factor in factors[1:])
+                fallen = f" (cutoff {self.cutoff} is not possible)" if cutoff < self.cutoff else ""
+                logger.info("%d-grams: Good-Turing discounts of counts 1 to %d%s: %s", seen.order, cutoff, fallen, shown)
+                discounted: np.ndarray = seen.counts * np.append(factors, 1.0)[np.minimum(seen.counts, cutoff + 1)]
+                return discounted
+        ones, twos = (int(n) for n in np.append(seen.counts_of_counts, [0, 0, 0])[1:3])
+        amount = ones / (ones + 2 * twos) if ones and twos else 0.5
+        logger.info("%d-grams: counts of counts allow no Good-Turing discount; absolute discounting by %.3f", seen.order, amount)
+        return seen.counts.astype(np.float64) - amount
+
+
+@dataclass(frozen=True)
+class OpenGrmKatz:
+    """Katz as OpenGrm NGram estimates it, entry for entry.
+
+    One cutoff for all orders; d_r = 0.999 above it and wherever the formula gives nothing between 0 and 1.  Unigrams
+    are not discounted.  A context that leaves no mass gets one more unit in its denominator.  One that has seen every
+    word, which has none to leave it to, leaves it to ``</s>``.
+    """
+
+    cutoff: int = 5
+
+    def probabilities(self, seen: OrderCounts) -> np.ndarray:
+        if seen.order == 1:
+            frequencies: np.ndarray = seen.counts / seen.spread(seen.totals)
+            return frequencies
+        factors = good_turing_discounts(seen.counts_of_counts, self.cutoff)
+        factors = np.append(np.where((factors > 0) & (factors < 1), factors, 0.999), 0.999)
+        discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
+        left = seen.totals - seen.sums(discounted)
+        discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))
+        totals = seen.totals + np.where(~seen.exhaustive & (left <= seen.totals * NO_MASS), 1.0, 0.0)
+        probs: np.ndarray = discounted / seen.spread(totals)
+        return probs

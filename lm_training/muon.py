@@ -1,0 +1,63 @@
+"""Muon: momentum whose matrix updates are orthogonalised (Jordan et al., 2024), in float32.
+
+``torch.optim.Muon`` runs its Newton–Schulz iteration in bfloat16, which processors without bfloat16 arithmetic
+emulate at a hundredth of the speed; this one stays in the parameters' own type and treats all matrices of one
+shape in one batched product.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Quintic whose fixed point pulls every singular value into [0.7, 1.2] within five steps.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Approximate the nearest semi-orthogonal matrix of each of ``[n, rows, columns]``."""
+    a, b, c = _COEFFICIENTS
+    wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide is matrices else x.mT
+
+
+class Muon(torch.optim.Optimizer):
+    """For two-dimensional parameters only; the rest belongs to AdamW.
+
+    Args:
+        lr: step size; an update has root-mean-square entries of about ``lr * 0.2 `` whatever the matrix's shape.
+        momentum: Nesterov momentum.
+        weight_decay: decoupled, scaled by ``lr``.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.01, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            same_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    same_shape[parameter.shape].append(parameter)
+            for shape, parameters in same_shape.items():
+                updates = []
+                for parameter in parameters:
+                    state = self.state[parameter]
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                    updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
+                scale = 0.2 * max(shape) ** 0.5
+                for parameter, update in zip(parameters, orthogonalise(torch.stack(updates)), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-group["lr"] * scale)

@@ -1,0 +1,25 @@
+"""The compiled core; everything else about the package stands in setup.cfg."""
+
+import os
+from glob import glob
+
+from pybind11.setup_helpers import Pybind11Extension, build_ext
+from setuptools import setup
+
+flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
+if os.environ.get("LATTICEBPD_SANITIZE"):
+    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-pthread"]
+
+setup(
+    ext_modules=[
+        Pybind11Extension(
+            "fst._core",
+            sorted(glob("fst/_core/*.cpp")),
+            depends=sorted(glob("fst/_core/*.hpp")),
+            cxx_std=20,
+            extra_compile_args=flags,
+            extra_link_args=[flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))],
+        )
+    ],
+    cmdclass={"build_ext": build_ext},
+)

@@ -1,0 +1,93 @@
+"""Counting against a plain loop over the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fst.table import BOS, EOS, UNK
+from lm_training.counts import NgramCounts, count_sentences, count_stream
+
+
+def as_counter(counts: NgramCounts, order: int) -> dict[tuple[int, ...], int]:
+    rows = [tuple(row) for row in counts.ngrams[order - 1].tolist()]
+    assert rows == sorted(set(rows))
+    return dict(zip(rows, counts.counts[order - 1].tolist(), strict=True))
+
+
+def windows(text: list[int], order: int) -> Counter:
+    return Counter(tuple(text[i : i + order]) for i in range(len(text) - order + 1))
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([0, 0, 1, 2, 3, 40_000, 2**31 - 3]), max_size=40), st.integers(1, 6), st.sampled_from([0, 2, None]))
+def test_stream_counts_stop_at_the_end_of_each_document(ids, order, end_of_text):
+    # Ids of 31 bits make windows of more than 64, so this runs the staged packing as well.
+    counts = count_stream(np.array(ids, dtype=np.int64), order, end_of_text)
+    assert counts.order == order
+    texts: list[list[int]] = [[]] if end_of_text is None else [[end_of_text]]
+    for token in ids:
+        texts[-1].append(token)
+        if token == end_of_text:
+            texts.append([token])
+    for o in range(1, order + 1):
+        expected: Counter = Counter()
+        for text in texts:
+            expected += windows(text, o)
+        if o == 1 and end_of_text is not None:
+            expected = Counter((token,) for token in [end_of_text, *ids])
+            expected[(end_of_text,)] -= 1  # known though it may be missing, and then only as the start of the text
+        assert as_counter(counts, o) == dict(expected)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([UNK, 0, 1, 2, 70_000]), max_size=6), max_size=8), st.integers(1, 5))
+def test_sentence_counts_have_boundaries_at_their_ends_only(sentences, order):
+    counts = count_sentences([np.array(s, dtype=np.int32) for s in sentences], order)
+    for o in range(1, order + 1):
+        expected: Counter = Counter()
+        for sentence in sentences:
+            expected += windows([BOS, *sentence, EOS], o)
+        if o == 1 and not sentences:
+            expected = Counter({(BOS,): 0, (EOS,): 0})
+        assert as_counter(counts, o) == dict(expected)
+
+
+def test_types_of_id_arrays_count_alike():
+    ids = np.array([5, 6, 5, 6, 0])
+    expected = as_counter(count_stream(ids, 3, 0), 3)
+    for dtype in (np.uint8, np.uint16, np.uint32, np.int32, np.int64):
+        assert as_counter(count_stream(ids.astype(dtype), 3, 0), 3) == expected
+
+
+def test_wide_and_narrow_packing_agree():
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 50, 2000)
+    narrow = count_stream(ids, 5, 0)
+    wide = count_stream(np.append(ids, 2**31 - 2), 5, 0)  # one huge id makes every code 32 bits wide
+    for order in range(1, 6):
+        more = as_counter(wide, order)
+        assert as_counter(narrow, order) == {gram: count for gram, count in more.items() if gram[-1] != 2**31 - 2}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (np.zeros((2, 2), dtype=np.int32), "flat array of integer token ids"),
+        (np.zeros(2), "got float64"),
+        (np.array([-1, 3]), "got -1 to 3"),
+        (np.array([2**31]), "token ids from 0 to 2147483646"),
+    ],
+)
+def test_what_is_no_token_array_is_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        count_stream(tokens, 2, 0)
+
+
+def test_order_below_one_is_refused():
+    with pytest.raises(ValueError, match="order of at least 1, got 0"):
+        count_stream(np.array([1]), 0, 0)

@@ -1,0 +1,193 @@
+"""The loop against the base model's own generate(): lossless for every drafter, good, bad or hostile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import fst
+from latticebpd import (
+    BlockwiseLM,
+    DraftTree,
+    NoDrafter,
+    OracleDrafter,
+    PathsDrafter,
+    State,
+    TreeDrafter,
+    VanillaDrafter,
+    generate,
+)
+from tests.conftest import tiny_model
+
+NEW = 40
+
+
+class ScriptedDrafter:
+    """Drafts whatever ``script(state)`` says and remembers what it observed."""
+
+    def __init__(self, script: object) -> None:
+        self.script = script
+        self.observed: list[int] = []
+
+    def propose(self, state: State) -> DraftTree:
+        return self.script(state)  # type: ignore[operator,no-any-return]
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        self.observed += tokens
+
+
+def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
+    """The oracle: transformers' own greedy decoding, the new tokens only."""
+    out = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new, pad_token_id=0)
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+def trigram(vocab: int = 23, seed: int = 5) -> fst.NgramModel:
+    """A small random trigram model over the tiny model's vocabulary, backoff weights on both sides of 1."""
+    rng = np.random.default_rng(seed)
+    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
+    pairs = np.unique(rng.integers(0, vocab, (120, 2), dtype=np.int32), axis=0)
+    triples = np.unique(np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1), axis=0)
+    known = {tuple(row) for row in pairs.tolist()}
+    triples = np.array([row for row in triples.tolist() if tuple(row[1:]) in known], dtype=np.int32).reshape(-1, 3)
+    ngrams = [unigrams, pairs, triples]
+    return fst.NgramModel.from_table(
+        fst.NgramTable(
+            ngrams,
+            [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams],
+            [rng.normal(0, 0.5, len(unigrams)), rng.normal(0, 0.5, len(pairs)), np.zeros(len(triples))],
+        )
+    )
+
+
+def drafters(model: BlockwiseLM, prompt: list[int]) -> dict[str, object]:
+    lm = trigram()
+    return {
+        "none": NoDrafter(),
+        "vanilla": VanillaDrafter(model),
+        "paths, no lm": PathsDrafter(model, None, p=4, k=3),
+        "paths": PathsDrafter(model, lm, p=4, alpha=0.7, k=3),
+        "tree": TreeDrafter(model, lm, num_nodes=20, k=5),
+        "oracle": OracleDrafter(model, greedy(model, prompt), k=6),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "vanilla", "paths, no lm", "paths", "tree", "oracle"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_every_drafter_yields_the_text_of_generate(name: str, seed: int) -> None:
+    model = tiny_model(seed)
+    prompt = [3, 1, 4, 1, 5]
+    out = generate(model, prompt, drafters(model, prompt)[name], max_new_tokens=NEW)  # type: ignore[arg-type]
+    assert out.sequences[0, len(prompt) :].tolist() == greedy(model, prompt)
+    assert out.num_tokens == NEW
+    assert int(np.arange(len(out.accept_counts)) @ out.accept_counts) == NEW - 1
+    assert out.accept_counts.sum() == out.num_calls
+
+
+def test_right_drafts_take_one_call_per_block(model: BlockwiseLM) -> None:
+    text = greedy(model, [7])
+    block = 4
+
+    def right(state: State) -> DraftTree:
+        done = len(state.tokens) - 1
+        return DraftTree.from_paths([text[done : done + min(block, state.max_depth)]])
+
+    drafter = ScriptedDrafter(right)
+    out = generate(model, [7], drafter, max_new_tokens=NEW)
+    assert out.sequences[0, 1:].tolist() == text
+    assert out.num_calls == -(-(NEW - 1) // (block + 1))
+    assert drafter.observed == text[1:]
+
+
+def test_wrong_drafts_cost_a_call_per_token_and_nothing_else(model: BlockwiseLM) -> None:
+    text = greedy(model, [7])
+
+    def wrong(state: State) -> DraftTree:
+        token = (text[len(state.tokens) - 1] + 1) % 23 if state.max_depth else 0
+        return DraftTree.from_paths([[token] * min(3, state.max_depth)])
+
+    out = generate(model, [7], ScriptedDrafter(wrong), max_new_tokens=NEW)
+    assert out.sequences[0, 1:].tolist() == text
+    assert out.num_calls == NEW - 1
+    assert out.block_efficiency == 1.0
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_tree_of_guesses_leaves_the_text_as_it_is(model: BlockwiseLM, data: st.DataObject) -> None:
+    text = greedy(model, [2, 9], 16)
+
+    def arbitrary(state: State) -> DraftTree:
+        if not state.max_depth:
+            return DraftTree.empty()
+        done = len(state.tokens) - 2
+        token = st.one_of(st.integers(0, 22), st.sampled_from(text[done:]))
+        return DraftTree.from_paths(data.draw(st.lists(st.lists(token, min_size=1, max_size=min(4, state.max_depth)), max_size=5)))
+
+    out = generate(model, [2, 9], ScriptedDrafter(arbitrary), max_new_tokens=16)
+    assert out.sequences[0, 2:].tolist() == text
+
+
+def test_end_of_text_inside_an_accepted_block_ends_the_text_there() -> None:
+    plain = greedy(tiny_model(1), [3, 1, 4])
+    stop = plain[9]
+    model = tiny_model(1, eos_token_id=stop)
+    expected = plain[: plain.index(stop) + 1]
+    right = ScriptedDrafter(lambda state: DraftTree.from_paths([plain[len(state.tokens) - 3 :][: min(6, state.max_depth)]]))
+    for drafter in (NoDrafter(), right, VanillaDrafter(model)):
+        out = generate(model, [3, 1, 4], drafter, max_new_tokens=NEW)
+        assert out.sequences[0, 3:].tolist() == expected == greedy(model, [3, 1, 4])
+        assert out.num_tokens == len(expected)
+        assert int(np.arange(len(out.accept_counts)) @ out.accept_counts) == len(expected) - 1
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_length_limit_inside_a_block_is_kept_exactly(model: BlockwiseLM, limit: int) -> None:
+    text = greedy(model, [7])
+    greedy_minded = ScriptedDrafter(lambda state: DraftTree.from_paths([text[len(state.tokens) - 1 :][:8]]))
+    out = generate(model, [7], greedy_minded, max_new_tokens=limit)
+    assert out.sequences[0, 1:].tolist() == text[:limit]
+
+
+def test_plain_transformers_model_needs_no_heads() -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=19, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None)).eval()
+    reference = model.generate(torch.tensor([[1, 2, 3]]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)[0]
+    guesses = ScriptedDrafter(lambda state: DraftTree.from_paths([[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else []))
+    out = generate(model, [1, 2, 3], guesses, max_new_tokens=20, eos_token_id=[])
+    assert out.sequences[0].tolist() == reference.tolist()
+    assert out.accept_counts[2] > 0.9 * out.num_calls  # every first token is in the tree
+
+
+def test_trace_accounts_for_every_token(model: BlockwiseLM) -> None:
+    out = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW, trace=True)
+    assert out.trace is not None
+    tokens = [token for step in out.trace for token in step.committed]
+    assert tokens == out.sequences[0, 2:].tolist()
+    assert sum(len(step.tree) for step in out.trace) == out.verified_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "one prompt .* got shape"),
+        ([[1, 2], [3, 4]], r"one prompt \[n\] or \[1, n\]"),
+        ([1, 23], "token ids from 0 to 22, got .* 23"),
+        ([-1], "token ids from 0 to 22"),
+        ([0.5], "token ids from 0 to 22"),
+    ],
+)
+def test_unusable_prompt_is_refused(model: BlockwiseLM, prompt: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generate(model, prompt, NoDrafter(), max_new_tokens=4)  # type: ignore[arg-type]
+
+
+def test_limit_below_one_is_refused(model: BlockwiseLM) -> None:
+    with pytest.raises(ValueError, match="max_new_tokens >= 1, got 0"):
+        generate(model, [1], NoDrafter(), max_new_tokens=0)

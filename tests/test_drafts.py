@@ -1,0 +1,55 @@
+"""DraftTree: tries of drafts and their geometry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latticebpd import DraftTree
+
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@given(PATHS)
+def test_trie_holds_every_prefix_once(paths: list[list[int]]) -> None:
+    tree = DraftTree.from_paths(paths)
+    prefixes = {tuple(path[: i + 1]) for path in paths for i in range(len(path))}
+    held = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
+    assert len(held) == len(set(held))
+    assert set(held) == prefixes
+
+
+@given(PATHS)
+def test_ancestors_and_depths_agree_with_paths(paths: list[list[int]]) -> None:
+    tree = DraftTree.from_paths(paths)
+    for node in range(len(tree)):
+        assert np.flatnonzero(tree.ancestors[node]).tolist() == sorted(tree.path(node))
+        assert tree.depths[node] == len(tree.path(node))
+
+
+def test_minus_one_ends_a_draft_early() -> None:
+    tree = DraftTree.from_paths(np.array([[5, 6, -1], [5, 7, 8]]))
+    assert tree.tokens.tolist() == [5, 6, 7, 8]
+    assert tree.parents.tolist() == [-1, 0, 0, 2]
+
+
+def test_empty_tree_has_no_nodes() -> None:
+    assert len(DraftTree.empty()) == 0
+    assert DraftTree.empty().depths.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "message"),
+    [
+        ([1, 2], [-1], r"tokens \[n\] and parents \[n\]"),
+        ([1, 2], [1, -1], "node 0: expected a parent from -1 to -1"),
+        ([1, 2], [-1, -2], "node 1: expected a parent"),
+        ([1, 1], [-1, -1], "siblings with distinct tokens"),
+        ([-1], [-1], "token ids >= 0"),
+    ],
+)
+def test_malformed_tree_is_refused(tokens: list[int], parents: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DraftTree(np.array(tokens), np.array(parents))

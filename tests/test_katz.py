@@ -1,0 +1,169 @@
+"""Katz estimation against the textbook, computed the slow way on texts small enough to enumerate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fst.table import BOS, EOS
+from lm_training.backoff import backoff_weights
+from lm_training.katz import Katz, OpenGrmKatz, good_turing_discounts
+from lm_training.ngram import estimate, estimate_sentences
+
+from .backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, zipf_text
+
+streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
+smoothings = st.sampled_from([Katz(), Katz(cutoff=0), Katz(cutoff=2), OpenGrmKatz()])
+
+
+@settings(deadline=None, max_examples=150)
+@given(streams, st.integers(1, 4), smoothings, st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from([None, 6, 8]))
+def test_every_context_of_any_stream_sums_to_one(tokens, order, smoothing, min_counts, vocab_size):
+    table = estimate(tokens, order, smoothing, min_counts, vocab_size=vocab_size)
+    assert table.order == order
+    assert_proper(table)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=12), st.integers(1, 4), smoothings, st.booleans())
+def test_every_context_of_any_sentences_sums_to_one(sentences, order, smoothing, unknown_word):
+    table = estimate_sentences([np.array(s, dtype=np.int32) for s in sentences], order, smoothing, unknown_word=unknown_word)
+    assert_proper(table)
+
+
+def test_explicit_probabilities_are_discounted_relative_frequencies():
+    tokens = zipf_text()
+    table = estimate(tokens, 3, Katz(cutoff=3), (1,), end_of_text=None)
+    text = tokens.tolist()
+    for order in (2, 3):
+        grams = Counter(tuple(text[i : i + order]) for i in range(len(text) - order + 1))
+        totals = Counter()
+        for gram, count in grams.items():
+            totals[gram[:-1]] += count
+        n = Counter(grams.values())
+        common = 4 * n[4] / n[1]
+        discounted = {gram: r * (((r + 1) * n[r + 1] / (r * n[r]) - common) / (1 - common) if r <= 3 else 1) for gram, r in grams.items()}
+        masses = Counter()
+        for gram, mass in discounted.items():
+            masses[gram[:-1]] += mass
+        for row, value in zip(map(tuple, table.ngrams[order - 1].tolist()), table.log_probs[order - 1], strict=True):
+            total = totals[row[:-1]] + (masses[row[:-1]] == totals[row[:-1]])  # one more where no mass would be left
+            assert math.exp(value) == pytest.approx(discounted[row] / total)
+        assert len(table.ngrams[order - 1]) == len(grams)
+
+
+def test_dropped_ngrams_stay_in_the_denominator():
+    tokens = np.array([1, 2] * 4 + [1, 3], dtype=np.int32)
+    table = estimate(tokens, 2, Katz(cutoff=0), (1, 2), end_of_text=None)
+    assert table.ngrams[1].tolist() == [[1, 2], [2, 1]]
+    # Five bigrams begin with 1, four of them continue with 2; absolute discounting takes 1/2.
+    assert math.exp(table.log_probs[1][0]) == pytest.approx(3.5 / 5)
+
+
+def test_ngrams_above_the_minimum_count_leave_with_the_ngrams_they_contain():
+    tokens = np.array([1, 2, 3, 0] * 3, dtype=np.int32)
+    table = estimate(tokens, 3, min_counts=(1, 4, 2), vocab_size=4)
+    assert table.num_ngrams == [4, 0, 0]
+
+
+def test_impossible_discounts_fall_back_and_say_so(caplog):
+    tokens = np.repeat(np.arange(1, 5), 2)  # every unigram twice
+    with caplog.at_level(logging.INFO, logger="lm_training"):
+        table = estimate(tokens, 1, vocab_size=6, end_of_text=None)
+    assert "1-grams: counts of counts allow no Good-Turing discount; absolute discounting by 0.500" in caplog.text
+    assert np.exp(table.log_probs[0]).sum() == pytest.approx(1)
+
+
+def test_unseen_token_never_overtakes_a_seen_one():
+    tokens = np.array([1] * 50 + [2] * 2)
+    table = estimate(tokens, 1, vocab_size=4, end_of_text=None)
+    probs = np.exp(table.log_probs[0])
+    assert probs[0] == probs[3] <= probs[2] < probs[1]
+
+
+def test_unigrams_all_seen_are_relative_frequencies():
+    table = estimate(np.array([1, 1, 1, 0]), 1, vocab_size=2)
+    np.testing.assert_allclose(np.exp(table.log_probs[0]), [0.25, 0.75])
+
+
+def test_discounts_match_the_formula_on_paper():
+    # n_1..n_3 = 6, 2, 1 and k = 2: A = 3*1/6 = 1/2; d_1 = (2*2/6 - 1/2)/(1/2) = 1/3; d_2 = (3*1/4 - 1/2)/(1/2) = 1/2.
+    np.testing.assert_allclose(good_turing_discounts(np.array([0, 6, 2, 1]), 2), [1, 1 / 3, 1 / 2])
+
+
+def test_context_that_saw_all_words_is_rescaled():
+    weights, explicit = backoff_weights(np.array([0.5, 0.3]), np.array([0.6, 0.4]), np.array([0]))
+    assert weights.tolist() == [1.0]
+    np.testing.assert_allclose(explicit, [0.625, 0.375])
+
+
+def test_context_that_gave_away_too_much_keeps_a_positive_backoff():
+    weights, explicit = backoff_weights(np.array([0.8, 0.4]), np.array([0.3, 0.2]), np.array([0]))
+    assert weights[0] > 0
+    assert explicit.sum() + weights[0] * 0.5 == pytest.approx(1)
+
+
+@pytest.mark.parametrize("tokens", [[0], [7], [0, 0, 0], [7] * 30, [7, 0], [0, 7]])
+def test_degenerate_corpora_give_proper_models(tokens):
+    assert_proper(estimate(np.array(tokens), 4, vocab_size=9))
+    assert_proper(estimate(np.array(tokens), 4, OpenGrmKatz(), (1,)))
+
+
+def test_empty_corpus_is_refused():
+    with pytest.raises(ValueError, match="is the corpus empty"):
+        estimate(np.zeros(0, dtype=np.uint16), 2, end_of_text=None)
+
+
+def test_id_outside_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"below 5, .* got 7"):
+        estimate(np.array([7]), 2, vocab_size=5)
+
+
+def test_minimum_count_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"minimum count of at least 1 .* got \[1, 0\]"):
+        estimate(np.array([7]), 2, min_counts=(1, 0))
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_opengrm_models_are_reproduced_entry_for_entry(order):
+    """The oracle is OpenGrm NGram 1.3.6."""
+    sentences, words = golden_sentences()
+    found = as_dict(estimate_sentences(sentences, order, OpenGrmKatz(), (1,)))
+    expected = golden_table(f"a{order}.katz.arpa.xz", words)
+    assert found.keys() == expected.keys()
+    for gram, (log_prob, backoff) in expected.items():
+        assert found[gram] == (pytest.approx(log_prob, abs=2e-3), pytest.approx(backoff, abs=2e-3)), gram
+
+
+def test_opengrm_conventions_on_paper():
+    # <s> a </s>, <s> a b </s>: bigrams <s>a 2, a</s> 1, ab 1, b</s> 1; so n_1 = 3, n_2 = 1, no n_6, and A = 0:
+    # d_1 = 2 * 1 / 3 = 2/3; d_2 = 3 * 0 / 2 = 0 is no discount, and 0.999 takes its place.
+    table = as_dict(estimate_sentences([np.array([0]), np.array([0, 1])], 2, OpenGrmKatz(), (1,)))
+    expected = {
+        (EOS,): (2 / 5, 1),  # unigrams as they are, <s> not counted
+        (0,): (2 / 5, (1 - 2 / 3) / (1 - 3 / 5)),
+        (1,): (1 / 5, (1 - 2 / 3) / (1 - 2 / 5)),
+        (BOS,): (0, (1 - 0.999) / (1 - 2 / 5)),
+        (BOS, 0): (0.999, 1),
+        (0, EOS): (1 / 3, 1),
+        (0, 1): (1 / 3, 1),
+        (1, EOS): (2 / 3, 1),
+    }
+    assert table.keys() == expected.keys()
+    for gram, (prob, weight) in expected.items():
+        assert (math.exp(table[gram][0]), math.exp(table[gram][1])) == pytest.approx((prob, weight)), gram
+
+
+def test_opengrm_context_of_all_words_leaves_its_mass_to_the_end():
+    # <s> a a </s>: after a come a and </s>, all there are, once each.
+    table = as_dict(estimate_sentences([np.array([0, 0])], 2, OpenGrmKatz(), (1,)))
+    discount = 0.999  # n_1 = 3 and n_2 = 0: d_1 = 0 is no discount
+    assert math.exp(table[(0, 0)][0]) == pytest.approx(discount / 2)
+    assert math.exp(table[(0, EOS)][0]) == pytest.approx(1 - discount / 2)
+    assert table[(0,)][1] == 0
