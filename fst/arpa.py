@@ -50,9 +50,10 @@ def read_arpa(
 
 @dataclass(frozen=True)
 class ParsedArpa:
-    """parser: holds the automaton; symbols: the word of every id, None where the words are ids themselves."""
+    """parser: holds the automaton; tokens: the ids of the unigrams; symbols: the word of every id, None where words are ids."""
 
     parser: _core.ArpaParser
+    tokens: list[int]
     symbols: list[str] | None
 
 
@@ -79,7 +80,7 @@ def parse_arpa(
         raise ValueError(f"{path}: {error}") from None
     for warning in parser.warnings:
         warnings.warn(f"{path}: {warning}", stacklevel=3)
-    return ParsedArpa(parser, words.symbols)
+    return ParsedArpa(parser, words.tokens, words.symbols)
 
 
 def _feed(parser: _core.ArpaParser, path: Path, progress: Progress | None) -> None:
@@ -99,22 +100,24 @@ class _Words:
 
     def __init__(self, vocab: Mapping[str, int] | None) -> None:
         self.vocab = vocab
+        self.tokens: list[int] = []
         self.symbols: list[str] | None = None
 
     def number(self, encoded: list[bytes]) -> list[int]:
         if self.vocab is None and all(_is_id(word) for word in encoded):
-            return [int(word) for word in encoded]
+            self.tokens = [int(word) for word in encoded]
+            return self.tokens
         words = [_decoded(word) for word in encoded]
         if self.vocab is None:
-            self.symbols = words
-            return list(range(len(words)))
+            self.tokens, self.symbols = list(range(len(words))), words
+            return self.tokens
         missing = next((word for word in words if word not in self.vocab), None)
         if missing is not None:
             raise ValueError(f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks")
-        tokens = [int(self.vocab[word]) for word in words]
-        word_of = dict(zip(tokens, words, strict=True))
-        self.symbols = [word_of.get(token, "") for token in range(max(tokens, default=-1) + 1)]
-        return tokens
+        self.tokens = [int(self.vocab[word]) for word in words]
+        word_of = dict(zip(self.tokens, words, strict=True))
+        self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
+        return self.tokens
 
 
 def _is_id(word: bytes) -> bool:
@@ -163,4 +166,9 @@ def _log10(log_values: np.ndarray) -> list[float]:
 def _word(table: NgramTable, token: int) -> str:
     if token < 0:
         return MARKER_NAMES[token]
-    return table.symbols[token] if table.symbols is not None else str(token)
+    if table.symbols is None:
+        return str(token)
+    word = table.symbols[token] if token < len(table.symbols) else ""
+    if not word or word in MARKER_NAMES.values() or any(character in " \t\n\v\f\r" for character in word):
+        raise ValueError(f"token {token}: expected a word without white space that is no marker, got {word!r}; write ids instead (symbols=None)")
+    return word

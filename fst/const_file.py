@@ -25,12 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from fst import _core
 from fst.files import replacing
 
 STATE = np.dtype([("final", "<f4"), ("pos", "<u4"), ("narcs", "<u4"), ("niepsilons", "<u4"), ("noepsilons", "<u4")])
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("weight", "<f4"), ("nextstate", "<i4")])
 Records = np.ndarray[Any, np.dtype[np.void]]
+Ints = npt.NDArray[np.int64]
 
 MAGIC = 2125659606
 SYMBOLS_MAGIC = 2125658996
@@ -49,10 +52,35 @@ INPUT_SORTED, OUTPUT_SORTED = 0x10000000, 0x40000000
 
 @dataclass(frozen=True)
 class Symbols:
-    """A symbol table: its name, and the string of every label it lists."""
+    """The symbol table of a file, its strings left in place until they are asked for.
+
+    labels, begins, lengths: ``[n]`` int64, the label of each symbol and where in ``data`` its bytes are.
+    """
 
     name: str
-    of_label: dict[int, str]
+    data: mmap.mmap
+    labels: Ints
+    begins: Ints
+    lengths: Ints
+
+    def of_label(self) -> dict[int, str]:
+        """The symbol of every label; raises ValueError for one that is not in UTF-8."""
+        entries = zip(self.labels.tolist(), self.begins.tolist(), self.lengths.tolist(), strict=True)
+        try:
+            return {label: self.data[begin : begin + length].decode() for label, begin, length in entries}
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected symbols in UTF-8 ({error})") from None
+
+    def find(self, symbol: str) -> int | None:
+        """The label of ``symbol``, if it is listed; only candidates of its length and first byte are looked at."""
+        encoded = symbol.encode()
+        candidates = np.flatnonzero(self.lengths == len(encoded))
+        first_bytes = np.frombuffer(self.data, np.uint8)[self.begins[candidates]]
+        for at in candidates[first_bytes == encoded[0]]:
+            begin = int(self.begins[at])
+            if self.data[begin : begin + len(encoded)] == encoded:
+                return int(self.labels[at])
+        return None
 
 
 @dataclass(frozen=True)
@@ -159,13 +187,12 @@ def _read_symbols(cursor: _Cursor) -> Symbols:
     if magic != SYMBOLS_MAGIC:
         raise ValueError(f"{cursor.path}: byte {cursor.offset - 4}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}")
     name = cursor.text()
-    _, size = cursor.take("<qq")
-    of_label: dict[int, str] = {}
-    for _ in range(size):
-        symbol = cursor.text()
-        (label,) = cursor.take("<q")
-        of_label[label] = symbol
-    return Symbols(name, of_label)
+    _, count = cursor.take("<qq")
+    try:
+        labels, begins, lengths, cursor.offset = _core.read_symbols(cursor.data, cursor.offset, count)
+    except ValueError as error:
+        raise ValueError(f"{cursor.path}: {error}") from None
+    return Symbols(name, cursor.data, labels, begins, lengths)
 
 
 def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: bool) -> Records:
@@ -181,52 +208,54 @@ def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: boo
 
 def _read_vector(cursor: _Cursor, num_states: int) -> tuple[Records, Records]:
     """The states of a ``vector`` file one after another; a negative number of them means: up to the end of the file."""
-    finals, counts, rows = [], [], []
+    finals, counts, epsilons, rows = [], [], [], []
     while len(finals) != num_states and not (num_states < 0 and cursor.offset == len(cursor.data)):
         final, count = cursor.take("<fq")
         rows.append(_records(cursor, ARC, count, aligned=False))
         finals.append(final)
         counts.append(count)
+        epsilons.append(np.count_nonzero(rows[-1]["ilabel"] == 0))
     states = np.zeros(len(finals), STATE)
     states["final"], states["narcs"] = finals, counts
+    states["niepsilons"] = states["noepsilons"] = epsilons
     states["pos"] = np.cumsum(states["narcs"]) - states["narcs"]
     return states, np.concatenate(rows) if rows else np.empty(0, ARC)
 
 
-def header(start: int, num_states: int, num_arcs: int, symbols: Symbols, epsilons: bool) -> bytes:
+def header(start: int, num_states: int, num_arcs: int, symbols_name: str, symbol_of_label: dict[int, str]) -> bytes:
     """The bytes before the states: header and symbol table of an aligned file, padded to `ALIGNMENT`.
 
-    The properties claim what backoff models are by construction: deterministic, label-sorted acceptors.
+    The properties claim what backoff models are by construction: deterministic acceptors sorted by label, with an
+    epsilon (a failure arc) in every state but one.
     """
     properties = EXPANDED | ACCEPTOR | INPUT_DETERMINISTIC | OUTPUT_DETERMINISTIC | INPUT_SORTED | OUTPUT_SORTED
-    if epsilons:
+    if num_states > 1:
         properties |= EPSILONS | INPUT_EPSILONS | OUTPUT_EPSILONS
     else:
         properties |= NO_EPSILONS | NO_INPUT_EPSILONS | NO_OUTPUT_EPSILONS
-    parts = [struct.pack("<i", MAGIC), _string("const"), _string("standard")]
     flags = HAS_INPUT_SYMBOLS | IS_ALIGNED
-    parts.append(struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs))
-    available = max(symbols.of_label, default=-1) + 1
-    parts += [struct.pack("<i", SYMBOLS_MAGIC), _string(symbols.name), struct.pack("<qq", available, len(symbols.of_label))]
-    for label in sorted(symbols.of_label):
-        parts += [_string(symbols.of_label[label]), struct.pack("<q", label)]
-    return _padded(b"".join(parts))
+    parts = [
+        struct.pack("<i", MAGIC) + _string("const") + _string("standard"),
+        struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs),
+        struct.pack("<i", SYMBOLS_MAGIC) + _string(symbols_name),
+        struct.pack("<qq", max(symbol_of_label, default=-1) + 1, len(symbol_of_label)),
+    ]
+    parts += [_string(symbol_of_label[label]) + struct.pack("<q", label) for label in sorted(symbol_of_label)]
+    data = b"".join(parts)
+    return data + bytes(-len(data) % ALIGNMENT)
 
 
-def write_const(path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols: Symbols) -> None:
+def write_const(
+    path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols_name: str, symbol_of_label: dict[int, str]
+) -> None:
     """Write an aligned ``const`` file, whole or not at all."""
-    epsilons = bool(states["niepsilons"].any())
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(header(start, len(states), len(arcs), symbols, epsilons))
-        states.tofile(file)
+        file.write(header(start, len(states), len(arcs), symbols_name, symbol_of_label))
+        file.write(states)
         file.write(bytes(-states.nbytes % ALIGNMENT))
-        arcs.tofile(file)
+        file.write(arcs)
 
 
 def _string(text: str) -> bytes:
     encoded = text.encode()
     return struct.pack("<i", len(encoded)) + encoded
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(-len(data) % ALIGNMENT)

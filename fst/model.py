@@ -37,15 +37,11 @@ class NgramModel:
         automaton: Automaton,
         symbols: list[str] | None = None,
         fingerprint: str | None = None,
-        num_ngrams: list[int] | None = None,
     ) -> None:
-        """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given.
-        num_ngrams: counted when asked for if not given.
-        """
+        """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given."""
         self.automaton = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
-        self._num_ngrams = num_ngrams
         self.core = _core.Model(
             automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
         )
@@ -53,7 +49,7 @@ class NgramModel:
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
         """Build a model from arrays of n-grams, whose contexts must all be there."""
-        return cls(_automaton.from_table(table), table.symbols, table.fingerprint, table.num_ngrams)
+        return cls(_automaton.from_table(table), table.symbols, table.fingerprint)
 
     @classmethod
     def from_arpa(
@@ -66,7 +62,7 @@ class NgramModel:
         """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
         parsed = parse_arpa(path, vocab, strict, progress)
         automaton = _automaton.collect(parsed.parser, parsed.parser.unk_label)
-        return cls(automaton, parsed.symbols, num_ngrams=parsed.parser.num_ngrams)
+        return cls(automaton, parsed.symbols)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> NgramModel:
@@ -90,7 +86,7 @@ class NgramModel:
         promised = const_file.ACCEPTOR | const_file.INPUT_SORTED
         if file.properties & promised != promised:
             states, arcs = _automaton.conventional(states, arcs)
-        symbols, unk_label, fingerprint = _vocabulary_of(file.symbols)
+        symbols, unk_label, fingerprint = _embedded_symbols(file.symbols)
         unigram_state = _unigram_state(states, arcs, file.start)
         if unk_label not in _arcs_of(states, arcs, unigram_state)["ilabel"]:  # listed, but not in the model
             unk_label = 0
@@ -98,8 +94,10 @@ class NgramModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an OpenFst ``const`` file, whole or not at all."""
-        symbols = symbol_table(self.symbols, self.unk_label, self.fingerprint)
-        const_file.write_const(path, self.states, self.arcs, self.start_state, symbols)
+        labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
+        tokens = (labels[labels != self.unk_label] - 1).tolist()
+        symbols = _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
+        const_file.write_const(path, self.states, self.arcs, self.start_state, *symbols)
 
     def to_arpa(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an ARPA file, gzip where the name ends in ``.gz``."""
@@ -132,12 +130,10 @@ class NgramModel:
         """The label of ``<unk>``, 0 for a model without it."""
         return self.automaton.unk_label
 
-    @property
+    @cached_property
     def num_ngrams(self) -> list[int]:
-        """The number of n-grams of each order; counted once, a second or so for 100M n-grams."""
-        if self._num_ngrams is None:
-            self._num_ngrams = _core.count_ngrams(self.states, self.arcs, self.start_state, self.unigram_state)
-        return list(self._num_ngrams)
+        """The number of n-grams of each order; counted once, when asked for."""
+        return _core.count_ngrams(self.states, self.arcs, self.start_state, self.unigram_state)
 
     @property
     def order(self) -> int:
@@ -184,33 +180,37 @@ def arpa_to_fst(
     """
     parsed = parse_arpa(arpa, vocab, strict, progress)
     parser = parsed.parser
-    symbols = symbol_table(parsed.symbols, parser.unk_label, fingerprint)
+    symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
-        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols, epsilons=parser.num_states > 1))
+        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, *symbols))
         parser.write(file.write)
     return parser.num_ngrams
 
 
-def symbol_table(symbols: list[str] | None, unk_label: int, fingerprint: str | None) -> Symbols:
-    """The table to embed: the words, or for ids of a tokenizer just what the ids do not tell."""
-    of_label = {0: "<epsilon>"}
-    if symbols is not None:
-        of_label |= {token + 1: word for token, word in enumerate(symbols) if word and word not in MARKER_NAMES.values()}
+def _symbols_to_embed(
+    tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None
+) -> tuple[str, dict[int, str]]:
+    """The name of the embedded table and the symbol of every label: OpenFst wants all of them listed, ids as well."""
+    if symbols is None:
+        of_label = {token + 1: str(token) for token in tokens}
+    else:
+        of_label = {token + 1: word for token, word in enumerate(symbols) if word and word not in MARKER_NAMES.values()}
+    of_label[0] = "<epsilon>"
     if unk_label:
         of_label[unk_label] = MARKER_NAMES[UNK]
     name = TOKEN_IDS if symbols is None else WORDS
-    return Symbols(f"{name} {fingerprint}" if fingerprint else name, of_label)
+    return f"{name} {fingerprint}" if fingerprint else name, of_label
 
 
-def _vocabulary_of(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
+def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
     """The symbols, the label of ``<unk>`` and the fingerprint that an embedded table stands for."""
     if table is None:
         return None, 0, None
-    unk_label = next((label for label, symbol in table.of_label.items() if symbol in ("<unk>", "<UNK>")), 0)
+    unk_label = table.find("<unk>") or table.find("<UNK>") or 0
     name, _, fingerprint = table.name.partition(" ")
     if name == TOKEN_IDS:
         return None, unk_label, fingerprint or None
-    words = {label: word for label, word in table.of_label.items() if label not in (0, unk_label)}
+    words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
     largest = max(words, default=0)
     if min(words, default=1) < 0 or largest > LARGEST_LISTED_LABEL:
         raise ValueError(f"expected symbols with labels from 0 to {LARGEST_LISTED_LABEL}, got {min(words)} to {largest}")

@@ -12,6 +12,7 @@ it) and two files beside: ``heads.json`` (shape, fingerprint of the tokenizer) a
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -94,14 +95,9 @@ class BlockwiseLM(nn.Module):
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         dtype = dtype or self.heads.up.dtype
-        state = {name: tensor.detach().to(dtype).contiguous() for name, tensor in self.base.state_dict().items()}
-        self.base.save_pretrained(directory, state_dict=state)
-        # The stored type is what a later `from_pretrained(dtype="auto")` should use.
-        config = directory / "config.json"
-        record = json.loads(config.read_text())
-        record["dtype"] = str(dtype).removeprefix("torch.")
-        with replacing(config) as temporary:
-            temporary.write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+        # A converted copy keeps tied weights tied, and its config names the stored type.
+        base = self.base if dtype == self.base.dtype else copy.deepcopy(self.base).to(dtype)
+        base.save_pretrained(directory)
         with replacing(directory / HEADS_WEIGHTS) as temporary:
             save_file({name: tensor.detach().to(dtype).contiguous() for name, tensor in self.heads.state_dict().items()}, temporary)
         record = {

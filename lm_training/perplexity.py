@@ -11,43 +11,46 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fst.model import NgramModel
 from fst.table import BOS, UNK, NgramTable
 from lm_training.links import NgramLinks, take
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The perplexity of a text.
+    """How well a model predicts a text.
 
     num_tokens: tokens scored, out-of-vocabulary ones not counted.
     num_oov: tokens that the model gives no probability; they are left out, and no context reaches across them.
     log_prob: natural log of the probability of the tokens scored.
+    log10_prob: the same to base 10, as ARPA files and SRILM have it.
+    perplexity: exp(-log_prob / num_tokens); nan without a token.
     """
 
     num_tokens: int
     num_oov: int
     log_prob: float
-
-    @property
-    def log10_prob(self) -> float:
-        """Base-10 log of the probability of the tokens scored, as ARPA files and SRILM count."""
-        return self.log_prob / math.log(10)
-
-    @property
-    def perplexity(self) -> float:
-        """exp(-log_prob / num_tokens); nan without a token."""
-        return math.exp(-self.log_prob / self.num_tokens) if self.num_tokens else math.nan
+    log10_prob: float
+    perplexity: float
 
 
-def perplexity(table: NgramTable, tokens: np.ndarray) -> Perplexity:
+def perplexity(model: NgramTable | NgramModel, tokens: np.ndarray) -> Perplexity:
     """Perplexity of one stream of ids ``[n]``; ``<s>`` (``fst.table.BOS``) in it starts a sentence and is not scored.
 
     Ids that are no unigram are read as ``<unk>`` if the model has it, and are out of vocabulary if not.
     """
-    log_probs = table_log_probs(table, tokens)
+    log_probs = table_log_probs(model.to_table() if isinstance(model, NgramModel) else model, tokens)
     predicted = np.asarray(tokens) != BOS
     known = predicted & np.isfinite(log_probs)
-    return Perplexity(int(known.sum()), int(predicted.sum() - known.sum()), float(log_probs[known].sum()))
+    num_tokens = int(known.sum())
+    log_prob = float(log_probs[known].sum())
+    return Perplexity(
+        num_tokens=num_tokens,
+        num_oov=int(predicted.sum()) - num_tokens,
+        log_prob=log_prob,
+        log10_prob=log_prob / math.log(10),
+        perplexity=math.exp(-log_prob / num_tokens) if num_tokens else math.nan,
+    )
 
 
 def table_log_probs(table: NgramTable, tokens: np.ndarray) -> np.ndarray:

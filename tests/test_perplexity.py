@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fst.model import NgramModel
 from fst.table import BOS, EOS, UNK
 from lm_training.ngram import estimate, estimate_sentences
 from lm_training.perplexity import perplexity, table_log_probs
 from lm_training.pruning import prune
 
-from .backoff_reference import log_prob
+from .backoff_reference import log_prob, zipf_text
 
 
 @settings(deadline=None)
@@ -39,6 +40,14 @@ def test_uniform_model_has_the_perplexity_of_its_vocabulary():
     assert result.log_prob == pytest.approx(-3 * math.log(4))
     assert result.log10_prob == pytest.approx(-3 * math.log10(4))
     assert (result.num_tokens, result.num_oov) == (3, 0)
+
+
+def test_model_and_table_agree_through_the_compiled_core():
+    tokens = zipf_text(2000)
+    table = prune(estimate(tokens, 3, min_counts=(1,), vocab_size=61, end_of_text=None), max_ngrams=800)
+    model = NgramModel.from_table(table)
+    assert perplexity(model, tokens).log_prob == pytest.approx(perplexity(table, tokens).log_prob, rel=1e-6)
+    assert model.score(tokens) == pytest.approx(perplexity(table, tokens).log_prob, rel=1e-6)
 
 
 def test_unknown_ids_are_counted_apart_and_break_the_context():

@@ -12,6 +12,7 @@
 #include <stdexcept>
 
 #include "ngram_counts.hpp"
+#include "symbols.hpp"
 
 namespace py = pybind11;
 
@@ -299,6 +300,10 @@ std::span<const std::byte> bytes_of(const py::buffer_info& info) {
     return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
 }
 
+py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
+    return {static_cast<py::ssize_t>(values.size()), values.data()};
+}
+
 template <typename Owner, typename Get>
 void bind_result(py::class_<Owner>& type, Get get) {
     type.def_property_readonly("num_states", [get](const Owner& self) { return get(self).num_states(); })
@@ -342,5 +347,13 @@ void bind_arpa(py::module_& module) {
             return latticebpd::count_ngrams(model);
         },
         py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), "The number of n-grams of each order.");
+    module.def(
+        "read_symbols",
+        [](const py::buffer& file, std::int64_t begin, std::int64_t count) {
+            const py::buffer_info info = file.request();
+            const latticebpd::SymbolEntries entries = latticebpd::read_symbols(bytes_of(info), begin, count);
+            return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths), entries.end);
+        },
+        py::arg("file"), py::arg("begin"), py::arg("count"), "The labels, begins and lengths of the symbols in a file, and where they end.");
     bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
 }
