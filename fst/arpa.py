@@ -170,5 +170,5 @@ def _word(table: NgramTable, token: int) -> str:
         return str(token)
     word = table.symbols[token] if token < len(table.symbols) else ""
     if not word or word in MARKER_NAMES.values() or any(character in " \t\n\v\f\r" for character in word):
-        raise ValueError(f"token {token}: expected a word without white space that is no marker, got {word!r}; write ids instead (symbols=None)")
+        raise ValueError(f"token {token}: expected a word without white space that is no marker, got {word!r}; ARPA cannot hold it")
     return word

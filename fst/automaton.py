@@ -194,30 +194,25 @@ def _refuse(bad: npt.NDArray[np.bool_], message: str) -> None:
 
 def close_suffixes(table: NgramTable) -> NgramTable:
     """Add the suffixes that n-grams lack, at the probability they already have by backing off; scores stay the same."""
+    index = _Index(table.ngrams)
+    if all((suffix >= 0).all() for suffix in _suffixes(table, index)):
+        return table
     ngrams, log_probs, backoffs = list(table.ngrams), list(table.log_probs), list(table.backoffs)
     for lower in range(table.order - 1, 0, -1):
-        wanted = ngrams[lower][:, 1:]
-        if lower > 1:
-            wanted = np.unique(wanted, axis=0) if len(wanted) else wanted
-        else:
-            wanted = np.unique(wanted).reshape(-1, 1)
-        rows = ngrams[lower - 1]
-        both, inverse = np.unique(np.concatenate([rows, wanted]), axis=0, return_inverse=True)
-        if len(both) == len(rows):
-            continue
-        at = inverse.reshape(-1)[: len(rows)]
-        values, weights = np.full(len(both), np.nan), np.zeros(len(both))
-        values[at], weights[at] = log_probs[lower - 1], backoffs[lower - 1]
-        ngrams[lower - 1], log_probs[lower - 1], backoffs[lower - 1] = both, values, weights
-    if np.isnan(log_probs[0]).any():
-        word = int(ngrams[0][np.isnan(log_probs[0])][0, 0])
-        raise ValueError(f"token {word}: expected every token among the unigrams; this one occurs in longer n-grams only")
+        rows = np.concatenate([ngrams[lower - 1], ngrams[lower][:, 1:]])
+        ngrams[lower - 1], row = np.unique(rows, axis=0, return_inverse=True)
+        given = row.reshape(-1)[: len(log_probs[lower - 1])]
+        closed_log_probs, closed_backoffs = np.full(len(ngrams[lower - 1]), np.nan), np.zeros(len(ngrams[lower - 1]))
+        closed_log_probs[given], closed_backoffs[given] = log_probs[lower - 1], backoffs[lower - 1]
+        log_probs[lower - 1], backoffs[lower - 1] = closed_log_probs, closed_backoffs
+    if (missing := np.isnan(log_probs[0])).any():
+        token = int(ngrams[0][missing][0, 0])
+        raise ValueError(f"expected every token among the unigrams, but token {token} occurs in longer n-grams only")
     closed = NgramTable(ngrams, log_probs, backoffs, table.symbols, table.fingerprint)
     index = _Index(ngrams)
-    suffixes = _suffixes(closed, index)
-    for lower in range(1, table.order):
+    for lower, suffix in enumerate(_suffixes(closed, index)[1:], 1):
         missing = np.isnan(log_probs[lower])
-        log_probs[lower][missing] = (log_probs[lower - 1][suffixes[lower]] + backoffs[lower - 1][index.contexts[lower]])[missing]
+        log_probs[lower][missing] = (log_probs[lower - 1][suffix] + backoffs[lower - 1][index.contexts[lower]])[missing]
     return closed
 
 
@@ -259,18 +254,15 @@ class _Index:
             found = self.find(order, found, heads[:, order - 1])
         if (found < 0).any():
             ngram = heads[np.argmax(found < 0)].tolist()
-            raise ValueError(f"n-gram {ngram}: expected its context {ngram[:-1]} among the {rows.shape[1] - 1}-grams; close the table")
-        return found[np.cumsum(first) - 1]
+            raise ValueError(f"n-gram {ngram}: expected its context {ngram[:-1]} among the {rows.shape[1] - 1}-grams")
+        rows_of_contexts: Ints = found[np.cumsum(first) - 1]
+        return rows_of_contexts
 
 
 def _suffixes(table: NgramTable, index: _Index) -> list[Ints]:
-    """For every n-gram of each order, the row of its longest proper suffix, one order below."""
+    """For every n-gram of each order, the row of its longest proper suffix, one order below; -1 where it is missing."""
     suffixes = [np.zeros(len(table.ngrams[0]), np.int64)]
     for lower in range(1, table.order):
         shorter = suffixes[lower - 1][index.contexts[lower]] if lower > 1 else np.zeros(len(table.ngrams[lower]), np.int64)
-        found = index.find(lower, shorter, table.ngrams[lower][:, -1])
-        if (found < 0).any():
-            ngram = table.ngrams[lower][np.argmax(found < 0)].tolist()
-            raise ValueError(f"n-gram {ngram}: expected its suffix {ngram[1:]} among the {lower}-grams; close the table")
-        suffixes.append(found)
+        suffixes.append(index.find(lower, shorter, table.ngrams[lower][:, -1]))
     return suffixes

@@ -208,13 +208,16 @@ def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: boo
 
 def _read_vector(cursor: _Cursor, num_states: int) -> tuple[Records, Records]:
     """The states of a ``vector`` file one after another; a negative number of them means: up to the end of the file."""
-    finals, counts, epsilons, rows = [], [], [], []
+    finals: list[float] = []
+    counts: list[int] = []
+    epsilons: list[int] = []
+    rows: list[Records] = []
     while len(finals) != num_states and not (num_states < 0 and cursor.offset == len(cursor.data)):
         final, count = cursor.take("<fq")
         rows.append(_records(cursor, ARC, count, aligned=False))
         finals.append(final)
         counts.append(count)
-        epsilons.append(np.count_nonzero(rows[-1]["ilabel"] == 0))
+        epsilons.append(int(np.count_nonzero(rows[-1]["ilabel"] == 0)))
     states = np.zeros(len(finals), STATE)
     states["final"], states["narcs"] = finals, counts
     states["niepsilons"] = states["noepsilons"] = epsilons
@@ -251,9 +254,9 @@ def write_const(
     """Write an aligned ``const`` file, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(header(start, len(states), len(arcs), symbols_name, symbol_of_label))
-        file.write(states)
+        file.write(states.data)
         file.write(bytes(-states.nbytes % ALIGNMENT))
-        file.write(arcs)
+        file.write(arcs.data)
 
 
 def _string(text: str) -> bytes:

@@ -42,9 +42,7 @@ class NgramModel:
         self.automaton = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
-        self.core = _core.Model(
-            automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
-        )
+        self.core = _core.Model(automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO)
 
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
@@ -187,9 +185,7 @@ def arpa_to_fst(
     return parser.num_ngrams
 
 
-def _symbols_to_embed(
-    tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None
-) -> tuple[str, dict[int, str]]:
+def _symbols_to_embed(tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None) -> tuple[str, dict[int, str]]:
     """The name of the embedded table and the symbol of every label: OpenFst wants all of them listed, ids as well."""
     if symbols is None:
         of_label = {token + 1: str(token) for token in tokens}

@@ -8,7 +8,9 @@ what the base model computes for that node's prefix, and a tree without branches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -23,11 +25,27 @@ from latticebpd.drafts import ROOT, DraftTree
 class Verified:
     """The base model's output for the next token and every drafted node.
 
-    logits: ``[nodes + 1, vocab]``; hidden: ``[nodes + 1, hidden]``, the final, normalised hidden states.
+    hidden: ``[nodes + 1, hidden]``, the final, normalised hidden states.
+    logits_of: rows -> ``[len(rows), vocab]`` logits of those rows.
     """
 
-    logits: Tensor
     hidden: Tensor
+    logits_of: Callable[[list[int]], Tensor]
+
+    @cached_property
+    def _all_choices(self) -> list[int]:
+        choices: list[int] = self.logits_of(list(range(self.hidden.shape[0]))).argmax(dim=-1).tolist()
+        return choices
+
+    def greedy_token(self, row: int) -> int:
+        """The base model's own next token after a row; ties between logits go to the lowest token id.
+
+        Only the rows on the accepted path are ever asked for.  On a CPU the vocabulary is therefore projected row
+        by row, a fraction of the work; elsewhere in one go, because a transfer per row would cost more.
+        """
+        if self.hidden.device.type != "cpu":
+            return self._all_choices[row]
+        return int(self.logits_of([row]).argmax())
 
 
 def tree_attention_mask(tree: DraftTree, prefix_length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -61,6 +79,7 @@ class Verifier:
         self.model = model
         self.cache = DynamicCache(config=model.config)
         self.length = 0
+        self._projects_lazily = False
 
     @torch.inference_mode()
     def prefill(self, tokens: list[int]) -> Verified:
@@ -73,7 +92,10 @@ class Verifier:
                     f"expected a model with full attention in every layer, got a cache of {type(layer).__name__}; its rejected tokens cannot be dropped"
                 )
         self.length = len(tokens)
-        return Verified(output.logits[0, -1:], output.hidden_states[-1][0, -1:])
+        hidden, logits = output.hidden_states[-1][0, -1:], output.logits[0, -1:]
+        # Some models scale or cap their logits after the output embedding; theirs are left to the model itself.
+        self._projects_lazily = torch.equal(self._project(hidden), logits)
+        return Verified(hidden, lambda rows: logits[rows])
 
     @torch.inference_mode()
     def verify(self, next_token: int, tree: DraftTree) -> Verified:
@@ -89,8 +111,15 @@ class Verifier:
             past_key_values=self.cache,
             use_cache=True,
             output_hidden_states=True,
+            logits_to_keep=1 if self._projects_lazily else 0,
         )
-        return Verified(output.logits[0], output.hidden_states[-1][0])
+        hidden, logits = output.hidden_states[-1][0], output.logits[0]
+        return Verified(hidden, (lambda rows: self._project(hidden[rows])) if self._projects_lazily else (lambda rows: logits[rows]))
+
+    @torch.inference_mode()
+    def _project(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        return logits
 
     @torch.inference_mode()
     def keep(self, nodes: list[int]) -> None:
@@ -116,17 +145,13 @@ class Acceptance(Protocol):
 
 
 class Exact:
-    """Keep a drafted token only where it is the base model's own choice: the output is greedy decoding's.
-
-    Ties between logits go to the lowest token id, as ``torch.argmax`` and ``generate()`` have it on CPU.
-    """
+    """Keep a drafted token only where it is the base model's own choice: the output is greedy decoding's."""
 
     def accept(self, tree: DraftTree, verified: Verified) -> tuple[list[int], int]:
-        choices = verified.logits.argmax(dim=-1).tolist()
         children = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))}
         path: list[int] = []
-        node = ROOT
-        while (child := children.get((node, choices[node + 1]))) is not None:
+        node, choice = ROOT, verified.greedy_token(0)
+        while (child := children.get((node, choice))) is not None:
             path.append(child)
-            node = child
-        return path, choices[node + 1]
+            node, choice = child, verified.greedy_token(child + 1)
+        return path, choice

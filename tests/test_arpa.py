@@ -109,7 +109,7 @@ def test_reader_understands_what_tools_write(variant: str | bytes, tmp_path: Pat
 )
 def test_reader_names_the_line_of_what_it_refuses(old: str, new: str, line: int, message: str, tmp_path: Path) -> None:
     assert old in BIGRAMS
-    with pytest.raises(ValueError, match="lm.arpa: line") as refused:
+    with pytest.raises(ValueError, match="line") as refused:
         model_of(BIGRAMS.replace(old, new, 1), tmp_path)
     assert f"line {line}: " in str(refused.value)
     assert message in str(refused.value)
@@ -236,7 +236,23 @@ def test_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_mutated_text_is_read_or_refused(tmp_path: Path) -> None:
     rng = random.Random(5)
     text = BIGRAMS.replace("a", "1").replace("\\d1t1\\", "\\data\\").replace("gr1m", "gram").encode()
-    pieces = [b"\\", b"-", b"99", b"1e308", b"\n", b"\t", b" ", b"<s>", b"</s>", b"<unk>", b"\0", b"\xff", b"ngram 3=1\n", b"4294967295", b"1"]
+    pieces = [
+        b"\\",
+        b"-",
+        b"99",
+        b"1e308",
+        b"\n",
+        b"\t",
+        b" ",
+        b"<s>",
+        b"</s>",
+        b"<unk>",
+        b"\0",
+        b"\xff",
+        b"ngram 3=1\n",
+        b"4294967295",
+        b"1",
+    ]
     outcomes = set()
     for _ in range(800):
         mutated = bytearray(text)

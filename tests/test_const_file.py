@@ -39,8 +39,13 @@ def saved(folder: Path, model: Ngrams | None = None) -> Path:
     return folder / "lm.fst"
 
 
+def float32(weight: pywrapfst.Weight) -> float:
+    """The exact weight, which pywrapfst gives as text."""
+    return float(np.float32(float(weight)))
+
+
 def arcs_of(automaton: pywrapfst.Fst) -> list[list[tuple[int, int, float, int]]]:
-    return [[(arc.ilabel, arc.olabel, float(arc.weight), arc.nextstate) for arc in automaton.arcs(s)] for s in automaton.states()]
+    return [[(arc.ilabel, arc.olabel, float32(arc.weight), arc.nextstate) for arc in automaton.arcs(s)] for s in automaton.states()]
 
 
 def assert_scores_alike(a: fst.NgramModel, b: fst.NgramModel) -> None:
@@ -58,9 +63,11 @@ def test_openfst_reads_the_same_states_and_arcs(model: Ngrams, tmp_path: Path) -
     assert read.fst_type() == "const"
     assert pywrapfst.convert(read, "vector").verify()
     assert read.start() == lm.start_state
-    rows = [lm.arcs[int(begin) : int(begin) + int(count)].tolist() for begin, count in zip(lm.states["pos"], lm.states["narcs"], strict=True)]
+    rows = [
+        lm.arcs[int(begin) : int(begin) + int(count)].tolist() for begin, count in zip(lm.states["pos"], lm.states["narcs"], strict=True)
+    ]
     assert arcs_of(read) == rows
-    assert [float(read.final(state)) for state in read.states()] == lm.states["final"].tolist()
+    assert [float32(read.final(state)) for state in read.states()] == lm.states["final"].tolist()
 
 
 @given(model=ngrams())
@@ -147,7 +154,7 @@ def test_transducers_are_refused(tmp_path: Path) -> None:
     automaton = opengrm_like(tmp_path / "lm.fst")
     automaton.add_arc(1, pywrapfst.Arc(3, 4, 1.0, 1))
     automaton.write(str(tmp_path / "lm.fst"))
-    with pytest.raises(ValueError, match="lm.fst: expected an acceptor, got a transducer"):
+    with pytest.raises(ValueError, match="expected an acceptor, got a transducer"):
         fst.NgramModel.load(tmp_path / "lm.fst")
 
 
@@ -202,7 +209,7 @@ def test_mutated_files_load_or_are_refused(fst_type: str, tmp_path: Path) -> Non
     pywrapfst.convert(pywrapfst.Fst.read(str(path)), fst_type).write(str(path))
     data = path.read_bytes()
     outcomes = set()
-    for _ in range(1000):
+    for _ in range(400):
         mutated = bytearray(data)
         match rng.randrange(4):
             case 0:

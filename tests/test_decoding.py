@@ -162,7 +162,7 @@ def test_plain_transformers_model_needs_no_heads() -> None:
     guesses = ScriptedDrafter(lambda state: DraftTree.from_paths([[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else []))
     out = generate(model, [1, 2, 3], guesses, max_new_tokens=20, eos_token_id=[])
     assert out.sequences[0].tolist() == reference.tolist()
-    assert out.accept_counts[2] > 0.9 * out.num_calls  # every first token is in the tree
+    assert out.num_calls == 10  # the first token of every draft is right: two tokens a call, the last alone
 
 
 def test_trace_accounts_for_every_token(model: BlockwiseLM) -> None:

@@ -89,7 +89,17 @@ def test_saved_model_loads_the_same(model: Ngrams, tmp_path: Path) -> None:
     loaded = fst.NgramModel.load(tmp_path / "lm.fst")
     assert loaded.states.tobytes() == lm.states.tobytes()
     assert loaded.arcs.tobytes() == lm.arcs.tobytes()
-    for name in ("num_ngrams", "order", "vocab_size", "unk_log_prob", "unk_label", "start_state", "unigram_state", "symbols", "fingerprint"):
+    for name in (
+        "num_ngrams",
+        "order",
+        "vocab_size",
+        "unk_log_prob",
+        "unk_label",
+        "start_state",
+        "unigram_state",
+        "symbols",
+        "fingerprint",
+    ):
         assert getattr(loaded, name) == getattr(lm, name), name
 
 

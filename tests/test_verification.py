@@ -28,7 +28,7 @@ def test_tree_rows_equal_separate_forward_passes(paths: list[list[int]], impleme
         prefix = [*prompt, next_token, *tree.tokens[tree.path(node)].tolist()]
         with torch.inference_mode():
             reference = model(input_ids=torch.tensor([prefix])).logits[0, -1]
-        torch.testing.assert_close(verified.logits[node + 1], reference, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(verified.logits_of([node + 1])[0], reference, atol=2e-4, rtol=1e-4)
 
 
 def test_cache_after_keep_holds_the_accepted_path_only(model: BlockwiseLM) -> None:
@@ -38,7 +38,7 @@ def test_cache_after_keep_holds_the_accepted_path_only(model: BlockwiseLM) -> No
     verifier.verify(11, tree)
     verifier.keep([1, 3, 4])
     assert verifier.length == 7
-    after = verifier.verify(9, DraftTree.empty()).logits[0]
+    after = verifier.verify(9, DraftTree.empty()).logits_of([0])[0]
     with torch.inference_mode():
         reference = model.base(input_ids=torch.tensor([[5, 8, 2, 11, 2, 4, 6, 9]])).logits[0, -1]
     torch.testing.assert_close(after, reference, atol=2e-4, rtol=1e-4)
@@ -47,7 +47,23 @@ def test_cache_after_keep_holds_the_accepted_path_only(model: BlockwiseLM) -> No
 def test_last_hidden_state_is_what_the_output_embedding_reads(model: BlockwiseLM) -> None:
     verified = Verifier(model.base).prefill([5, 8, 2])
     with torch.inference_mode():
-        torch.testing.assert_close(model.base.get_output_embeddings()(verified.hidden), verified.logits)
+        torch.testing.assert_close(model.base.get_output_embeddings()(verified.hidden), verified.logits_of([0]))
+
+
+def test_model_that_caps_its_logits_is_left_to_do_so() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=23, hidden_size=16, num_hidden_layers=2, intermediate_size=16, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8, final_logit_softcapping=0.1, layer_types=["full_attention"] * 2, attn_implementation="eager",
+    )  # fmt: skip
+    model = Gemma2ForCausalLM(config).eval()
+    verifier = Verifier(model)
+    verifier.prefill([1, 2, 3])
+    logits = verifier.verify(4, DraftTree.from_paths([[5]])).logits_of([0, 1])
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, model(input_ids=torch.tensor([[1, 2, 3, 4, 5]])).logits[0, -2:], atol=1e-5, rtol=1e-5)
 
 
 def test_mask_of_a_chain_is_the_causal_mask() -> None:
@@ -58,7 +74,7 @@ def test_mask_of_a_chain_is_the_causal_mask() -> None:
 def test_verifier_rejects_at_first_mismatch() -> None:
     tree = DraftTree(np.array([1, 2, 0, 2]), np.array([-1, 0, -1, 2]))
     choices = [1, 0, 2, 2, 2]  # after the root 1; after node 0 (token 1): 0, but the draft says 2
-    path, next_token = Exact().accept(tree, Verified(torch.eye(3)[choices], torch.zeros(5, 1)))
+    path, next_token = Exact().accept(tree, Verified(torch.zeros(5, 1), lambda rows: torch.eye(3)[choices][rows]))
     assert (path, next_token) == ([0], 0)
 
 

@@ -1,13 +1,20 @@
 """The compiled core of fst (C++ sources beside this file); `fst.search` and `fst.NgramModel` are its documented face."""
 
-from collections.abc import Buffer
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from typing_extensions import Buffer
 
 class Model:
     def __init__(
-        self, states: Buffer, arcs: Buffer, start: int, unigram_state: int, unk_label: int = 0, unk_log_prob: float = -1000.0
+        self,
+        states: NDArray[np.void],
+        arcs: NDArray[np.void],
+        start: int,
+        unigram_state: int,
+        unk_label: int = 0,
+        unk_log_prob: float = -1000.0,
     ) -> None: ...
     def log_prob(self, token: int, context: ArrayLike) -> float: ...
     def score(self, tokens: ArrayLike, bos: bool = False, eos: bool = False) -> float: ...
@@ -26,3 +33,32 @@ def tree(
     kept_log_mass: ArrayLike | None,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
+
+class AutomatonBuilder:
+    """Builds a backoff automaton from n-grams, order by order."""
+
+    num_states: int
+    num_arcs: int
+    start: int
+    num_ngrams: list[int]
+    def __init__(self) -> None: ...
+    def add_order(self, labels: ArrayLike, costs: ArrayLike, backoffs: ArrayLike) -> None: ...
+    def finish(self) -> None: ...
+    def write(self, sink: Callable[[bytes], object]) -> None: ...
+
+class ArpaParser:
+    """Reads ARPA text, piece by piece, into a backoff automaton."""
+
+    num_states: int
+    num_arcs: int
+    start: int
+    num_ngrams: list[int]
+    unk_label: int
+    warnings: list[str]
+    def __init__(self, number_words: Callable[[list[bytes]], list[int]], strict: bool = True) -> None: ...
+    def feed(self, text: bytes) -> None: ...
+    def finish(self) -> None: ...
+    def write(self, sink: Callable[[bytes], object]) -> None: ...
+
+def count_ngrams(states: NDArray[np.void], arcs: NDArray[np.void], start: int, unigram_state: int) -> list[int]: ...
+def read_symbols(file: Buffer, begin: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]: ...

@@ -301,7 +301,7 @@ std::span<const std::byte> bytes_of(const py::buffer_info& info) {
 }
 
 py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
-    return {static_cast<py::ssize_t>(values.size()), values.data()};
+    return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
 template <typename Owner, typename Get>

@@ -1,0 +1,105 @@
+"""Sausage lattices as OpenFst acceptors, and back.
+
+A sausage of ``slots`` slots is the linear acceptor with states 0..slots, start 0 and final state ``slots``; slot ``t``
+is the arcs from state ``t`` to ``t + 1``: label = token + 1 (0 is OpenFst's epsilon), weight = -log p, natural.
+As everywhere, token -1 pads a slot and an arc of log-probability -inf is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pywrapfst
+
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+LARGEST_TOKEN = 2**31 - 2
+
+
+def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple[int, float]]]:
+    """The arcs of each slot, (token, log p), without padding; ValueError where the arrays are no lattice.
+
+    tokens, log_probs: ``[slots, k]``.
+    """
+    token_array, log_prob_array = np.asarray(tokens), np.asarray(log_probs, np.float64)
+    if token_array.ndim != 2 or token_array.shape != log_prob_array.shape:
+        raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {token_array.shape} and {log_prob_array.shape}")
+    if token_array.dtype.kind not in "iu":
+        raise ValueError(f"expected tokens as integers, got {token_array.dtype}")
+    slots = []
+    for slot, (slot_tokens, slot_log_probs) in enumerate(zip(token_array.tolist(), log_prob_array.tolist(), strict=True)):
+        arcs = [(token, log_prob) for token, log_prob in zip(slot_tokens, slot_log_probs, strict=True) if token != -1]
+        for token, log_prob in arcs:
+            if not 0 <= token <= LARGEST_TOKEN:
+                raise ValueError(f"slot {slot}: expected token ids from 0 to {LARGEST_TOKEN}, or -1 as padding, got {token}")
+            if not log_prob < np.inf:
+                raise ValueError(f"slot {slot}: expected a log-probability for token {token}, got {log_prob}")
+        arcs = [arc for arc in arcs if arc[1] > -np.inf]
+        if not arcs:
+            raise ValueError(f"slot {slot}: expected at least one token of positive probability, got none")
+        if len({token for token, _ in arcs}) < len(arcs):
+            raise ValueError(f"slot {slot}: expected every token once, got {sorted(token for token, _ in arcs)}")
+        slots.append(arcs)
+    return slots
+
+
+def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> pywrapfst.VectorFst:
+    """The linear acceptor of a lattice, ``tokens [slots, k]`` ids and ``log_probs [slots, k]`` natural logs."""
+    slots = slots_of(tokens, log_probs)
+    automaton = pywrapfst.VectorFst()
+    automaton.add_states(len(slots) + 1)
+    automaton.set_start(0)
+    automaton.set_final(len(slots))
+    for slot, arcs in enumerate(slots):
+        for token, log_prob in sorted(arcs):
+            automaton.add_arc(slot, pywrapfst.Arc(token + 1, token + 1, -log_prob, slot + 1))
+    return automaton
+
+
+def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats]:
+    """The lattice of a linear acceptor (pywrapfst or pynini): ``tokens [slots, k]`` int32, ``log_probs [slots, k]`` float64.
+
+    The arcs of a slot come best first, ties by token, padded with token -1 and log-probability -inf. Raises ValueError
+    for automata that are no sausage: ones that branch, end early, loop, transduce, hold epsilons or repeat a label.
+    """
+    if automaton.arc_type() != "standard":
+        raise ValueError(f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to convert them")
+    state = automaton.start()
+    if state < 0:
+        raise ValueError("expected a linear acceptor, got an automaton without a start state")
+    slots: list[list[tuple[float, int]]] = []
+    visited = set()
+    while True:
+        visited.add(state)
+        arcs = list(automaton.arcs(state))
+        final = float(automaton.final(state))
+        if not arcs:
+            break
+        if final != np.inf:
+            raise ValueError(f"expected all paths of one length, got state {state} that is final and has arcs")
+        next_states = {arc.nextstate for arc in arcs}
+        if len(next_states) > 1:
+            raise ValueError(f"expected a linear acceptor, got arcs from state {state} to {len(next_states)} states; it is no sausage")
+        for arc in arcs:
+            if arc.ilabel != arc.olabel:
+                raise ValueError(f"expected an acceptor, got an arc {arc.ilabel}:{arc.olabel} at state {state}; project it")
+            if arc.ilabel <= 0:
+                raise ValueError(f"expected labels above 0, got {arc.ilabel} at state {state}; remove epsilons with rmepsilon")
+        if len({arc.ilabel for arc in arcs}) < len(arcs):
+            raise ValueError(f"expected every label once in a slot, got one twice at state {state}; determinize it")
+        slots.append(sorted((float(arc.weight), arc.ilabel - 1) for arc in arcs))
+        state = next_states.pop()
+        if state in visited:
+            raise ValueError(f"expected a linear acceptor, got a cycle through state {state}")
+    if final == np.inf or not slots:
+        raise ValueError("expected a linear acceptor with at least one arc and a final state at its end")
+    slots[-1] = [(cost + final, token) for cost, token in slots[-1]]
+    k = max(map(len, slots))
+    tokens, log_probs = np.full((len(slots), k), -1, np.int32), np.full((len(slots), k), -np.inf)
+    for slot, costs in enumerate(slots):
+        log_probs[slot, : len(costs)] = [-cost for cost, _ in costs]
+        tokens[slot, : len(costs)] = [token for _, token in costs]
+    return tokens, log_probs

@@ -1,0 +1,46 @@
+"""Import hygiene: what is public, what stays light, and a shadowed package named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fst
+import latticebpd
+
+ROOT = Path(latticebpd.__file__).parent.parent
+
+
+def python(code: str, *, path: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": path} if path else None
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd or ROOT, env=environment, check=False)
+
+
+@pytest.mark.parametrize("module", ["fst", "latticebpd", "latticebpd.cli"])
+def test_import_leaves_torch_out(module: str) -> None:
+    done = python(f"import sys, {module}; assert not {{'torch', 'transformers'}} & set(sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", [fst, latticebpd])
+def test_every_public_name_exists(module: object) -> None:
+    names = module.__all__  # type: ignore[attr-defined]
+    assert names == sorted(set(names)) or set(names)
+    for name in names:
+        assert getattr(module, name) is not None
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'rescoer'"):
+        latticebpd.rescoer  # noqa: B018
+
+
+def test_a_foreign_fst_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fst.py").write_text("")
+    done = python("import latticebpd", path=f"{tmp_path}:{ROOT}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "expected latticebpd's own package 'fst', but" in done.stderr
+    assert str(tmp_path / "fst.py") in done.stderr
