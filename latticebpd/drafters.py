@@ -16,7 +16,7 @@ from torch import Tensor
 from latticebpd.drafts import DraftTree
 from latticebpd.lattice import SausageLattice, oracle_path
 from latticebpd.models import BlockwiseLM
-from latticebpd.rescoring import LanguageModel, as_rescorer
+from latticebpd.rescoring import LanguageModel, Rescorer, as_rescorer, check_vocabulary
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class PathsDrafter(HeadsDrafter):
 
     def __init__(self, model: BlockwiseLM, lm: LanguageModel, p: int = 16, alpha: float = 1.0, k: int = 16) -> None:
         super().__init__(model, k)
-        self.rescorer, self.p, self.alpha = as_rescorer(lm), p, alpha
+        self.rescorer, self.p, self.alpha = _fitting_rescorer(model, lm), p, alpha
 
     def draft(self, lattice: SausageLattice, state: State) -> DraftTree:
         return DraftTree.from_paths(self.rescorer.rescore(lattice, self.p, self.alpha, state.tokens).tokens)
@@ -120,7 +120,7 @@ class TreeDrafter(HeadsDrafter):
 
     def __init__(self, model: BlockwiseLM, lm: LanguageModel, num_nodes: int = 64, alpha: float = 1.0, k: int = 16) -> None:
         super().__init__(model, k)
-        self.rescorer, self.num_nodes, self.alpha = as_rescorer(lm), num_nodes, alpha
+        self.rescorer, self.num_nodes, self.alpha = _fitting_rescorer(model, lm), num_nodes, alpha
 
     def draft(self, lattice: SausageLattice, state: State) -> DraftTree:
         return self.rescorer.draft_tree(lattice, self.num_nodes, self.alpha, state.tokens, lattice.kept_log_mass)
@@ -142,6 +142,12 @@ class OracleDrafter(HeadsDrafter):
         return DraftTree.from_paths([oracle_path(lattice, self.continuation[done:]).tolist()])
 
 
+def _fitting_rescorer(model: BlockwiseLM, lm: LanguageModel) -> Rescorer:
+    rescorer = as_rescorer(lm)
+    check_vocabulary(rescorer, model.tokenizer_fingerprint, model.vocab_size)
+    return rescorer
+
+
 def lattice_from_logits(logits: Tensor, k: int) -> SausageLattice:
     """``SausageLattice.from_logits`` for tensors, with the top-k taken on the tensor's own device.
 
@@ -152,4 +158,4 @@ def lattice_from_logits(logits: Tensor, k: int) -> SausageLattice:
     if values.shape[-1] > k and bool((values[:, k] == values[:, k - 1]).any()):
         return SausageLattice.from_logits(logits, k)
     log_probs = values[:, :k] - logits.logsumexp(dim=-1, keepdim=True)
-    return SausageLattice(tokens[:, :k], log_probs)
+    return SausageLattice(tokens[:, :k].cpu().numpy(), log_probs.float().cpu().numpy())

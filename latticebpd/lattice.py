@@ -14,7 +14,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -121,8 +121,8 @@ class SausageLattice:
         """``[slots]`` natural log of each slot's probability that its arcs keep, at most 0."""
         weights = np.where(self.tokens == PADDING, -np.inf, self.log_probs).astype(np.float64)
         top = weights.max(axis=1, keepdims=True)
-        mass: np.ndarray = top[:, 0] + np.log(np.exp(weights - top).sum(axis=1))
-        return np.minimum(mass, 0.0)
+        mass: np.ndarray = np.minimum(top[:, 0] + np.log(np.exp(weights - top).sum(axis=1)), 0.0)
+        return mass
 
     def first_slots(self, slots: int) -> SausageLattice:
         """The lattice of the first ``slots`` slots."""
@@ -172,15 +172,17 @@ class LatticeSet:
     tokens: ``[n, slots, k]`` int32, -1 pads; log_probs: ``[n, slots, k]`` float32, natural log.
     continuation: ``[n, slots]`` int32, the base model's greedy tokens; -1 where its text has ended.
     context: ``[n, c]`` int32, the last tokens before the lattice; -1 pads on the left.
+    fingerprint: hash of the vocabulary that the ids belong to, where it is known.
     """
 
     tokens: np.ndarray
     log_probs: np.ndarray
     continuation: np.ndarray
     context: np.ndarray
+    fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        shapes = {field.name: getattr(self, field.name).shape for field in fields(self)}
+        shapes = {name: array.shape for name, array in self._arrays().items()}
         n = shapes["tokens"][:1]
         if (
             len(shapes["tokens"]) != 3
@@ -193,11 +195,15 @@ class LatticeSet:
             raise ValueError(
                 "expected tokens [n, slots, k], log_probs [n, slots, k], continuation [n, slots] and context [n, c], got " + listing
             )
-        for name, kind in (("tokens", "iu"), ("log_probs", "f"), ("continuation", "iu"), ("context", "iu")):
-            if getattr(self, name).dtype.kind not in kind:
-                raise ValueError(f"{name}: expected {'float' if kind == 'f' else 'integer'} values, got {getattr(self, name).dtype}")
-            if kind == "iu" and getattr(self, name).size and getattr(self, name).min() < PADDING:
-                raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding), got {getattr(self, name).min()}")
+        for name, array in self._arrays().items():
+            kind = "f" if name == "log_probs" else "iu"
+            if array.dtype.kind not in kind:
+                raise ValueError(f"{name}: expected {'float' if kind == 'f' else 'integer'} values, got {array.dtype}")
+            if kind == "iu" and array.size and array.min() < PADDING:
+                raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding), got {array.min()}")
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: getattr(self, name) for name in _ARRAYS}
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -209,10 +215,17 @@ class LatticeSet:
         except ValueError as error:
             raise ValueError(f"lattice {index}: {error}") from error
 
+    def context_of(self, index: int) -> list[int]:
+        """The tokens before the ``index``-th lattice, padding left out."""
+        return [token for token in self.context[index].tolist() if token != PADDING]
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a compressed ``.npz``; the file appears when it is complete."""
+        arrays: dict[str, Any] = self._arrays()
+        if self.fingerprint is not None:
+            arrays["fingerprint"] = np.array(self.fingerprint)
         with replacing(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatticeSet:
@@ -226,11 +239,15 @@ class LatticeSet:
             with np.load(path, allow_pickle=False) as archive:
                 if not isinstance(archive, np.lib.npyio.NpzFile):
                     raise ValueError("expected an .npz archive of named arrays, got a single array")
-                missing = [field.name for field in fields(cls) if field.name not in archive]
+                missing = [name for name in _ARRAYS if name not in archive]
                 if missing:
-                    raise ValueError(f"expected the arrays tokens, log_probs, continuation and context; missing: {', '.join(missing)}")
-                return cls(**{field.name: archive[field.name] for field in fields(cls)})
+                    raise ValueError(f"expected the arrays {', '.join(_ARRAYS)}; missing: {', '.join(missing)}")
+                fingerprint = str(archive["fingerprint"]) if "fingerprint" in archive else None
+                return cls(**{name: archive[name] for name in _ARRAYS}, fingerprint=fingerprint)
         except FileNotFoundError:
             raise
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
             raise ValueError(f"{path}: not a lattice file: {error}") from error
+
+
+_ARRAYS = ("tokens", "log_probs", "continuation", "context")

@@ -96,8 +96,8 @@ class BlockwiseLM(nn.Module):
         directory.mkdir(parents=True, exist_ok=True)
         dtype = dtype or self.heads.up.dtype
         # A converted copy keeps tied weights tied, and its config names the stored type.
-        base = self.base if dtype == self.base.dtype else copy.deepcopy(self.base).to(dtype)
-        base.save_pretrained(directory)
+        base: Any = self.base if dtype == self.base.dtype else copy.deepcopy(self.base)
+        base.to(dtype).save_pretrained(directory)
         with replacing(directory / HEADS_WEIGHTS) as temporary:
             save_file({name: tensor.detach().to(dtype).contiguous() for name, tensor in self.heads.state_dict().items()}, temporary)
         record = {
@@ -122,7 +122,9 @@ class BlockwiseLM(nn.Module):
         try:
             config = json.loads((directory / HEADS_CONFIG).read_text())
             if config["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"{directory}: expected heads of format {FORMAT_VERSION}, got {config['format_version']}; update latticebpd")
+                raise ValueError(
+                    f"{directory}: expected heads of format {FORMAT_VERSION}, got {config['format_version']}; update latticebpd"
+                )
             heads = BlockHeads(config["hidden_size"], config["num_heads"], config["intermediate_size"])
             weights = load_file(directory / HEADS_WEIGHTS)
         except FileNotFoundError as error:

@@ -59,6 +59,7 @@ def collect_lattices(
         np.array(log_probs, dtype=np.float32).reshape(-1, slots, k),
         np.array(continuations, dtype=np.int32).reshape(-1, slots),
         np.array(contexts, dtype=np.int32).reshape(-1, context_length),
+        model.tokenizer_fingerprint,
     )
 
 
@@ -80,8 +81,7 @@ def accept_lengths(
     """``[n]`` accepted drafted tokens of ``draft(lattice, context)`` at every position."""
     lengths = np.zeros(len(lattices), dtype=np.int64)
     for index in range(len(lattices)):
-        context = [token for token in lattices.context[index].tolist() if token != PADDING]
-        lengths[index] = accept_length(draft(lattices[index], context), lattices.continuation[index])
+        lengths[index] = accept_length(draft(lattices[index], lattices.context_of(index)), lattices.continuation[index])
         if on_lattice is not None:
             on_lattice()
     return lengths

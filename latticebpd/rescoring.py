@@ -76,13 +76,39 @@ def as_rescorer(lm: LanguageModel) -> Rescorer:
     raise ValueError(f"expected an fst.NgramModel, the path of an ARPA or FST file, a rescorer or None as lm, got {type(lm).__name__}")
 
 
+def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model") -> None:
+    """Refuse an n-gram model that was made for another vocabulary than ``owner``'s, as far as both tell theirs.
+
+    Args:
+        lm: anything; only n-gram models are looked at.
+        fingerprint: hash of the owner's vocabulary, or None if unknown.
+        vocab_size: number of the owner's tokens, or None if unknown.
+        owner: who it is, for the message.
+    """
+    model = lm.lm if isinstance(lm, NgramRescorer) else lm
+    if not isinstance(model, fst.NgramModel):
+        return
+    if fingerprint and model.fingerprint and fingerprint != model.fingerprint:
+        raise ValueError(
+            f"expected an n-gram model over the vocabulary of {owner} ({fingerprint}), got one over {model.fingerprint}; "
+            "train one on text encoded with the same tokenizer"
+        )
+    if vocab_size is not None and model.vocab_size > vocab_size:
+        raise ValueError(
+            f"expected an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner}), got one over {model.vocab_size}; "
+            "train one on text encoded with the same tokenizer"
+        )
+
+
 @lru_cache(maxsize=8)
 def _loaded(path: Path, modified: int) -> NgramRescorer:
     del modified  # part of the key, so that a rewritten file is read again
     return NgramRescorer(fst.NgramModel.load(path))
 
 
-def rescore(lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float = 1.0, context: Sequence[int] | np.ndarray = ()) -> Drafts:
+def rescore(
+    lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float = 1.0, context: Sequence[int] | np.ndarray = ()
+) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 
     Args:

@@ -89,7 +89,8 @@ class Verifier:
         for layer in self.cache.layers:
             if getattr(layer, "is_sliding", False) or not hasattr(layer, "keys"):
                 raise ValueError(
-                    f"expected a model with full attention in every layer, got a cache of {type(layer).__name__}; its rejected tokens cannot be dropped"
+                    f"expected a model with full attention in every layer, got a cache of {type(layer).__name__}; "
+                    "rejected tokens cannot be dropped from it"
                 )
         self.length = len(tokens)
         hidden, logits = output.hidden_states[-1][0, -1:], output.logits[0, -1:]
@@ -148,7 +149,9 @@ class Exact:
     """Keep a drafted token only where it is the base model's own choice: the output is greedy decoding's."""
 
     def accept(self, tree: DraftTree, verified: Verified) -> tuple[list[int], int]:
-        children = {(parent, token): node for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))}
+        children = {
+            (parent, token): node for node, (parent, token) in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
+        }
         path: list[int] = []
         node, choice = ROOT, verified.greedy_token(0)
         while (child := children.get((node, choice))) is not None:

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -117,7 +118,9 @@ def batch_at(tokens: np.ndarray, step: int, num_heads: int, options: TrainingOpt
     span = length + num_heads
     windows = len(tokens) // span
     if windows < 1:
-        raise ValueError(f"expected a corpus of at least {span} tokens (one window), got {len(tokens)}; give more text or a shorter sequence length")
+        raise ValueError(
+            f"expected a corpus of at least {span} tokens (one window), got {len(tokens)}; give more text or a shorter sequence length"
+        )
     first = step * options.batch_size
     chosen = []
     for index in range(first, first + options.batch_size):
@@ -184,7 +187,10 @@ class Trainer:
     def __post_init__(self) -> None:
         highest = int(max(self.tokens[: 1 << 20].max(initial=0), self.validation.max(initial=0)))
         if highest >= self.model.vocab_size:
-            raise ValueError(f"expected token ids below {self.model.vocab_size} (the model's vocabulary), got {highest}; was the corpus encoded with another tokenizer?")
+            raise ValueError(
+                f"expected token ids below {self.model.vocab_size} (the model's vocabulary), got {highest}; "
+                "was the corpus encoded with another tokenizer?"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
         self.optimizers = make_optimizers(self.model, self.options)
         self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
@@ -266,8 +272,6 @@ class Trainer:
         path = self.directory / STATE_WEIGHTS
         if not path.exists():
             return
-        from safetensors import safe_open
-
         with safe_open(path, framework="pt") as file:
             record = json.loads(file.metadata()["training"])
         tensors = load_file(path)
@@ -275,13 +279,15 @@ class Trainer:
             for name, parameter in self.model.named_parameters():
                 stored = tensors.get(f"model.{name}")
                 if stored is None or stored.shape != parameter.shape:
-                    raise ValueError(f"{path}: the checkpoint is of another model ({name} does not fit); choose another directory or the same shape")
+                    raise ValueError(
+                        f"{path}: the checkpoint is of another model ({name} does not fit); choose another directory or the same shape"
+                    )
                 parameter.copy_(stored)
         for number, optimizer in enumerate(self.optimizers):
             prefix = f"optimizer{number}."
-            for index, parameter in enumerate(_parameters(optimizer)):
+            for index, weight in enumerate(_parameters(optimizer)):
                 start = f"{prefix}{index}."
-                optimizer.state[parameter] = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+                optimizer.state[weight] = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
         self.step, self.seen_seconds = int(record["step"]), float(record["seconds"])
 
     def _optimizer_tensors(self) -> Iterator[tuple[int, str, Tensor]]:

@@ -28,7 +28,7 @@ from latticebpd.models import BlockwiseLM
 from latticebpd.replay import accept_lengths, collect_lattices
 from latticebpd.rescoring import draft_tree
 from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
-from lm_training.corpus import END_OF_TEXT, Document, encode_corpus, is_held_out, load_tokens, read_documents, train_tokenizer
+from lm_training.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.ngram import estimate
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
@@ -148,7 +148,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     model = train_blockwise(
-        corpus, validation, work / "blockwise", ModelShape(), options, tokenizer.token_to_id(END_OF_TEXT), fingerprint
+        corpus, validation, work / "blockwise", ModelShape(), options, end_of_text_id(tokenizer), fingerprint
     )  # goes on from its checkpoint, or returns at once when it is done
     model.save_pretrained(bundle.MODEL, dtype=torch.float16)
     shutil.copyfile(work / "tokenizer.json", bundle.TOKENIZER)

@@ -94,11 +94,17 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192, progress: bool
     return tokenizer
 
 
-def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_size: int = 256) -> np.ndarray:
-    """Encode documents, each ending with end-of-text: ``[n]`` uint16 ids, or uint32 for large vocabularies."""
-    end_id = tokenizer.token_to_id(END_OF_TEXT)
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """The id of the token that ends documents."""
+    end_id: int | None = tokenizer.token_to_id(END_OF_TEXT)
     if end_id is None:
         raise ValueError(f"expected a tokenizer with the token {END_OF_TEXT!r}, got one of {tokenizer.get_vocab_size()} tokens without it")
+    return end_id
+
+
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_size: int = 256) -> np.ndarray:
+    """Encode documents, each ending with end-of-text: ``[n]`` uint16 ids, or uint32 for large vocabularies."""
+    end_id = end_of_text_id(tokenizer)
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
     chunks: list[np.ndarray] = []
     iterator = iter(documents)

@@ -22,7 +22,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """Approximate the nearest semi-orthogonal matrix of each of ``[n, rows, columns]``."""
     a, b, c = _COEFFICIENTS
     wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
-    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -33,7 +33,7 @@ class Muon(torch.optim.Optimizer):
     """For two-dimensional parameters only; the rest belongs to AdamW.
 
     Args:
-        lr: step size; an update has root-mean-square entries of about ``lr * 0.2 `` whatever the matrix's shape.
+        lr: step size; an update has root-mean-square entries of about ``lr * 0.2`` whatever the matrix's shape.
         momentum: Nesterov momentum.
         weight_decay: decoupled, scaled by ``lr``.
     """
@@ -53,6 +53,7 @@ class Muon(torch.optim.Optimizer):
                 updates = []
                 for parameter in parameters:
                     state = self.state[parameter]
+                    assert parameter.grad is not None
                     if "momentum" not in state:
                         state["momentum"] = torch.zeros_like(parameter)
                     state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])

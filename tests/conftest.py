@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.models import BlockHeads, BlockwiseLM
 
-
 # Models this small run fastest on one thread, and tests then share a machine well.
 torch.set_num_threads(1)
 

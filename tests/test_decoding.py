@@ -53,7 +53,9 @@ def trigram(vocab: int = 23, seed: int = 5) -> fst.NgramModel:
     rng = np.random.default_rng(seed)
     unigrams = np.arange(vocab, dtype=np.int32)[:, None]
     pairs = np.unique(rng.integers(0, vocab, (120, 2), dtype=np.int32), axis=0)
-    triples = np.unique(np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1), axis=0)
+    triples = np.unique(
+        np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1), axis=0
+    )
     known = {tuple(row) for row in pairs.tolist()}
     triples = np.array([row for row in triples.tolist() if tuple(row[1:]) in known], dtype=np.int32).reshape(-1, 3)
     ngrams = [unigrams, pairs, triples]
@@ -157,9 +159,15 @@ def test_length_limit_inside_a_block_is_kept_exactly(model: BlockwiseLM, limit: 
 
 def test_plain_transformers_model_needs_no_heads() -> None:
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=19, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None)).eval()
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=19, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None
+        )
+    ).eval()
     reference = model.generate(torch.tensor([[1, 2, 3]]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)[0]
-    guesses = ScriptedDrafter(lambda state: DraftTree.from_paths([[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else []))
+    guesses = ScriptedDrafter(
+        lambda state: DraftTree.from_paths([[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else [])
+    )
     out = generate(model, [1, 2, 3], guesses, max_new_tokens=20, eos_token_id=[])
     assert out.sequences[0].tolist() == reference.tolist()
     assert out.num_calls == 10  # the first token of every draft is right: two tokens a call, the last alone

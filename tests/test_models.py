@@ -50,7 +50,7 @@ def test_grouped_forward_equals_each_head_alone(model: BlockwiseLM) -> None:
 
 
 def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="heads of hidden size 16 .* got 8"):
+    with pytest.raises(ValueError, match=r"heads of hidden size 16 .* got 8"):
         BlockwiseLM(tiny_model().base, BlockHeads(8, 3, 4))
 
 
@@ -70,7 +70,7 @@ def test_heads_that_do_not_fit_the_base_are_refused(model: BlockwiseLM, tmp_path
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "heads.json").read_text())
     (tmp_path / "heads.json").write_text(json.dumps(config | {"vocab_size": 99}))
-    with pytest.raises(ValueError, match="base model of 99 tokens .* got 23"):
+    with pytest.raises(ValueError, match=r"base model of 99 tokens .* got 23"):
         BlockwiseLM.from_pretrained(tmp_path)
     (tmp_path / "heads.json").write_text(json.dumps(config | {"num_heads": 7}))
     with pytest.raises(ValueError, match=r"heads\.safetensors does not fit heads\.json"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
-from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
+from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
+from tests.conftest import tiny_model
 from tests.test_decoding import trigram
 
 LM = trigram(vocab=6, seed=1)
@@ -26,7 +28,9 @@ def lattices(draw: st.DrawFn) -> SausageLattice:
     return SausageLattice(np.array(tokens), np.array(weights, dtype=np.float32).reshape(slots, k))
 
 
-def enumerate_paths(lattice: SausageLattice, lm: fst.NgramModel | None, alpha: float, context: list[int]) -> list[tuple[float, tuple[int, ...]]]:
+def enumerate_paths(
+    lattice: SausageLattice, lm: fst.NgramModel | None, alpha: float, context: list[int]
+) -> list[tuple[float, tuple[int, ...]]]:
     scored = []
     for arcs in itertools.product(range(lattice.k), repeat=lattice.slots):
         path = tuple(int(lattice.tokens[slot, arc]) for slot, arc in enumerate(arcs))
@@ -55,7 +59,9 @@ def test_drafts_are_the_best_of_all_paths(lattice: SausageLattice, p: int, alpha
 
 @settings(max_examples=60, deadline=None)
 @given(lattices(), st.integers(1, 200), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3), st.booleans())
-def test_tree_is_the_most_probable_set_of_prefixes(lattice: SausageLattice, nodes: int, alpha: float, context: list[int], keep: bool) -> None:
+def test_tree_is_the_most_probable_set_of_prefixes(
+    lattice: SausageLattice, nodes: int, alpha: float, context: list[int], keep: bool
+) -> None:
     mass = lattice.kept_log_mass if keep else None
     tree = draft_tree(lattice, LM, num_nodes=nodes, alpha=alpha, context=context, kept_log_mass=mass)
     weights: dict[tuple[int, ...], float] = {(): 0.0}
@@ -140,3 +146,14 @@ def test_argument_out_of_range_is_named(arguments: dict[str, object], message: s
 def test_missing_model_file_is_a_file_not_found_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         rescore(SausageLattice([[3, 1]], [[-1.0, -1.5]]), tmp_path / "none.fst")
+
+
+def test_model_of_another_vocabulary_is_refused_with_both_names() -> None:
+    model = tiny_model(vocab_size=23)
+    model.tokenizer_fingerprint = "sha256:00"
+    table = trigram().to_table()
+    TreeDrafter(model, fst.NgramModel.from_table(replace(table, fingerprint="sha256:00")))
+    with pytest.raises(ValueError, match=r"the model \(sha256:00\), got one over sha256:11; train one"):
+        TreeDrafter(model, fst.NgramModel.from_table(replace(table, fingerprint="sha256:11")))
+    with pytest.raises(ValueError, match=r"at most 23 tokens .* got one over 40"):
+        PathsDrafter(model, trigram(vocab=40))

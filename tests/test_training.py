@@ -12,12 +12,28 @@ import numpy as np
 import pytest
 import torch
 
-from lm_training.blockwise import ModelShape, Trainer, TrainingOptions, batch_at, block_loss, learning_rate_factor, new_model, train_blockwise
+from lm_training.blockwise import (
+    ModelShape,
+    Trainer,
+    TrainingOptions,
+    batch_at,
+    block_loss,
+    learning_rate_factor,
+    new_model,
+    train_blockwise,
+)
 from lm_training.corpus import END_OF_TEXT, corpus_ids, encode_documents, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.muon import orthogonalise
 
 SHAPE = ModelShape(
-    vocab_size=31, hidden_size=16, num_layers=1, attention_heads=2, intermediate_size=24, num_heads=4, head_intermediate_size=8, max_positions=64
+    vocab_size=31,
+    hidden_size=16,
+    num_layers=1,
+    attention_heads=2,
+    intermediate_size=24,
+    num_heads=4,
+    head_intermediate_size=8,
+    max_positions=64,
 )
 OPTIONS = TrainingOptions(steps=6, batch_size=2, sequence_length=16, warmup_steps=2, validation_every=3, checkpoint_every=2)
 
@@ -111,7 +127,9 @@ def test_sampled_head_losses_average_to_the_full_ones() -> None:
     one_batch = replace(OPTIONS, batch_size=900 // 20)  # every window in every step, so only the positions vary
     with torch.no_grad():
         _, full = block_loss(model, batch_at(corpus(), 0, 4, replace(one_batch, head_positions=1.0)))
-        sampled = torch.stack([block_loss(model, batch_at(corpus(), step, 4, replace(one_batch, head_positions=0.3)))[1] for step in range(60)])
+        sampled = torch.stack(
+            [block_loss(model, batch_at(corpus(), step, 4, replace(one_batch, head_positions=0.3)))[1] for step in range(60)]
+        )
     standard_error = sampled.std(0) / len(sampled) ** 0.5
     # With all positions dealt out, each head still sees a third of them: `full` has a sampling error of its own.
     assert ((sampled.mean(0) - full).abs() < 5 * standard_error + 0.05 * full).all()
@@ -172,5 +190,5 @@ def test_corpus_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_corpus_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least 20 tokens .* got 10"):
+    with pytest.raises(ValueError, match=r"at least 20 tokens .* got 10"):
         train_blockwise(corpus(10), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)

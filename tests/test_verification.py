@@ -89,7 +89,13 @@ def test_sliding_window_is_refused() -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
     config = MistralConfig(
-        vocab_size=23, hidden_size=16, num_hidden_layers=1, intermediate_size=16, num_attention_heads=2, num_key_value_heads=2, sliding_window=4
+        vocab_size=23,
+        hidden_size=16,
+        num_hidden_layers=1,
+        intermediate_size=16,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=4,
     )
     with pytest.raises(ValueError, match="full attention in every layer"):
         Verifier(MistralForCausalLM(config)).prefill([1, 2, 3])

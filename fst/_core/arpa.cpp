@@ -146,7 +146,8 @@ void ArpaParser::begin_section() {
     part_ = last ? Part::kEnd : Part::kNgrams;
     ++order_;
     read_ = 0;
-    last_context_.clear();
+    last_words_.clear();
+    context_row_ = AutomatonBuilder::kNone;
 }
 
 void ArpaParser::end_section() {
@@ -218,25 +219,26 @@ void ArpaParser::number_unigrams() {
 }
 
 void ArpaParser::read_ngram(double cost, double backoff) {
-    labels_.clear();
+    // Files are sorted in one way or another, so most words stand where they stood in the line before.
+    labels_.resize(order_);
+    last_words_.resize(order_);
     for (std::size_t i = 1; i <= order_; ++i) {
+        if (!last_words_[i - 1].empty() && last_words_[i - 1] == fields_[i]) continue;
+        last_words_[i - 1].clear();
         auto found = word_index_.find(fields_[i]);
         if (found == word_index_.end() && fields_[i] == "<UNK>") found = word_index_.find(std::string_view("<unk>"));
         if (found == word_index_.end()) fail("expected words of the unigrams, got " + joined(i, i + 1));
         const std::int32_t label = label_of_word_[found->second];
         if ((label == AutomatonBuilder::kStart && i > 1) || (label == AutomatonBuilder::kEnd && i < order_))
             fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got " + joined(1, order_ + 1));
-        labels_.push_back(label);
+        labels_[i - 1] = label;
+        last_words_[i - 1] = fields_[i];
+        if (i < order_) context_row_ = AutomatonBuilder::kNone;
     }
-    const std::int32_t last = labels_.back();
-    labels_.pop_back();
-    if (labels_ != last_context_) {
-        last_context_row_ = builder_.find(labels_.data(), labels_.size());
-        if (last_context_row_ == AutomatonBuilder::kNone)
-            fail("expected the context of " + joined(1, order_ + 1) + " among the " + std::to_string(order_ - 1) + "-grams, where it is missing");
-        last_context_ = labels_;
-    }
-    builder_.add(last_context_row_, last, cost, backoff);
+    if (context_row_ == AutomatonBuilder::kNone) context_row_ = builder_.find(labels_.data(), order_ - 1);
+    if (context_row_ == AutomatonBuilder::kNone)
+        fail("expected the context of " + joined(1, order_ + 1) + " among the " + std::to_string(order_ - 1) + "-grams, where it is missing");
+    builder_.add(context_row_, labels_.back(), cost, backoff);
 }
 
 double ArpaParser::read_number(std::size_t at, const char* what) const {

@@ -77,9 +77,10 @@ class ArpaParser {
     std::vector<std::int32_t> label_of_word_;
     std::int32_t unk_label_ = 0;
 
-    std::vector<std::int32_t> labels_;        // of the n-gram being read
-    std::vector<std::int32_t> last_context_;  // neighbours mostly share theirs
-    std::uint32_t last_context_row_ = 0;
+    // Of the n-gram being read, and of the one before until its fields are replaced.
+    std::vector<std::int32_t> labels_;
+    std::vector<std::string> last_words_;
+    std::uint32_t context_row_ = AutomatonBuilder::kNone;
 };
 
 }  // namespace latticebpd

@@ -13,8 +13,8 @@ def demo(
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
     prompts: int | None = typer.Option(None, min=1, help="How many of the bundled prompts; all by default."),
     max_new_tokens: int = typer.Option(96, min=2, help="Tokens to decode per prompt."),
-    k: int = typer.Option(16, min=1, help="Arcs per slot: the best tokens of each head."),
-    p: int = typer.Option(16, min=1, help="Drafts of the p-best systems."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot: the best tokens of each head."),
+    p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts of the p-best systems."),
     nodes: int = typer.Option(64, min=1, help="Nodes of the draft tree."),
 ) -> None:
     """Decode the bundled prompts with every drafting system and compare them.

@@ -15,7 +15,7 @@ def generate(
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
     nodes: int = typer.Option(64, min=0, help="Nodes of the draft tree; 0 decodes greedily, one token a call."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
-    k: int = typer.Option(16, min=1, help="Arcs per slot."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     json: bool = typer.Option(False, "--json", help="Print the text and its cost as one JSON object."),
 ) -> None:

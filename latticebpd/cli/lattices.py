@@ -10,14 +10,14 @@ import typer
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
-from latticebpd.lattice import PADDING, LatticeSet
+from latticebpd.lattice import LatticeSet
 
 
 def lattices(
     output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz)."),
     prompts: Path | None = typer.Option(None, help="JSONL with a text field, or a text file; the bundled prompts by default."),
     model: Path | None = typer.Option(None, help="Directory of a blockwise model; the bundled one by default."),
-    k: int = typer.Option(16, min=1, help="Arcs per slot."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     max_prompt_tokens: int = typer.Option(64, min=1, help="Tokens of each text that serve as its prompt."),
     max_new_tokens: int = typer.Option(128, min=2, help="Greedy tokens per prompt."),
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
@@ -51,7 +51,7 @@ def lattices(
 def rescore(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz)."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; without one, the lattices' own order."),
-    p: int = typer.Option(16, min=1, help="Drafts per lattice."),
+    p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
     alpha: float = typer.Option(1.0, min=0.0, help="Weight of the language model."),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.
@@ -59,14 +59,15 @@ def rescore(
     Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
     """
     import fst
+    from latticebpd.rescoring import check_vocabulary
 
     model = fst.NgramModel.load(lm) if lm else None
     for file in files:
         found = LatticeSet.load(file)
+        check_vocabulary(model, found.fingerprint, owner=str(file))
         for index in range(len(found)):
             lattice = found[index]
-            context = [token for token in found.context[index].tolist() if token != PADDING]
-            tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, model, p=p, alpha=alpha, context=context)
+            tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, model, p=p, alpha=alpha, context=found.context_of(index))
             print(json_module.dumps({"file": str(file), "lattice": index, "tokens": tokens.tolist(), "scores": scores.tolist()}))
 
 

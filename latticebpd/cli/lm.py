@@ -60,7 +60,9 @@ def train(
         raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs))}")
     vocab_size = bpe.get_vocab_size() if bpe else int(np.max(ids)) + 1
     if bpe is not None and int(np.max(ids)) >= vocab_size:
-        raise ValueError(f"expected token ids below {vocab_size} (the tokenizer's), got {int(np.max(ids))}; name the tokenizer that made them")
+        raise ValueError(
+            f"expected token ids below {vocab_size} (the tokenizer's), got {int(np.max(ids))}; name the tokenizer that made them"
+        )
     fingerprint = vocabulary_fingerprint(bpe.get_vocab()) if bpe else None
     with err.status(f"estimating an {order}-gram from {len(ids):,} tokens"):
         table = estimate(ids, order=order, min_counts=counts, max_ngrams=max_ngrams, prune_theta=prune_theta, vocab_size=vocab_size)

@@ -81,7 +81,7 @@ def blockwise(
 
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
-    from lm_training.corpus import END_OF_TEXT, load_tokens
+    from lm_training.corpus import end_of_text_id, load_tokens
 
     if not tokenizer.is_file():
         raise ValueError(f"{tokenizer}: expected a tokenizer.json, found no such file")
@@ -111,7 +111,7 @@ def blockwise(
         output,
         shape,
         options,
-        eos_id=bpe.token_to_id(END_OF_TEXT),
+        eos_id=end_of_text_id(bpe),
         tokenizer_fingerprint=vocabulary_fingerprint(bpe.get_vocab()),
         progress=err.is_terminal,
     )
