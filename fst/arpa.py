@@ -16,36 +16,22 @@ backoff weights, ``-99`` for log 0) and strict where a file would be misread: it
 from __future__ import annotations
 
 import gzip
-import math
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
-
-import numpy as np
 
 from fst import _core
-from fst.automaton import collect, to_table
+from fst.automaton import Automaton
 from fst.files import replacing
-from fst.table import BOS, EOS, UNK, NgramTable
+from fst.table import BOS, EOS, UNK
 
-LN10 = math.log(10.0)
-LOG10_ZERO = -99.0
 PIECE = 4 << 20
 """Bytes read at a time."""
 Progress = Callable[[int, int], object]
 MARKER_NAMES = {BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
-
-
-def read_arpa(
-    path: str | os.PathLike[str], vocab: Mapping[str, int] | None = None, strict: bool = True, progress: Progress | None = None
-) -> NgramTable:
-    """Read an ARPA file, plain or gzip, into arrays; see `parse_arpa`."""
-    parsed = parse_arpa(path, vocab, strict, progress)
-    return to_table(collect(parsed.parser, parsed.parser.unk_label), parsed.symbols)
 
 
 @dataclass(frozen=True)
@@ -132,43 +118,22 @@ def _decoded(word: bytes) -> str:
         raise ValueError(f"expected words in UTF-8, got {word!r} in the unigrams") from None
 
 
-def write_arpa(table: NgramTable, path: str | os.PathLike[str]) -> None:
-    """Write ``table`` in canonical form, whole or not at all; gzip where the name ends in ``.gz``."""
+def write_arpa(automaton: Automaton, path: str | os.PathLike[str], symbols: Sequence[str] | None = None) -> None:
+    """Write a model in canonical form, whole or not at all; gzip where the name ends in ``.gz``.
+
+    Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams in
+    order of their ids. symbols: the word of every id; without it the ids themselves are written. Raises ValueError for
+    a word that ARPA cannot hold.
+    """
+    words = [_spelled(word) for word in symbols] if symbols is not None else []
     with replacing(path) as temporary:
-        if str(path).endswith(".gz"):
-            with gzip.open(temporary, "wb", compresslevel=6) as file:
-                _write(table, file)
-        else:
-            with open(temporary, "wb", buffering=1 << 20) as file:
-                _write(table, file)
+        opened = gzip.open(temporary, "wb", compresslevel=6) if str(path).endswith(".gz") else open(temporary, "wb")
+        with opened as file:
+            _core.write_arpa(*automaton, words, file.write)
 
 
-def _write(table: NgramTable, file: IO[bytes] | gzip.GzipFile) -> None:
-    counts = "".join(f"ngram {order}={count}\n" for order, count in enumerate(table.num_ngrams, 1))
-    file.write(f"\\data\\\n{counts}".encode())
-    for order, (rows, log_probs, backoffs) in enumerate(zip(table.ngrams, table.log_probs, table.backoffs, strict=True), 1):
-        file.write(f"\n\\{order}-grams:\n".encode())
-        for begin in range(0, len(rows), 1 << 16):
-            part = slice(begin, begin + (1 << 16))
-            lines = zip(rows[part].tolist(), _log10(log_probs[part]), _log10(backoffs[part]), strict=True)
-            for ngram, log10_prob, log10_backoff in lines:
-                words = " ".join([_word(table, token) for token in ngram])
-                backoff = f"\t{log10_backoff:.9g}" if order < table.order and ngram[-1] != EOS else ""
-                file.write(f"{log10_prob:.9g}\t{words}{backoff}\n".encode())
-    file.write(b"\n\\end\\\n")
-
-
-def _log10(log_values: np.ndarray) -> list[float]:
-    values: list[float] = (np.round(np.maximum(log_values / LN10, LOG10_ZERO), 7) + 0.0).tolist()
-    return values
-
-
-def _word(table: NgramTable, token: int) -> str:
-    if token < 0:
-        return MARKER_NAMES[token]
-    if table.symbols is None:
-        return str(token)
-    word = table.symbols[token] if token < len(table.symbols) else ""
-    if not word or word in MARKER_NAMES.values() or any(character in " \t\n\v\f\r" for character in word):
-        raise ValueError(f"token {token}: expected a word without white space that is no marker, got {word!r}; ARPA cannot hold it")
-    return word
+def _spelled(word: str) -> bytes:
+    """The bytes of a word, none if it could not be read back."""
+    if word in MARKER_NAMES.values() or any(character in word for character in " \t\n\v\f\r"):
+        return b""
+    return word.encode()

@@ -99,10 +99,10 @@ class NgramModel:
 
     def to_arpa(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an ARPA file, gzip where the name ends in ``.gz``."""
-        write_arpa(self.to_table(), path)
+        write_arpa(self.automaton, path, self.symbols)
 
     def to_table(self) -> NgramTable:
-        """All n-grams as arrays; ones that only their own longer n-grams imply are added, so that suffixes are complete."""
+        """All n-grams as arrays."""
         return _automaton.to_table(self.automaton, self.symbols, self.fingerprint)
 
     @property
@@ -131,7 +131,7 @@ class NgramModel:
     @cached_property
     def num_ngrams(self) -> list[int]:
         """The number of n-grams of each order; counted once, when asked for."""
-        return _core.count_ngrams(self.states, self.arcs, self.start_state, self.unigram_state)
+        return _core.count_ngrams(*self.automaton)
 
     @property
     def order(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fst.model import NgramModel
-from fst.table import BOS, UNK, NgramTable
+from fst.table import BOS, EOS, UNK, NgramTable
 from lm_training.links import NgramLinks, take
 
 
@@ -39,11 +39,18 @@ def perplexity(model: NgramTable | NgramModel, tokens: np.ndarray) -> Perplexity
 
     Ids that are no unigram are read as ``<unk>`` if the model has it, and are out of vocabulary if not.
     """
-    log_probs = table_log_probs(model.to_table() if isinstance(model, NgramModel) else model, tokens)
-    predicted = np.asarray(tokens) != BOS
-    known = predicted & np.isfinite(log_probs)
+    tokens = np.asarray(tokens)
+    if tokens.ndim != 1:
+        raise ValueError(f"expected a flat array of token ids, got shape {tokens.shape}")
+    predicted = tokens != BOS
+    if isinstance(model, NgramModel):
+        known = predicted & _in_vocabulary(model, tokens)
+        log_prob = _model_log_prob(model, tokens, known)
+    else:
+        log_probs = table_log_probs(model, tokens)
+        known = predicted & np.isfinite(log_probs)
+        log_prob = float(log_probs[known].sum())
     num_tokens = int(known.sum())
-    log_prob = float(log_probs[known].sum())
     return Perplexity(
         num_tokens=num_tokens,
         num_oov=int(predicted.sum()) - num_tokens,
@@ -53,13 +60,36 @@ def perplexity(model: NgramTable | NgramModel, tokens: np.ndarray) -> Perplexity
     )
 
 
+def _in_vocabulary(model: NgramModel, tokens: np.ndarray) -> np.ndarray:
+    """``[n]`` bool: whether the model has a probability for the token."""
+    if model.unk_label:
+        return np.ones(len(tokens), dtype=bool)
+    state = model.states[model.unigram_state]
+    labels = model.arcs["ilabel"][int(state["pos"]) : int(state["pos"]) + int(state["narcs"])]
+    known: np.ndarray = np.isin(tokens, labels - 1)
+    if np.isfinite(state["final"]):
+        known |= tokens == EOS
+    return known
+
+
+def _model_log_prob(model: NgramModel, tokens: np.ndarray, known: np.ndarray) -> float:
+    """Natural log-probability of all known tokens, by the core, from each one that is not known to the next."""
+    ids = np.where(tokens == UNK, model.vocab_size, tokens.astype(np.int64))  # any id beyond the vocabulary is <unk>
+    total = 0.0
+    # No context crosses an unknown token or begins before <s>, and </s> is none itself.
+    cuts = np.flatnonzero(~known | (tokens == EOS))
+    for start, stop in zip(np.append(0, cuts + 1), np.append(cuts, len(tokens)), strict=True):
+        bos = bool(start > 0 and tokens[start - 1] == BOS)
+        eos = bool(stop < len(tokens) and tokens[stop] == EOS and known[stop])
+        if stop > start or eos:
+            total += model.score(ids[start:stop], bos=bos, eos=eos)
+    return total
+
+
 def table_log_probs(table: NgramTable, tokens: np.ndarray) -> np.ndarray:
     """``[n]`` natural log p(token | all tokens before it) under the model; -inf for tokens without a probability."""
-    tokens = np.asarray(tokens)
-    if tokens.ndim != 1:
-        raise ValueError(f"expected a flat array of token ids, got shape {tokens.shape}")
     links = NgramLinks.of(table.ngrams)
-    tokens = tokens.astype(np.int64)
+    tokens = np.asarray(tokens).astype(np.int64)
     known = np.isin(tokens, table.ngrams[0][:, 0])
     if UNK in table.ngrams[0][:, 0]:
         tokens = np.where(known, tokens, UNK)

@@ -42,12 +42,23 @@ def test_uniform_model_has_the_perplexity_of_its_vocabulary():
     assert (result.num_tokens, result.num_oov) == (3, 0)
 
 
-def test_model_and_table_agree_through_the_compiled_core():
+def test_stream_scores_the_same_through_the_compiled_core():
     tokens = zipf_text(2000)
     table = prune(estimate(tokens, 3, min_counts=(1,), vocab_size=61, end_of_text=None), max_ngrams=800)
-    model = NgramModel.from_table(table)
-    assert perplexity(model, tokens).log_prob == pytest.approx(perplexity(table, tokens).log_prob, rel=1e-6)
-    assert model.score(tokens) == pytest.approx(perplexity(table, tokens).log_prob, rel=1e-6)
+    scored = np.append(tokens, [99, 7, 9, 99])
+    ours, core = perplexity(table, scored), perplexity(NgramModel.from_table(table), scored)
+    assert (core.num_tokens, core.num_oov) == (ours.num_tokens, ours.num_oov) == (2002, 2)
+    assert core.log_prob == pytest.approx(ours.log_prob, rel=1e-6)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 4), max_size=5), min_size=1, max_size=5), st.integers(1, 3), st.booleans())
+def test_sentences_score_the_same_through_the_compiled_core(sentences, order, unknown_word):
+    table = estimate_sentences([np.array([1, 2, 0]), np.array([1, 0])], order, min_counts=(1,), unknown_word=unknown_word)
+    stream = np.array([token for sentence in sentences for token in (BOS, *sentence, EOS)])
+    ours, core = perplexity(table, stream), perplexity(NgramModel.from_table(table), stream)
+    assert (core.num_tokens, core.num_oov) == (ours.num_tokens, ours.num_oov)
+    assert core.log_prob == pytest.approx(ours.log_prob, abs=1e-4)
 
 
 def test_unknown_ids_are_counted_apart_and_break_the_context():

@@ -11,7 +11,8 @@
 #include <span>
 #include <stdexcept>
 
-#include "ngram_counts.hpp"
+#include "arpa_writer.hpp"
+#include "ngram_walk.hpp"
 #include "symbols.hpp"
 
 namespace py = pybind11;
@@ -302,6 +303,49 @@ std::span<const std::byte> bytes_of(const py::buffer_info& info) {
     return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
 }
 
+// A model over the records that Python lends.
+struct AutomatonBuffers {
+    AutomatonBuffers(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label)
+        : state_info(states.request()),
+          arc_info(arcs.request()),
+          model(bytes_of(state_info), bytes_of(arc_info), start, unigram_state, unk_label, -latticebpd::Model::kMaxCost) {}
+    py::buffer_info state_info, arc_info;
+    latticebpd::Model model;
+};
+
+py::list list_ngrams(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label) {
+    const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
+    const std::vector<std::uint64_t> counts = latticebpd::count_ngrams(automaton.model, unk_label);
+    py::list orders;
+    py::array_t<std::int32_t> tokens;
+    py::array_t<double> costs, backoffs;
+    py::ssize_t row = 0;
+    auto begin_order = [&] {
+        const auto order = static_cast<py::ssize_t>(orders.size()) + 1;
+        if (orders.size() == counts.size()) return;
+        const auto count = static_cast<py::ssize_t>(counts[orders.size()]);
+        tokens = py::array_t<std::int32_t>({count, order});
+        costs = py::array_t<double>(count);
+        backoffs = py::array_t<double>(count);
+        row = 0;
+    };
+    begin_order();
+    latticebpd::walk_ngrams(
+        automaton.model, unk_label,
+        [&](const latticebpd::VisitedNgram& ngram) {
+            std::int32_t* out = std::copy(ngram.context.begin(), ngram.context.end(), tokens.mutable_data(row, 0));
+            *out = ngram.token;
+            costs.mutable_data()[row] = ngram.cost;
+            backoffs.mutable_data()[row] = ngram.backoff_cost;
+            ++row;
+        },
+        [&] {
+            if (orders.size() < counts.size()) orders.append(py::make_tuple(tokens, costs, backoffs));
+            begin_order();
+        });
+    return orders;
+}
+
 py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
     return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
 }
@@ -342,13 +386,23 @@ void bind_arpa(py::module_& module) {
         .def_property_readonly("warnings", &ArpaParser::warnings);
     module.def(
         "count_ngrams",
-        [](const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state) {
-            const py::buffer_info state_info = states.request(), arc_info = arcs.request();
-            const latticebpd::Model model(bytes_of(state_info), bytes_of(arc_info), start, unigram_state, 0, 0.0);
+        [](const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label) {
+            const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
             const py::gil_scoped_release release;
-            return latticebpd::count_ngrams(model);
+            return latticebpd::count_ngrams(automaton.model, unk_label);
         },
-        py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), "The number of n-grams of each order.");
+        py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"), "The number of n-grams of each order.");
+    module.def("list_ngrams", &list_ngrams, py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"),
+               "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].");
+    module.def(
+        "write_arpa",
+        [](const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label,
+           const std::vector<std::string>& words, const py::function& sink) {
+            const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
+            latticebpd::write_arpa(automaton.model, unk_label, words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+        },
+        py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"), py::arg("words"), py::arg("sink"),
+        "Writes ARPA text, piece by piece.");
     module.def(
         "read_symbols",
         [](const py::buffer& file, std::int64_t begin, std::int64_t count) {

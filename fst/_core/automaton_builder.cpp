@@ -38,18 +38,20 @@ void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cos
 void AutomatonBuilder::end_order() {
     auto before = [](const Ngram& a, const Ngram& b) { return a.context != b.context ? a.context < b.context : a.label < b.label; };
     if (!sorted_) std::sort(building_.begin(), building_.end(), before);
-    if (!orders_.empty()) {
-        std::vector<std::uint32_t>& first = orders_.back().first;
-        first.assign(orders_.back().ngrams.size() + 1, 0);
-        for (const Ngram& ngram : building_) ++first[ngram.context + 1];
-        for (std::size_t row = 1; row < first.size(); ++row) first[row] += first[row - 1];
-    }
     orders_.push_back(Order{std::move(building_), {}});
+    if (orders_.size() > 1) index_continuations(orders_.size() - 1);
     const Records<Ngram>& ngrams = orders_.back().ngrams;
     for (std::size_t row = 1; row < ngrams.size(); ++row)
         if (!before(ngrams[row - 1], ngrams[row]))
             throw DuplicateNgram(labels_of(orders_.size(), static_cast<std::uint32_t>(row)));
     sorted_ = true;
+}
+
+void AutomatonBuilder::index_continuations(std::size_t lower) {
+    std::vector<std::uint32_t>& first = orders_[lower - 1].first;
+    first.assign(orders_[lower - 1].ngrams.size() + 1, 0);
+    for (const Ngram& ngram : orders_[lower].ngrams) ++first[ngram.context + 1];
+    for (std::size_t row = 1; row < first.size(); ++row) first[row] += first[row - 1];
 }
 
 std::uint32_t AutomatonBuilder::find(const std::int32_t* labels, std::size_t order) const {
@@ -94,19 +96,20 @@ AutomatonBuilder::Range AutomatonBuilder::continuations(std::uint32_t state) con
     return {ngrams + first[row_[state]], ngrams + first[row_[state] + 1]};
 }
 
-// Where `label` leads from a state whose arcs are linked already: the longest suffix of its history and the label that is a state.
-std::uint32_t AutomatonBuilder::next_state(std::uint32_t state, std::int32_t label) const {
-    for (;;) {
-        const Range range = continuations(state);
-        const Ngram* found = std::lower_bound(range.begin, range.end, label, [](const Ngram& a, std::int32_t l) { return a.label < l; });
-        if (found != range.end && found->label == label) return found->context;
-        if (state == 0) throw std::invalid_argument("label " + std::to_string(label) + " occurs in longer n-grams but not among the unigrams");
-        state = failure_[state];
-    }
-}
-
 void AutomatonBuilder::finish() {
     if (orders_.empty()) throw std::invalid_argument("expected unigrams, got no n-grams");
+    if (!link()) {
+        restore_contexts();
+        close_suffixes();
+        link();
+    }
+    count_arcs();
+}
+
+// Replaces the context of every n-gram by the next state; false, with the work half done, where a suffix is missing.
+bool AutomatonBuilder::link() {
+    row_.clear();
+    failure_.clear();
     first_state_ = {0};
     row_.push_back(0);
     failure_.push_back(0);
@@ -118,24 +121,31 @@ void AutomatonBuilder::finish() {
         // Every n-gram's context is a state, because the n-gram continues it: going through the states meets all rows in turn.
         for (std::uint64_t state = context_begin; state < context_end; ++state) {
             const Range range = continuations(static_cast<std::uint32_t>(state));
+            const Range shorter = length > 1 && range.begin != range.end ? continuations(failure_[state]) : Range{nullptr, nullptr};
+            const Ngram* suffix = shorter.begin;
             for (Ngram* ngram = order.ngrams.begin() + (range.begin - order.ngrams.begin()); ngram != range.end; ++ngram) {
-                const std::uint32_t shorter = length == 1 ? 0 : next_state(failure_[state], ngram->label);
+                std::uint32_t next = 0;
+                if (length > 1) {
+                    suffix = std::lower_bound(suffix, shorter.end, ngram->label, [](const Ngram& a, std::int32_t label) { return a.label < label; });
+                    if (context_length(failure_[state]) + 2 != length || suffix == shorter.end || suffix->label != ngram->label) return false;
+                    next = suffix->context;
+                }
                 const auto row = static_cast<std::uint32_t>(ngram - order.ngrams.begin());
                 // <s> keeps its state even without continuations, so that writing the model back does not lose the marker.
                 const bool is_state = length < orders_.size() && ngram->label != kEnd &&
                                       (order.first[row + 1] > order.first[row] || ngram->backoff != 0 || ngram->label == kStart);
-                ngram->context = shorter;
+                ngram->context = next;
                 if (!is_state) continue;
                 if (row_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
                     throw std::invalid_argument("expected at most 2^31 - 1 contexts; prune the model");
                 ngram->context = static_cast<std::uint32_t>(row_.size());
                 if (ngram->label == kStart) start_ = ngram->context;
                 row_.push_back(row);
-                failure_.push_back(shorter);
+                failure_.push_back(next);
             }
         }
     }
-    count_arcs();
+    return true;
 }
 
 void AutomatonBuilder::count_arcs() {

@@ -16,6 +16,7 @@
 #include <new>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "model.hpp"
@@ -36,12 +37,18 @@ class Records {
     Records(const Records&) = delete;
     Records& operator=(const Records&) = delete;
     Records& operator=(Records&&) = delete;
+    void swap(Records& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        std::swap(capacity_, other.capacity_);
+    }
     ~Records() { std::free(data_); }
 
     void push_back(const T& value) {
         if (size_ == capacity_) grow();
         data_[size_++] = value;
     }
+    void clear() { size_ = 0; }
     std::size_t size() const { return size_; }
     bool empty() const { return size_ == 0; }
     T& operator[](std::size_t i) { return data_[i]; }
@@ -91,8 +98,9 @@ class AutomatonBuilder {
     // The row of an n-gram of a closed order, kNone where it is missing.
     std::uint32_t find(const std::int32_t* labels, std::size_t order) const;
 
-    // Numbers the states and links them; the last order closed is the highest. Throws std::invalid_argument where a
-    // token is missing from the unigrams.
+    // Adds the n-grams that longer ones end in but the model lacks, at the probability they have by backing off, numbers
+    // the states and links them; the last order closed is the highest. Throws std::invalid_argument where a token is
+    // missing from the unigrams.
     void finish();
 
     // After finish().
@@ -123,7 +131,10 @@ class AutomatonBuilder {
 
     Range continuations(std::uint32_t state) const;
     std::size_t context_length(std::uint32_t state) const;
-    std::uint32_t next_state(std::uint32_t state, std::int32_t label) const;
+    bool link();
+    void restore_contexts();
+    void close_suffixes();
+    void index_continuations(std::size_t lower);
     std::vector<std::int32_t> labels_of(std::size_t order, std::uint32_t row) const;
     void count_arcs();
 

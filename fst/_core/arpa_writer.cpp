@@ -1,0 +1,87 @@
+#include "arpa_writer.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <stdexcept>
+
+#include "ngram_walk.hpp"
+
+namespace latticebpd {
+
+namespace {
+
+constexpr double kLn10 = 2.302585092994045684;
+constexpr double kLog10Zero = -99.0;
+constexpr double kResolution = 1e7;  // seven decimals, about what float32 holds
+constexpr std::size_t kPiece = 1 << 20;
+
+void append_log10(std::string& text, double cost) {
+    // Adding 0 turns -0 into 0.
+    const double value = std::round(std::max(-cost / kLn10, kLog10Zero) * kResolution) / kResolution + 0.0;
+    char digits[32];
+    text.append(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
+}
+
+void append_word(std::string& text, std::int32_t token, const std::vector<std::string>& words) {
+    switch (token) {
+        case kBos: text += "<s>"; return;
+        case kEos: text += "</s>"; return;
+        case kUnk: text += "<unk>"; return;
+        default: break;
+    }
+    if (words.empty()) {
+        char digits[16];
+        text.append(digits, std::to_chars(digits, digits + sizeof digits, token).ptr);
+        return;
+    }
+    const auto index = static_cast<std::size_t>(token);
+    if (index >= words.size() || words[index].empty())
+        throw std::invalid_argument("token " + std::to_string(token) + ": expected a word without white space that is no marker, got none");
+    text += words[index];
+}
+
+}  // namespace
+
+void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<std::string>& words,
+                const std::function<void(std::string_view)>& sink) {
+    const std::vector<std::uint64_t> counts = count_ngrams(model, unk_label);
+    std::string text = "\\data\\\n";
+    for (std::size_t order = 1; order <= counts.size(); ++order)
+        text += "ngram " + std::to_string(order) + "=" + std::to_string(counts[order - 1]) + "\n";
+    std::size_t order = 1;
+    auto begin_order = [&] {
+        if (order <= counts.size()) text += "\n\\" + std::to_string(order) + "-grams:\n";
+    };
+    begin_order();
+    walk_ngrams(
+        model, unk_label,
+        [&](const VisitedNgram& ngram) {
+            append_log10(text, ngram.cost);
+            char separator = '\t';
+            for (const std::int32_t token : ngram.context) {
+                text += separator;
+                append_word(text, token, words);
+                separator = ' ';
+            }
+            text += separator;
+            append_word(text, ngram.token, words);
+            if (order < counts.size() && ngram.token != kEos) {
+                text += '\t';
+                append_log10(text, ngram.backoff_cost);
+            }
+            text += '\n';
+            if (text.size() >= kPiece) {
+                sink(text);
+                text.clear();
+            }
+        },
+        [&] {
+            ++order;
+            begin_order();
+        });
+    text += "\n\\end\\\n";
+    sink(text);
+}
+
+}  // namespace latticebpd

@@ -1,0 +1,18 @@
+// Writes the n-grams of an automaton as ARPA text, in the canonical form that fst/arpa.py describes.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model.hpp"
+
+namespace latticebpd {
+
+// words: of every token; none where tokens are written as numbers. Passes the text to `sink` piece by piece. Throws
+// std::invalid_argument for a token without a word, and whatever walk_ngrams() throws.
+void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<std::string>& words,
+                const std::function<void(std::string_view)>& sink);
+
+}  // namespace latticebpd

@@ -1,0 +1,98 @@
+// AutomatonBuilder::close_suffixes(): the n-grams that a pruned model lacks although longer ones end in them.
+//
+// An automaton needs them: the state of a history backs off to that of the history one word shorter. An added n-gram hw
+// gets the probability it has anyway by backing off, so every score stays as it was.
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <unordered_map>
+
+#include "automaton_builder.hpp"
+
+namespace latticebpd {
+
+namespace {
+
+// N-grams are known by their rows until all additions are merged; those added are numbered on from the last row.
+struct OrderWithAdditions {
+    std::vector<std::uint32_t> suffixes;  // of every n-gram, one order below
+    std::unordered_map<std::uint64_t, std::uint32_t> added;  // by context and label
+};
+
+std::uint64_t key(std::uint32_t context, std::int32_t label) { return std::uint64_t{context} << 32 | static_cast<std::uint32_t>(label); }
+
+}  // namespace
+
+void AutomatonBuilder::restore_contexts() {
+    for (std::size_t lower = 0; lower < orders_.size(); ++lower) {
+        Records<Ngram>& ngrams = orders_[lower].ngrams;
+        if (lower == 0) {
+            for (Ngram& ngram : ngrams) ngram.context = 0;
+            continue;
+        }
+        const std::vector<std::uint32_t>& first = orders_[lower - 1].first;
+        for (std::uint32_t row = 0; row + 1 < first.size(); ++row)
+            for (std::uint32_t i = first[row]; i < first[row + 1]; ++i) ngrams[i].context = row;
+    }
+}
+
+void AutomatonBuilder::close_suffixes() {
+    std::vector<OrderWithAdditions> extended(orders_.size());
+    std::vector<std::size_t> given;
+    for (const Order& order : orders_) given.push_back(order.ngrams.size());
+
+    // The n-gram of order lower + 1 with this context and label, added if need be, and its suffixes with it.
+    auto ensure = [&](auto& self, std::size_t lower, std::uint32_t context, std::int32_t label) -> std::uint32_t {
+        Records<Ngram>& ngrams = orders_[lower].ngrams;
+        if (lower == 0 || context < given[lower - 1]) {
+            const std::size_t begin = lower == 0 ? 0 : orders_[lower - 1].first[context];
+            const std::size_t end = lower == 0 ? given[0] : orders_[lower - 1].first[context + 1];
+            const Ngram* last = ngrams.begin() + end;
+            const Ngram* found =
+                std::lower_bound(static_cast<const Ngram*>(ngrams.begin()) + begin, last, label, [](const Ngram& a, std::int32_t l) { return a.label < l; });
+            if (found != last && found->label == label) return static_cast<std::uint32_t>(found - ngrams.begin());
+        }
+        if (lower == 0) throw std::invalid_argument("label " + std::to_string(label) + " occurs in longer n-grams but not among the unigrams");
+        OrderWithAdditions& order = extended[lower];
+        if (const auto found = order.added.find(key(context, label)); found != order.added.end()) return found->second;
+        const std::uint32_t suffix = self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);
+        if (ngrams.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
+        const auto row = static_cast<std::uint32_t>(ngrams.size());
+        const float cost = orders_[lower - 1].ngrams[context].backoff + orders_[lower - 1].ngrams[suffix].cost;
+        ngrams.push_back({context, label, cost, 0});
+        order.added.emplace(key(context, label), row);
+        order.suffixes.push_back(suffix);
+        return row;
+    };
+    extended[0].suffixes.assign(given[0], 0);
+    for (std::size_t lower = 1; lower < orders_.size(); ++lower)
+        for (std::size_t row = 0; row < given[lower]; ++row) {
+            const Ngram ngram = orders_[lower].ngrams[row];
+            const std::uint32_t shorter = lower == 1 ? 0 : extended[lower - 1].suffixes[ngram.context];
+            extended[lower].suffixes.push_back(ensure(ensure, lower - 1, shorter, ngram.label));
+        }
+
+    std::vector<std::uint32_t> moved;  // the new row of every n-gram one order below
+    for (std::size_t lower = 0; lower < orders_.size(); ++lower) {
+        Records<Ngram>& ngrams = orders_[lower].ngrams;
+        std::vector<std::uint32_t> by_row(ngrams.size());
+        for (std::uint32_t row = 0; row < ngrams.size(); ++row) {
+            by_row[row] = row;
+            if (lower > 0) ngrams[row].context = moved[ngrams[row].context];
+        }
+        std::sort(by_row.begin(), by_row.end(), [&](std::uint32_t a, std::uint32_t b) {
+            return ngrams[a].context != ngrams[b].context ? ngrams[a].context < ngrams[b].context : ngrams[a].label < ngrams[b].label;
+        });
+        moved.resize(ngrams.size());
+        Records<Ngram> sorted;
+        for (const std::uint32_t row : by_row) {
+            moved[row] = static_cast<std::uint32_t>(sorted.size());
+            sorted.push_back(ngrams[row]);
+        }
+        ngrams.swap(sorted);
+        if (lower > 0) index_continuations(lower);
+    }
+}
+
+}  // namespace latticebpd
