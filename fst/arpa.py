@@ -9,8 +9,11 @@
     ...
     \\end\\
 
-The reader is tolerant where tools differ (text before ``\\data\\``, any white space, CRLF, gzip, blank lines, missing
-backoff weights, ``-99`` for log 0) and strict where a file would be misread: it names the line.
+The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, blank lines, n-grams in
+any order, missing backoff weights, ``-99`` for log 0, no ``<unk>``, suffixes that pruning took away. It is strict where a
+file would be misread, and names the line: numbers that are none, a wrong number of words or n-grams, words that are no
+unigrams, n-grams without their context or given twice, positive or infinite log-probabilities, a missing end. Backoff
+weights above 1 are legal. It reads once, from the first line to the last, into less memory than the automaton takes.
 """
 
 from __future__ import annotations
@@ -126,9 +129,11 @@ def write_arpa(automaton: Automaton, path: str | os.PathLike[str], symbols: Sequ
     a word that ARPA cannot hold.
     """
     words = [_spelled(word) for word in symbols] if symbols is not None else []
-    with replacing(path) as temporary:
-        opened = gzip.open(temporary, "wb", compresslevel=6) if str(path).endswith(".gz") else open(temporary, "wb")
-        with opened as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        if str(path).endswith(".gz"):
+            with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
+                _core.write_arpa(*automaton, words, packed.write)
+        else:
             _core.write_arpa(*automaton, words, file.write)
 
 

@@ -34,7 +34,6 @@ MAX_ORDER = 255
 """Longest n-grams accepted; no real model comes near."""
 
 
-
 class Automaton(NamedTuple):
     """states: ``[s]`` of `STATE`; arcs: ``[a]`` of `ARC`; unk_label: the label of ``<unk>``, 0 where the model has none."""
 
@@ -113,5 +112,9 @@ def to_table(automaton: Automaton, symbols: list[str] | None = None, fingerprint
     """Read the n-grams back; raises ValueError where the automaton is no backoff model."""
     orders = _core.list_ngrams(*automaton)
     return NgramTable(
-        [tokens for tokens, _, _ in orders], [-costs for _, costs, _ in orders], [0 - backoffs for _, _, backoffs in orders], symbols, fingerprint
+        [tokens for tokens, _, _ in orders],
+        [-costs for _, costs, _ in orders],
+        [0 - backoffs for _, _, backoffs in orders],
+        symbols,
+        fingerprint,
     )

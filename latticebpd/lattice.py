@@ -15,11 +15,15 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import fst
 from fst.files import replacing
+
+if TYPE_CHECKING:
+    import pywrapfst
 
 PADDING = -1
 """Token of a missing arc."""
@@ -123,6 +127,19 @@ class SausageLattice:
         top = weights.max(axis=1, keepdims=True)
         mass: np.ndarray = np.minimum(top[:, 0] + np.log(np.exp(weights - top).sum(axis=1)), 0.0)
         return mass
+
+    def to_fst(self) -> pywrapfst.VectorFst:
+        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob."""
+        return fst.lattice_to_fst(self.tokens, self.log_probs)
+
+    @classmethod
+    def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
+        """The lattice that an acceptor of linear topology spells: all arcs from state ``i`` lead to one state ``i + 1``.
+
+        Raises:
+            ValueError: the automaton has another topology, or labels or weights that no lattice has.
+        """
+        return cls(*fst.fst_to_lattice(automaton))
 
     def first_slots(self, slots: int) -> SausageLattice:
         """The lattice of the first ``slots`` slots."""

@@ -10,13 +10,16 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 import fst
 from latticebpd.drafts import Drafts, DraftTree
 from latticebpd.lattice import SausageLattice
+
+if TYPE_CHECKING:
+    import kenlm
 
 
 @runtime_checkable
@@ -32,7 +35,7 @@ class Rescorer(Protocol):
         """The best prefix tree of at most ``num_nodes`` nodes."""
 
 
-LanguageModel: TypeAlias = "fst.NgramModel | Rescorer | str | os.PathLike[str] | None"
+LanguageModel: TypeAlias = "fst.NgramModel | Rescorer | kenlm.Model | str | os.PathLike[str] | None"
 
 
 class NgramRescorer:
@@ -73,7 +76,13 @@ def as_rescorer(lm: LanguageModel) -> Rescorer:
         return _loaded(path, path.stat().st_mtime_ns)
     if isinstance(lm, Rescorer):
         return lm
-    raise ValueError(f"expected an fst.NgramModel, the path of an ARPA or FST file, a rescorer or None as lm, got {type(lm).__name__}")
+    if type(lm).__module__ == "kenlm":
+        from latticebpd.kenlm_rescorer import KenlmRescorer
+
+        return KenlmRescorer(lm)
+    raise ValueError(
+        f"expected an fst.NgramModel, the path of an ARPA or FST file, a kenlm.Model, a rescorer or None as lm, got {type(lm).__name__}"
+    )
 
 
 def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model") -> None:
@@ -113,7 +122,8 @@ def rescore(
 
     Args:
         lattice: top-k outputs of the heads.
-        lm: an ``fst.NgramModel``, the path of an ARPA or FST file, a rescorer object, or None (no rescoring).
+        lm: an ``fst.NgramModel``, the path of an ARPA or FST file, a ``kenlm.Model``, a rescorer object, or None (no
+            rescoring).
         p: number of drafts; fewer come back if the lattice has fewer paths.
         alpha: weight of the language model, >= 0; 0 ranks by the lattice alone.
         context: tokens before the lattice.  Empty means no history, never an implied ``<s>``.

@@ -44,7 +44,7 @@ PROMPT_SOURCES = {
 }
 """Sources whose text may be shipped without conditions, with their licences."""
 
-SIZES = {"max_ngrams": 165_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
+SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
 ALPHAS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0)
 
 console = Console(stderr=True)

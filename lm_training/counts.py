@@ -64,7 +64,10 @@ def count_sentences(sentences: Iterable[np.ndarray], order: int) -> NgramCounts:
     boundary = np.array([_SEPARATOR], dtype=np.int32)
     pieces = [boundary]
     for sentence in sentences:
-        pieces += [_checked(sentence, lowest=UNK), boundary]
+        ids = _checked(sentence, lowest=UNK)
+        if ((ids < 0) & (ids != UNK)).any():
+            raise ValueError(f"expected sentences of token ids and <unk> ({UNK}) without their <s> and </s>, got {ids.tolist()}")
+        pieces += [ids, boundary]
     num_sentences = len(pieces) // 2
     counted = _count(np.concatenate(pieces), order, _SEPARATOR, extra=1)
     for rows in counted.ngrams[1:]:

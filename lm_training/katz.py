@@ -22,6 +22,9 @@ from lm_training.backoff import NO_MASS, OrderCounts
 
 logger = logging.getLogger(__name__)
 
+MAX_CUTOFF = 100
+"""Counts this high need no discount; the counts of counts tell them apart up to some way above."""
+
 
 def good_turing_discounts(counts_of_counts: np.ndarray, cutoff: int) -> np.ndarray:
     """``[cutoff + 1]`` factors d_r by the formula above, as it comes (nan or inf where it divides by 0); entry 0 is 1."""
@@ -33,6 +36,11 @@ def good_turing_discounts(counts_of_counts: np.ndarray, cutoff: int) -> np.ndarr
         common = (cutoff + 1) * n[cutoff + 1] / n[1]
         factors = ((r + 1) * n[r + 1] / (r * n[r]) - common) / (1 - common)
     return np.concatenate([[1.0], factors])
+
+
+def _check_cutoff(cutoff: int) -> None:
+    if not 0 <= cutoff <= MAX_CUTOFF:
+        raise ValueError(f"expected a cutoff from 0 to {MAX_CUTOFF}, got {cutoff}; 5 to 7 are usual")
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,7 @@ class Katz:
     cutoff: int = 5
 
     def __post_init__(self) -> None:
-        if self.cutoff < 0:
-            raise ValueError(f"expected a cutoff of at least 0, got {self.cutoff}")
+        _check_cutoff(self.cutoff)
 
     def probabilities(self, seen: OrderCounts) -> np.ndarray:
         discounted = self._discounted(seen)
@@ -83,6 +90,9 @@ class OpenGrmKatz:
     """
 
     cutoff: int = 5
+
+    def __post_init__(self) -> None:
+        _check_cutoff(self.cutoff)
 
     def probabilities(self, seen: OrderCounts) -> np.ndarray:
         if seen.order == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +110,7 @@ def test_oracle_accepts_at_least_as_much_at_every_position(bundle: Bundle, latti
 def test_oracle_of_one_arc_is_vanilla_and_grows_with_k(bundle: Bundle, lattices: LatticeSet) -> None:
     np.testing.assert_array_equal(oracle_accept_lengths(lattices, 1), accept_lengths(lattices, drafts_of(bundle)["vanilla"]))
     by_k = [oracle_accept_lengths(lattices, k) for k in (1, 2, 4, 8, 16)]
-    for fewer, more in zip(by_k, by_k[1:], strict=False):
+    for fewer, more in pairwise(by_k):
         assert (fewer <= more).all()
 
 

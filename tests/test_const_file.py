@@ -15,7 +15,7 @@ import fst
 from fst.const_file import ALIGNMENT, ARC, STATE, read_fst
 from tests.ngram_models import Ngrams, arpa, ngrams
 
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 MODEL: Ngrams = {
     ("<s>",): (-99.0, -0.5),
     ("</s>",): (-0.75, 0.0),

@@ -91,3 +91,9 @@ def test_what_is_no_token_array_is_refused(tokens, message):
 def test_order_below_one_is_refused():
     with pytest.raises(ValueError, match="order of at least 1, got 0"):
         count_stream(np.array([1]), 0, 0)
+
+
+@pytest.mark.parametrize("marker", [BOS, EOS, -1])
+def test_sentence_that_brings_its_own_markers_is_refused(marker):
+    with pytest.raises(ValueError, match="without their <s> and </s>"):
+        count_sentences([np.array([1, marker, 2])], 2)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS
-from lm_training.backoff import backoff_weights
+from lm_training.backoff import OrderCounts, backoff_weights
 from lm_training.katz import Katz, OpenGrmKatz, good_turing_discounts
 from lm_training.ngram import estimate, estimate_sentences
 
@@ -167,3 +167,21 @@ def test_opengrm_context_of_all_words_leaves_its_mass_to_the_end():
     assert math.exp(table[(0, 0)][0]) == pytest.approx(discount / 2)
     assert math.exp(table[(0, EOS)][0]) == pytest.approx(1 - discount / 2)
     assert table[(0,)][1] == 0
+
+
+@pytest.mark.parametrize("method", [Katz, OpenGrmKatz])
+@pytest.mark.parametrize("cutoff", [-1, 101])
+def test_cutoff_out_of_range_is_refused(method, cutoff):
+    with pytest.raises(ValueError, match=f"cutoff from 0 to 100, got {cutoff}"):
+        method(cutoff=cutoff)
+
+
+def test_any_object_with_probabilities_is_a_smoothing_method():
+    class HalfForTheUnseen:
+        def probabilities(self, seen: OrderCounts) -> np.ndarray:
+            return seen.counts / seen.spread(seen.totals) / 2
+
+    table = estimate(zipf_text(500), 3, HalfForTheUnseen(), (1,), end_of_text=None)
+    first = table.ngrams[1][:, 0] == 1
+    assert np.exp(table.log_probs[1][first]).sum() == pytest.approx(0.5)
+    assert_proper(table)

@@ -88,6 +88,22 @@ def test_oracle_path_has_the_longest_matching_prefix_of_all_paths(data: st.DataO
     assert all(token in slot for token, slot in zip(found, lattice.tokens.tolist(), strict=True))
 
 
+def test_lattice_round_trips_through_openfst() -> None:
+    lattice = SausageLattice([[4, -1, 7], [5, 6, 0]], [[-1.5, 0.0, -1.0], [-0.25, -2.0, -4.0]])
+    automaton = lattice.to_fst()
+    assert automaton.num_states() == 3
+    again = SausageLattice.from_fst(automaton)
+    assert again.tokens.tolist() == [[7, 4, -1], [5, 6, 0]]
+    np.testing.assert_array_equal(again.log_probs, [[-1.0, -1.5, -np.inf], [-0.25, -2.0, -4.0]])
+
+
+def test_automaton_of_another_topology_is_refused() -> None:
+    automaton = SausageLattice([[4, 7], [5, 6]], np.zeros((2, 2))).to_fst()
+    automaton.add_arc(0, automaton.arcs(1).__next__())  # from the first state straight to the last
+    with pytest.raises(ValueError, match="expected a linear acceptor"):
+        SausageLattice.from_fst(automaton)
+
+
 def _lattice_set(n: int = 3) -> LatticeSet:
     rng = np.random.default_rng(0)
     tokens = np.tile(np.arange(4, dtype=np.int32), (n, 2, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from fst.automaton import LOG_ZERO
 from tests.ngram_models import Ngrams, arpa, log10_prob, ngrams, order_of
 
 LN10 = math.log(10)
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 
 
 def model_of(model: Ngrams, folder: Path) -> fst.NgramModel:
@@ -79,6 +80,14 @@ def test_table_and_automaton_turn_into_each_other(model: Ngrams, tmp_path: Path)
     assert (lm.start_state, lm.unk_label) == (again.start_state, again.unk_label)
     assert lm.states.tobytes() == again.states.tobytes()
     assert lm.arcs.tobytes() == again.arcs.tobytes()
+
+
+@given(model=ngrams())
+@fixture_is_shared
+def test_every_suffix_is_there(model: Ngrams, tmp_path: Path) -> None:
+    """OpenGrm's rule for automata; pruned ARPA files may lack some, and scores do not change when they are added."""
+    rows = {tuple(row) for ngrams in model_of(model, tmp_path).to_table().ngrams for row in ngrams.tolist()}
+    assert all(row[1:] in rows and row[:-1] in rows for row in rows if len(row) > 1)
 
 
 @given(model=ngrams())
@@ -174,6 +183,11 @@ def test_every_name_of_the_package_exists() -> None:
     assert len(set(fst.__all__)) == len(fst.__all__)
     for name in fst.__all__:
         assert hasattr(fst, name)
+
+
+def test_example_in_the_package_documentation_runs() -> None:
+    assert doctest.testmod(fst).attempted > 5
+    assert doctest.testmod(fst).failed == 0
 
 
 def test_importing_leaves_torch_out() -> None:

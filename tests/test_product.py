@@ -16,7 +16,7 @@ import fst
 from fst.product import product, shortest_paths
 from tests.ngram_models import Ngrams, arpa, ngrams
 
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 Lattice = tuple[np.ndarray, np.ndarray]
 
 
@@ -70,7 +70,7 @@ def test_lattice_and_acceptor_turn_into_each_other(lattice: Lattice) -> None:
     assert pywrapfst.equal(automaton, again)
     slots = [{(int(t), float(v)) for t, v in zip(*slot, strict=True) if t >= 0} for slot in zip(*lattice, strict=True)]
     assert [{(int(t), float(v)) for t, v in zip(*slot, strict=True) if t >= 0} for slot in zip(tokens, log_probs, strict=True)] == slots
-    assert (np.diff(log_probs, axis=1)[np.isfinite(log_probs[:, 1:])] <= 0).all()
+    assert (log_probs[:, 1:] <= log_probs[:, :-1]).all()
 
 
 def test_pyninis_own_acceptors_are_lattices() -> None:

@@ -101,7 +101,7 @@ void AutomatonBuilder::finish() {
     if (!link()) {
         restore_contexts();
         close_suffixes();
-        link();
+        if (!link()) throw std::logic_error("closing the suffixes of a model left one out");
     }
     count_arcs();
 }

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A ``tokenizers`` tokenizer from its file.
+
+    Raises:
+        ValueError: there is no such file, or it is no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a tokenizer.json, found no such file")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+
+
+def progress_bytes() -> Progress:
+    """A progress bar that counts bytes."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
 
 
 def progress() -> Progress:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, print_json, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, print_json, quiet_transformers
 
 
 def generate(
@@ -26,8 +26,6 @@ def generate(
     quiet_transformers()
     import sys
 
-    from tokenizers import Tokenizer
-
     import fst
     from latticebpd import bundle
     from latticebpd.decoding import generate as decode
@@ -35,10 +33,8 @@ def generate(
     from latticebpd.models import BlockwiseLM
 
     directory = model or bundle.MODEL
-    if not (directory / "tokenizer.json").is_file():
-        raise ValueError(f"{directory}: expected a blockwise model's directory with a tokenizer.json, found none")
     blockwise = BlockwiseLM.from_pretrained(directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer = load_tokenizer(directory / "tokenizer.json")
     ngram = None
     if lm is not None or model is None:
         ngram = fst.NgramModel.load(lm or bundle.LM)

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, out, print_json, progress, quiet_transformers
 from latticebpd.lattice import LatticeSet
 
 
@@ -29,8 +29,6 @@ def lattices(
     quiet_transformers()
     from itertools import islice
 
-    from tokenizers import Tokenizer
-
     from latticebpd import bundle
     from latticebpd.models import BlockwiseLM
     from latticebpd.replay import collect_lattices
@@ -38,7 +36,7 @@ def lattices(
 
     directory = model or bundle.MODEL
     blockwise = BlockwiseLM.from_pretrained(directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer = load_tokenizer(directory / "tokenizer.json")
     texts = [document.text for document in islice(read_documents([prompts or bundle.PROMPTS]), limit)]
     encoded = [ids for text in texts if (ids := tokenizer.encode(text).ids[:max_prompt_tokens])]
     with progress() as bar:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err
+from latticebpd.cli.console import err, load_tokenizer
 
 app = typer.Typer(help="Train tokenizers and blockwise models.", no_args_is_help=True)
 
@@ -42,13 +42,9 @@ def encode(
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     """
-    from tokenizers import Tokenizer
-
     from lm_training.corpus import encode_corpus, read_documents
 
-    if not tokenizer.is_file():
-        raise ValueError(f"{tokenizer}: expected a tokenizer.json, found no such file")
-    count = encode_corpus(read_documents(inputs, field), Tokenizer.from_file(str(tokenizer)), output)
+    count = encode_corpus(read_documents(inputs, field), load_tokenizer(tokenizer), output)
     err.print(f"{output}: {count} tokens")
 
 
@@ -77,15 +73,11 @@ def blockwise(
     """
     import shutil
 
-    from tokenizers import Tokenizer
-
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
     from lm_training.corpus import end_of_text_id, load_tokens
 
-    if not tokenizer.is_file():
-        raise ValueError(f"{tokenizer}: expected a tokenizer.json, found no such file")
-    bpe = Tokenizer.from_file(str(tokenizer))
+    bpe = load_tokenizer(tokenizer)
     shape = ModelShape(
         vocab_size=bpe.get_vocab_size(),
         hidden_size=hidden_size,
