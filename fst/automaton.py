@@ -30,6 +30,9 @@ LOG_ZERO = -1000.0
 END_LABEL = 0
 """Label that ``</s>`` has in n-grams handed to the core; ``<s>`` has `BOS` + 1. In the automaton neither is an arc."""
 
+LARGEST_TOKEN = 2**31 - 3
+"""Leaves labels for it and for ``<unk>``."""
+
 MAX_ORDER = 255
 """Longest n-grams accepted; no real model comes near."""
 
@@ -50,6 +53,8 @@ def from_table(table: NgramTable) -> Automaton:
     Missing suffixes are added at the probability they have by backing off, so scores are the table's.
     """
     num_tokens = max([int(rows.max(initial=-1)) + 1 for rows in table.ngrams] + [len(table.symbols or [])])
+    if num_tokens > LARGEST_TOKEN + 1:
+        raise ValueError(f"expected token ids of at most {LARGEST_TOKEN}, got {num_tokens - 1}")
     unk_label = num_tokens + 1 if (table.ngrams[0] == UNK).any() else 0
     builder = _core.AutomatonBuilder()
     for order, (rows, log_probs, backoffs) in enumerate(zip(table.ngrams, table.log_probs, table.backoffs, strict=True), 1):

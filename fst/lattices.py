@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pywrapfst
 
+from fst.automaton import LARGEST_TOKEN
+
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
-
-LARGEST_TOKEN = 2**31 - 2
 
 
 def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple[int, float]]]:

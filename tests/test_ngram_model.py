@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import lzma
 import math
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 import fst
 from fst.automaton import LOG_ZERO
+from tests.backoff_reference import golden_file
 from tests.ngram_models import Ngrams, arpa, log10_prob, ngrams, order_of
 
 LN10 = math.log(10)
@@ -159,6 +161,7 @@ def test_symbols_and_fingerprint_are_embedded(tmp_path: Path) -> None:
         (table({(0,): (np.nan, 0.0)}), "log-probability of at most 0"),
         (table({(0,): (-1.0, np.nan)}), "backoff weight"),
         (table({(0,): (-1.0, np.inf)}), "backoff weight"),
+        (table({(2**31 - 2,): (-1.0, 0.0)}), "token ids of at most 2147483645"),
         (table({(-1,): (-1.0, 0.0)}), "token ids of 0 and above or the markers"),
         (table(UNIGRAMS, {(0, fst.BOS): (-1.0, 0.0)}), "<s> only at the beginning"),
         (table(UNIGRAMS, {(fst.EOS, 0): (-1.0, 0.0)}), "</s> only at its end"),
@@ -170,6 +173,25 @@ def test_symbols_and_fingerprint_are_embedded(tmp_path: Path) -> None:
 def test_tables_that_are_no_model_are_refused(wrong: fst.NgramTable, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         fst.NgramModel.from_table(wrong)
+
+
+def test_largest_token_has_a_label_of_its_own() -> None:
+    largest = 2**31 - 3
+    lm = fst.NgramModel.from_table(table({(largest,): (-1.0, 0.0), (fst.UNK,): (-2.0, 0.0)}))
+    assert (lm.log_prob(largest), lm.log_prob(3), lm.vocab_size) == (-1.0, -2.0, largest + 1)
+
+
+def test_scores_equal_kenlms(tmp_path: Path) -> None:
+    kenlm = pytest.importorskip("kenlm")
+    text = lzma.decompress(golden_file("a3.katz.arpa.xz").read_bytes())
+    (tmp_path / "lm.arpa").write_bytes(text)
+    lm, oracle = fst.NgramModel.load(tmp_path / "lm.arpa"), kenlm.Model(str(tmp_path / "lm.arpa"))
+    assert lm.symbols is not None
+    rng = np.random.default_rng(0)
+    sentences = [rng.integers(0, 200, rng.integers(0, 12)).tolist() for _ in range(300)]
+    for tokens in sentences:
+        sentence = " ".join(lm.symbols[token] for token in tokens)
+        assert lm.score(tokens, bos=True, eos=True) / LN10 == pytest.approx(oracle.score(sentence, bos=True, eos=True), abs=1e-4)
 
 
 def test_words_that_arpa_cannot_spell_are_refused(tmp_path: Path) -> None:

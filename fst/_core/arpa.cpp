@@ -287,6 +287,8 @@ void add_order(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::ar
             backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
             throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
         const auto order = static_cast<std::size_t>(labels.shape(1));
+        if (order != builder.num_orders() + 1)
+            throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) + "-grams next, got " + std::to_string(order) + "-grams");
         for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
             const std::int32_t* ngram = labels.data(row, 0);
             const std::uint32_t context = builder.find(ngram, order - 1);

@@ -95,6 +95,8 @@ class AutomatonBuilder {
     // Closes the order being built. Throws DuplicateNgram where an n-gram occurs twice.
     void end_order();
 
+    std::size_t num_orders() const { return orders_.size(); }
+
     // The row of an n-gram of a closed order, kNone where it is missing.
     std::uint32_t find(const std::int32_t* labels, std::size_t order) const;
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -56,9 +57,9 @@ def _print(result: object, bundle: object) -> None:
     assert isinstance(bundle, Bundle)
     signature = result.signature
     greedy = next(system for system in result.systems if system.name == "greedy")
-    table = Table(title=f"{signature['prompts']} held-out prompts, {signature['max_new_tokens']} tokens each")
-    table.add_column("system")
-    for heading in ("block efficiency", "verified tokens/call", "tokens/s", "speed-up", "calls", "tokens"):
+    table = Table(box=SIMPLE_HEAD, title=f"{signature['prompts']} held-out prompts, {signature['max_new_tokens']} tokens each")
+    table.add_column("system", no_wrap=True)
+    for heading in ("block\nefficiency", "verified\nper call", "tokens/s", "vs.\ngreedy", "calls", "tokens"):
         table.add_column(heading, justify="right")
     for system in result.systems:
         table.add_row(
@@ -66,13 +67,14 @@ def _print(result: object, bundle: object) -> None:
             f"{system.block_efficiency:.3f}",
             f"{system.verified_tokens_per_call:.1f}",
             f"{system.tokens_per_second:.0f}",
-            f"{system.tokens_per_second / greedy.tokens_per_second:.2f}",
+            f"{system.tokens_per_second / greedy.tokens_per_second:.2f}×",
             f"{system.calls}",
             f"{system.tokens}",
         )
     out.print(table)
-    same = "every system's text equals greedy decoding's, token for token" if result.exact else "a system's text DIFFERS from greedy's"
-    out.print(f"{same}; transformers' generate() made {result.generate_tokens_per_second:.0f} tokens/s")
+    same = "Every system's text equals greedy decoding's, token for token." if result.exact else "A system's text DIFFERS from greedy's."
+    out.print(same)
+    out.print(f"Greedy by transformers' generate() in the same run: {result.generate_tokens_per_second:.0f} tokens/s.")
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
     out.print()
     prompt = bundle.prompts[0]
