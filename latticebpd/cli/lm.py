@@ -28,6 +28,7 @@ def train(
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json that turns text into tokens, or that made the ids."),
     min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
+    end_of_text: int = typer.Option(0, min=0, help="Token id between documents, where no tokenizer tells; 0 is latticebpd's own."),
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
 ) -> None:
@@ -41,7 +42,7 @@ def train(
 
     import fst
     from fst.fingerprint import vocabulary_fingerprint
-    from lm_training.corpus import corpus_ids
+    from lm_training.corpus import corpus_ids, end_of_text_id
     from lm_training.ngram import estimate
 
     if not (output.suffix == ".fst" or _is_arpa(output)):
@@ -64,7 +65,15 @@ def train(
         )
     fingerprint = vocabulary_fingerprint(bpe.get_vocab()) if bpe else None
     with err.status(f"estimating an {order}-gram from {len(ids):,} tokens"):
-        table = estimate(ids, order=order, min_counts=counts, max_ngrams=max_ngrams, prune_theta=prune_theta, vocab_size=vocab_size)
+        table = estimate(
+            ids,
+            order=order,
+            min_counts=counts,
+            max_ngrams=max_ngrams,
+            prune_theta=prune_theta,
+            vocab_size=vocab_size,
+            end_of_text=end_of_text_id(bpe) if bpe else end_of_text,
+        )
         model = fst.NgramModel.from_table(replace(table, fingerprint=fingerprint))
         if _is_arpa(output):
             model.to_arpa(output)
