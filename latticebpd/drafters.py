@@ -114,8 +114,8 @@ class PathsDrafter(HeadsDrafter):
 class TreeDrafter(HeadsDrafter):
     """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
 
-    Each slot keeps as much probability as the heads themselves give to its ``k`` best tokens: a later, less
-    certain head is worth fewer nodes.
+    Every slot is taken to hold the right token.  The heads' own top-k mass is a poor price for depth: they are
+    trained on people's text, and the base model's greedy text, which decides, is far easier to guess.
     """
 
     def __init__(self, model: BlockwiseLM, lm: LanguageModel, num_nodes: int = 64, alpha: float = 1.0, k: int = 16) -> None:
@@ -123,7 +123,7 @@ class TreeDrafter(HeadsDrafter):
         self.rescorer, self.num_nodes, self.alpha = _fitting_rescorer(model, lm), num_nodes, alpha
 
     def draft(self, lattice: SausageLattice, state: State) -> DraftTree:
-        return self.rescorer.draft_tree(lattice, self.num_nodes, self.alpha, state.tokens, lattice.kept_log_mass)
+        return self.rescorer.draft_tree(lattice, self.num_nodes, self.alpha, state.tokens, None)
 
 
 class OracleDrafter(HeadsDrafter):

@@ -109,7 +109,7 @@ def tune_alpha(model: BlockwiseLM, lm: fst.NgramModel, tokenizer: Tokenizer, tex
     for alpha in ALPHAS:
         lengths = accept_lengths(
             lattices,
-            lambda lattice, context, alpha=alpha: draft_tree(lattice, lm, 64, alpha, context, lattice.kept_log_mass),  # type: ignore[misc]
+            lambda lattice, context, alpha=alpha: draft_tree(lattice, lm, 64, alpha, context),  # type: ignore[misc]
         )
         table[alpha] = float(lengths.mean()) + 1
         console.print(f"alpha {alpha}: {table[alpha]:.4f} tokens a call by replay")

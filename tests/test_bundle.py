@@ -95,7 +95,7 @@ def drafts_of(bundle: Bundle) -> dict[str, Callable[[SausageLattice, list[int]],
         "4-gram": lambda lattice, context: DraftTree.from_paths(rescore(lattice, lm, 1, alpha, context).tokens),
         "16-best 0-gram": lambda lattice, context: DraftTree.from_paths(rescore(lattice, None, 16).tokens),
         "16-best 4-gram": lambda lattice, context: DraftTree.from_paths(rescore(lattice, lm, 16, alpha, context).tokens),
-        "tree": lambda lattice, context: draft_tree(lattice, lm, 64, alpha, context, lattice.kept_log_mass),
+        "tree": lambda lattice, context: draft_tree(lattice, lm, 64, alpha, context),
     }
 
 
