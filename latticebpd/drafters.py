@@ -16,7 +16,7 @@ from torch import Tensor
 from latticebpd.drafts import DraftTree
 from latticebpd.lattice import SausageLattice, oracle_path
 from latticebpd.models import BlockwiseLM
-from latticebpd.rescoring import LanguageModel, Rescorer, as_rescorer, check_vocabulary
+from latticebpd.rescoring import LanguageModel, Rescorer, as_rescorer, check_vocabulary, draft_tree, rescore
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class PathsDrafter(HeadsDrafter):
         self.rescorer, self.p, self.alpha = _fitting_rescorer(model, lm), p, alpha
 
     def draft(self, lattice: SausageLattice, state: State) -> DraftTree:
-        return DraftTree.from_paths(self.rescorer.rescore(lattice, self.p, self.alpha, state.tokens).tokens)
+        return DraftTree.from_paths(rescore(lattice, self.rescorer, self.p, self.alpha, state.tokens).tokens)
 
 
 class TreeDrafter(HeadsDrafter):
@@ -123,7 +123,7 @@ class TreeDrafter(HeadsDrafter):
         self.rescorer, self.num_nodes, self.alpha = _fitting_rescorer(model, lm), num_nodes, alpha
 
     def draft(self, lattice: SausageLattice, state: State) -> DraftTree:
-        return self.rescorer.draft_tree(lattice, self.num_nodes, self.alpha, state.tokens, None)
+        return draft_tree(lattice, self.rescorer, self.num_nodes, self.alpha, state.tokens)
 
 
 class OracleDrafter(HeadsDrafter):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 import fst
+from fst.automaton import MAX_ORDER
 from latticebpd.drafts import Drafts, DraftTree
 from latticebpd.lattice import SausageLattice
 
@@ -139,7 +140,7 @@ def rescore(
         >>> rescore(lattice, None, p=2).tokens.tolist()
         [[3, 4], [3, 8]]
     """
-    return as_rescorer(lm).rescore(lattice, p, alpha, [int(token) for token in context])
+    return as_rescorer(lm).rescore(lattice, p, alpha, _history(context))
 
 
 def draft_tree(
@@ -163,4 +164,9 @@ def draft_tree(
             None for certainty, ``lattice.kept_log_mass`` for what the heads themselves say.
     """
     mass = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)
-    return as_rescorer(lm).draft_tree(lattice, num_nodes, alpha, [int(token) for token in context], mass)
+    return as_rescorer(lm).draft_tree(lattice, num_nodes, alpha, _history(context), mass)
+
+
+def _history(context: Sequence[int] | np.ndarray) -> list[int]:
+    """As much of the context as any n-gram model can look back on, so that a long text costs no more than a short one."""
+    return [int(token) for token in context[-MAX_ORDER:]]

@@ -149,25 +149,29 @@ void Graph::match(const Row& row, std::uint32_t state, std::int32_t slot) {
     const auto num_keys = static_cast<std::uint32_t>(columns.num_keys);
     if (num_keys == 0) return;
 
-    if (row.num_arcs <= 8 * num_keys) {  // few arcs: ask the slot for each
+    if (row.num_arcs <= 16 * num_keys) {  // few arcs: ask the slot for each
         std::int32_t previous = 0;
         for (std::uint32_t i = 0; i < row.num_arcs; ++i) {
-            const std::int32_t label = row.label(i);
+            if (!lattice_->may_have(columns, row.label(i))) [[likely]]
+                continue;
+            const std::int32_t label = row.label(i), key = label > 0 ? lattice_->find(columns, label) : -1;
+            if (key < 0) continue;
             if (label <= previous)
                 throw std::invalid_argument("corrupt language model: expected the arcs of state " + std::to_string(state) +
                                             " in rising order of label; write the file again from its source");
             previous = label;
-            if (const std::int32_t key = lattice_->find(columns, label); key >= 0) add(key, row.arc(i));
+            add(key, row.arc(i));
         }
         return;
     }
-    // Many arcs: one binary search per label, all in step, so that their cache misses overlap. Branch-free: the
+    // Many arcs: one binary search per label, all in step, so that their cache misses overlap. Free of branches: the
     // searches of a row end after the same number of halvings.
     const std::span<const std::int32_t> keys = lattice_->keys(columns);
     search_.assign(num_keys, 0);
     for (std::uint32_t length = row.num_arcs; length > 1;) {
         const std::uint32_t half = length / 2;
-        for (std::uint32_t i = 0; i < num_keys; ++i) search_[i] += row.label(search_[i] + half) <= keys[i] ? half : 0;
+        for (std::uint32_t i = 0; i < num_keys; ++i)
+            search_[i] += half & -static_cast<std::uint32_t>(row.label(search_[i] + half) <= keys[i]);
         length -= half;
     }
     for (std::uint32_t i = 0; i < num_keys; ++i)

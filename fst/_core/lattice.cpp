@@ -18,8 +18,8 @@ namespace {
 }  // namespace
 
 void Lattice::assign(const LatticeView& view, const Model* model, const char* name) {
-    if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 8 / view.slots)
-        throw std::invalid_argument(std::string(name) + "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^28 in all, got [" +
+    if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 64 / view.slots)
+        throw std::invalid_argument(std::string(name) + "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
                                     std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
     slots_.clear();
     tokens_.clear();
@@ -29,6 +29,7 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
     key_bounds_.clear();
     columns_.clear();
     buckets_.clear();
+    filter_.clear();
     max_columns_ = 0;
     for (std::int64_t t = 0; t < view.slots; ++t) {
         const std::int32_t* tokens = view.tokens + t * view.k;
@@ -82,13 +83,19 @@ void Lattice::index_labels(Slot& slot) {
     keys_.push_back(Model::kNoLabel);
     key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
 
-    const std::uint32_t num_buckets = std::bit_ceil(4 * static_cast<std::uint32_t>(slot.num_keys) + 4);
+    const std::uint32_t num_bits = std::bit_ceil(64 * std::max(1u, static_cast<std::uint32_t>(slot.num_keys)));
+    slot.filter_mask = num_bits - 1;
+    slot.first_word = static_cast<std::int32_t>(filter_.size());
+    filter_.resize(filter_.size() + num_bits / 64, 0);
+    const std::uint32_t num_buckets = std::bit_ceil(2 * static_cast<std::uint32_t>(slot.num_keys) + 2);
     slot.hash_shift = 32 - std::countr_zero(num_buckets);
     slot.first_bucket = static_cast<std::int32_t>(buckets_.size());
     buckets_.resize(buckets_.size() + num_buckets, Bucket{Model::kNoLabel, -1});
     Bucket* buckets = buckets_.data() + slot.first_bucket;
     for (std::int32_t key = 0; key < slot.num_keys; ++key) {
         const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
+        const std::uint32_t bit = static_cast<std::uint32_t>(label) & slot.filter_mask;
+        filter_[static_cast<std::size_t>(slot.first_word) + bit / 64] |= std::uint64_t{1} << (bit % 64);
         std::uint32_t at = hash(label, slot.hash_shift);
         while (buckets[at].label != Model::kNoLabel) at = (at + 1) & (num_buckets - 1);
         buckets[at] = {label, key};

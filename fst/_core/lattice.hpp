@@ -28,6 +28,8 @@ class Lattice {
         std::int32_t num_keys = 0;
         std::int32_t first_bucket = 0;
         std::int32_t hash_shift = 0;
+        std::int32_t first_word = 0;  // of the filter
+        std::uint32_t filter_mask = 0;
     };
 
     // Replaces the contents; keeps the memory. `model` may be null (labels are then not needed). `name` opens every
@@ -50,6 +52,11 @@ class Lattice {
     std::span<const std::int32_t> columns(const Slot& slot, std::int32_t key) const {
         const std::int32_t* bounds = key_bounds_.data() + slot.first_key + key;
         return {columns_.data() + bounds[0], static_cast<std::size_t>(bounds[1] - bounds[0])};
+    }
+    // False where no key has this label; true is a maybe, and rare enough to be taken for an exception.
+    bool may_have(const Slot& slot, std::int32_t label) const {
+        const std::uint32_t bit = static_cast<std::uint32_t>(label) & slot.filter_mask;
+        return (filter_[static_cast<std::size_t>(slot.first_word) + bit / 64] >> (bit % 64)) & 1;
     }
     // The key with this label, or -1.
     std::int32_t find(const Slot& slot, std::int32_t label) const {
@@ -74,6 +81,7 @@ class Lattice {
     std::vector<double> log_probs_;
     std::vector<std::int32_t> keys_, key_bounds_, columns_;
     std::vector<Bucket> buckets_;
+    std::vector<std::uint64_t> filter_;
     std::vector<std::pair<std::int32_t, std::int32_t>> order_;  // scratch: (token or label, column)
     std::int32_t max_columns_ = 0;
 };

@@ -63,36 +63,20 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     unk_label_ = static_cast<std::int32_t>(unk_label);
 }
 
-StateRecord Model::state(std::uint32_t state) const {
-    StateRecord record;
-    std::memcpy(&record, states_ + std::size_t{state} * sizeof(StateRecord), sizeof record);
-    if (std::uint64_t{record.first_arc} + record.num_arcs > num_arcs_)
-        corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
-                text(std::int64_t{record.first_arc} + record.num_arcs) + " of " + text(static_cast<std::int64_t>(num_arcs_)));
-    return record;
+void Model::refuse_arcs(std::uint32_t state, const StateRecord& record) const {
+    corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " + text(std::int64_t{record.first_arc} + record.num_arcs) +
+            " of " + text(static_cast<std::int64_t>(num_arcs_)));
 }
 
-Row Model::row(std::uint32_t state, const StateRecord& record) const {
-    Row row{arcs_at(record.first_arc), record.num_arcs, false, 0, 0};
-    if (row.num_arcs > 0 && row.label(0) == 0) {
-        const ArcRecord failure = row.arc(0);
-        row.backs_off = true;
-        row.backoff_state = checked_state(failure.next_state);
-        row.backoff_cost = cost(failure.cost);
-        row.arcs += sizeof(ArcRecord);
-        --row.num_arcs;
-    } else if (state != unigram_state_) {
-        corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) + ", which is not the unigram state");
-    }
-    return row;
+void Model::refuse_state(std::int32_t next_state) const {
+    corrupt("expected a next state below " + text(num_states_) + ", got " + text(next_state));
 }
 
-std::uint32_t Model::checked_state(std::int32_t next_state) const { return checked_id(next_state, num_states_, "a next state"); }
-
-double Model::cost(float weight) {
-    if (std::isnan(weight)) corrupt("expected a number as an arc's weight, got NaN");
-    return std::clamp(static_cast<double>(weight), -kMaxCost, kMaxCost);
+void Model::refuse_missing_failure(std::uint32_t state) {
+    corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) + ", which is not the unigram state");
 }
+
+void Model::refuse_nan() { corrupt("expected a number as an arc's weight, got NaN"); }
 
 std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
     if (!unigram_by_label_.empty())

@@ -9,6 +9,7 @@
 // of it. So nothing is checked in advance beyond sizes and the unigram state; every offset is checked where it is used.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -75,13 +76,37 @@ class Model {
     void prefetch_state(std::uint32_t state) const {
         if (state < num_states_) __builtin_prefetch(states_ + std::size_t{state} * sizeof(StateRecord));
     }
-    StateRecord state(std::uint32_t state) const;
+    StateRecord state(std::uint32_t state) const {
+        StateRecord record;
+        std::memcpy(&record, states_ + std::size_t{state} * sizeof(StateRecord), sizeof record);
+        if (std::uint64_t{record.first_arc} + record.num_arcs > num_arcs_) refuse_arcs(state, record);
+        return record;
+    }
     const std::byte* arcs_at(std::uint32_t first_arc) const { return arcs_ + std::size_t{first_arc} * sizeof(ArcRecord); }
     Row row(std::uint32_t state) const { return row(state, this->state(state)); }
-    Row row(std::uint32_t state, const StateRecord& record) const;
-    std::uint32_t checked_state(std::int32_t next_state) const;
+    Row row(std::uint32_t state, const StateRecord& record) const {
+        Row row{arcs_at(record.first_arc), record.num_arcs, false, 0, 0};
+        if (row.num_arcs > 0 && row.label(0) == 0) {
+            const ArcRecord failure = row.arc(0);
+            row.backs_off = true;
+            row.backoff_state = checked_state(failure.next_state);
+            row.backoff_cost = cost(failure.cost);
+            row.arcs += sizeof(ArcRecord);
+            --row.num_arcs;
+        } else if (state != unigram_state_) {
+            refuse_missing_failure(state);
+        }
+        return row;
+    }
+    std::uint32_t checked_state(std::int32_t next_state) const {
+        if (static_cast<std::uint32_t>(next_state) >= num_states_) refuse_state(next_state);
+        return static_cast<std::uint32_t>(next_state);
+    }
     // Finite cost of a weight on disk; NaN is refused.
-    static double cost(float weight);
+    static double cost(float weight) {
+        if (weight != weight) refuse_nan();
+        return std::clamp(static_cast<double>(weight), -kMaxCost, kMaxCost);
+    }
 
     // The label under which the model knows the token: its own, that of <unk>, or kNoLabel.
     std::int32_t label_of(std::int64_t token) const;
@@ -93,6 +118,10 @@ class Model {
     double score(std::span<const std::int64_t> tokens, bool bos, bool eos) const;
 
   private:
+    [[noreturn]] void refuse_arcs(std::uint32_t state, const StateRecord& record) const;
+    [[noreturn]] void refuse_state(std::int32_t next_state) const;
+    [[noreturn]] static void refuse_missing_failure(std::uint32_t state);
+    [[noreturn]] static void refuse_nan();
     std::ptrdiff_t unigram_index(std::int32_t label) const;  // -1 if the unigram state lacks the label
     double final_cost(std::uint32_t state) const;
 

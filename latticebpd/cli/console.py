@@ -58,6 +58,17 @@ def print_json(record: Any) -> None:
     print(json.dumps(record, ensure_ascii=False))
 
 
+def positive_numbers(option: str, text: str) -> list[int]:
+    """The numbers of an option such as ``1,1,2,4``; ValueError where it holds anything else."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ValueError(f"expected {option} as numbers >= 1 separated by commas, such as 1,2,4, got {text!r}")
+    return numbers
+
+
 def quiet_transformers() -> None:
     """Keep ``transformers``' own progress bars and advice off the terminal."""
     from transformers.utils import logging

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from latticebpd.cli.console import err, load_tokenizer, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, out, positive_numbers, print_json, progress, quiet_transformers
 from latticebpd.lattice import LatticeSet
 
 
@@ -82,12 +82,7 @@ def oracle(
     """
     from latticebpd.replay import oracle_accept_lengths
 
-    try:
-        widths = [int(part) for part in k.split(",")]
-    except ValueError:
-        widths = []
-    if not widths or min(widths) < 1:
-        raise ValueError(f"expected --k as numbers >= 1 separated by commas, such as 1,4,16, got {k!r}")
+    widths = positive_numbers("--k", k)
     sets = [LatticeSet.load(file) for file in files]
     if not sum(map(len, sets)):
         raise ValueError("expected at least one lattice, got files without any")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, out, print_json, progress_bytes
+from latticebpd.cli.console import err, load_tokenizer, out, positive_numbers, print_json, progress_bytes
 
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
 
@@ -47,12 +47,7 @@ def train(
 
     if not (output.suffix == ".fst" or _is_arpa(output)):
         raise ValueError(f"{output}: expected a name that ends in .fst, .arpa or .arpa.gz")
-    try:
-        counts = [int(part) for part in min_count.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise ValueError(f"expected --min-count as numbers >= 1 separated by commas, such as 1,1,2,4, got {min_count!r}")
+    counts = positive_numbers("--min-count", min_count)
     counts = (counts + [counts[-1]] * order)[:order]
     bpe = None if tokenizer is None else load_tokenizer(tokenizer)
     ids = corpus_ids(inputs, bpe, field)
