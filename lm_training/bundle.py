@@ -175,7 +175,7 @@ def void(value: object) -> None:
 def main(
     data: Path = typer.Option(..., help="Directory with text/*.jsonl.xz and code/*.jsonl.xz."),
     work: Path = typer.Option(..., help="Directory for corpora and checkpoints; an interrupted run goes on from it."),
-    steps: int = typer.Option(6000, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
+    steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
     compile: bool = typer.Option(True, help="Use torch.compile for training."),
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model and prompts again."""

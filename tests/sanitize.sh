@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: its tests, and the fuzzers of its readers.
+#
+#   bash tests/sanitize.sh            everything, and a longer fuzz run
+#   bash tests/sanitize.sh --quick    the core's tests and a short fuzz run, about two minutes
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+rounds=20000
+selection=(tests/test_search.py tests/test_arpa.py tests/test_const_file.py tests/test_ngram_model.py tests/test_product.py)
+if [[ "${1:-}" == "--quick" ]]; then
+  rounds=1500
+  selection=(tests/test_search.py)
+elif [[ $# -gt 0 ]]; then
+  echo "expected --quick or nothing, got $*" >&2
+  exit 2
+fi
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cp -r fst tests setup.py setup.cfg pyproject.toml README.md latticebpd lm_training "$scratch"
+cd "$scratch"
+rm -f fst/*.so
+LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
+
+# Both runtimes go first, so that exceptions thrown by one library and caught in another are seen by the sanitizer.
+export LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so.6)"
+export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+export HYPOTHESIS_STORAGE_DIRECTORY="$scratch/hypothesis"
+python -m pytest -q --noconftest -p no:cacheprovider -m "not slow" "${selection[@]}"
+python -m tests.fuzz --rounds "$rounds"
