@@ -132,9 +132,9 @@ def write_arpa(automaton: Automaton, path: str | os.PathLike[str], symbols: Sequ
     with replacing(path) as temporary, open(temporary, "wb") as file:
         if str(path).endswith(".gz"):
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                _core.write_arpa(*automaton, words, packed.write)
+                _core.write_arpa(automaton, words, packed.write)
         else:
-            _core.write_arpa(*automaton, words, file.write)
+            _core.write_arpa(automaton, words, file.write)
 
 
 def _spelled(word: str) -> bytes:

@@ -115,7 +115,7 @@ def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
 
 def to_table(automaton: Automaton, symbols: list[str] | None = None, fingerprint: str | None = None) -> NgramTable:
     """Read the n-grams back; raises ValueError where the automaton is no backoff model."""
-    orders = _core.list_ngrams(*automaton)
+    orders = _core.list_ngrams(automaton)
     return NgramTable(
         [tokens for tokens, _, _ in orders],
         [-costs for _, costs, _ in orders],

@@ -131,7 +131,7 @@ class NgramModel:
     @cached_property
     def num_ngrams(self) -> list[int]:
         """The number of n-grams of each order; counted once, when asked for."""
-        return _core.count_ngrams(*self.automaton)
+        return _core.count_ngrams(self.automaton)
 
     @property
     def order(self) -> int:

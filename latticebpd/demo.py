@@ -76,7 +76,7 @@ def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: 
 def run_demo(
     bundle: Bundle,
     num_prompts: int | None = None,
-    max_new_tokens: int = 96,
+    max_new_tokens: int = 64,
     k: int = 16,
     p: int = 16,
     num_nodes: int = 64,

@@ -52,8 +52,8 @@ class BlockHeads(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., num_heads - 1, hidden]``: every head on every position."""
-        inner = F.silu(torch.einsum("...d,hdm->...hm", hidden, self.up))
-        return hidden.unsqueeze(-2) + torch.einsum("...hm,hmd->...hd", inner, self.down)
+        grouped = self.forward_grouped(hidden.reshape(1, -1, self.hidden_size).expand(self.num_heads - 1, -1, -1))
+        return grouped.transpose(0, 1).reshape(*hidden.shape[:-1], self.num_heads - 1, self.hidden_size)
 
     def forward_grouped(self, hidden: Tensor) -> Tensor:
         """``[num_heads - 1, n, hidden]`` -> the same shape: group ``i`` goes through head ``i + 2`` only."""

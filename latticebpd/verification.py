@@ -105,17 +105,19 @@ class Verifier:
         inputs = torch.tensor([[next_token, *tree.tokens.tolist()]], device=device)
         positions = torch.from_numpy(np.concatenate([[0], tree.depths]) + self.length)[None].to(device)
         mask = tree_attention_mask(tree, self.length, self.model.dtype, device)
-        output = self.model(
-            input_ids=inputs,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            output_hidden_states=True,
-            logits_to_keep=1 if self._projects_lazily else 0,
-        )
-        hidden, logits = output.hidden_states[-1][0], output.logits[0]
-        return Verified(hidden, (lambda rows: self._project(hidden[rows])) if self._projects_lazily else (lambda rows: logits[rows]))
+        arguments = {
+            "input_ids": inputs,
+            "attention_mask": mask,
+            "position_ids": positions,
+            "past_key_values": self.cache,
+            "use_cache": True,
+        }
+        if self._projects_lazily:
+            hidden = self.model.base_model(**arguments).last_hidden_state[0]
+            return Verified(hidden, lambda rows: self._project(hidden[rows]))
+        output = self.model(**arguments, output_hidden_states=True)
+        logits = output.logits[0]
+        return Verified(output.hidden_states[-1][0], lambda rows: logits[rows])
 
     @torch.inference_mode()
     def _project(self, hidden: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Buffer
 
+from fst.automaton import Automaton
+
 class Model:
     def __init__(
         self,
@@ -60,17 +62,7 @@ class ArpaParser:
     def finish(self) -> None: ...
     def write(self, sink: Callable[[bytes], object]) -> None: ...
 
-def count_ngrams(states: NDArray[np.void], arcs: NDArray[np.void], start: int, unigram_state: int, unk_label: int) -> list[int]: ...
-def list_ngrams(
-    states: NDArray[np.void], arcs: NDArray[np.void], start: int, unigram_state: int, unk_label: int
-) -> list[tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]]: ...
-def write_arpa(
-    states: NDArray[np.void],
-    arcs: NDArray[np.void],
-    start: int,
-    unigram_state: int,
-    unk_label: int,
-    words: list[bytes],
-    sink: Callable[[bytes], object],
-) -> None: ...
+def count_ngrams(automaton: Automaton) -> list[int]: ...
+def list_ngrams(automaton: Automaton) -> list[tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]]: ...
+def write_arpa(automaton: Automaton, words: list[bytes], sink: Callable[[bytes], object]) -> None: ...
 def read_symbols(file: Buffer, begin: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int]: ...

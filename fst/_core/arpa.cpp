@@ -1,21 +1,12 @@
 #include "arpa.hpp"
 
-#include <pybind11/functional.h>
-#include <pybind11/numpy.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
-#include <span>
 #include <stdexcept>
 
-#include "arpa_writer.hpp"
 #include "ngram_walk.hpp"
-#include "symbols.hpp"
-
-namespace py = pybind11;
 
 namespace latticebpd {
 
@@ -195,8 +186,8 @@ void ArpaParser::number_unigrams() {
     std::int64_t largest = -1;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] > kLargestToken)
-            throw std::invalid_argument("expected token ids from 0 to " + std::to_string(kLargestToken) + ", got " + std::to_string(tokens[i]) +
-                                        " for '" + plain[i] + "'");
+            throw std::invalid_argument("expected token ids from 0 to " + std::to_string(kLargestToken) + ", got " +
+                                        std::to_string(tokens[i]) + " for '" + plain[i] + "'");
         largest = std::max(largest, tokens[i]);
     }
     std::size_t next = 0;
@@ -238,7 +229,8 @@ void ArpaParser::read_ngram(double cost, double backoff) {
     }
     if (context_row_ == AutomatonBuilder::kNone) context_row_ = builder_.find(labels_.data(), order_ - 1);
     if (context_row_ == AutomatonBuilder::kNone)
-        fail("expected the context of " + joined(1, order_ + 1) + " among the " + std::to_string(order_ - 1) + "-grams, where it is missing");
+        fail("expected the context of " + joined(1, order_ + 1) + " among the " + std::to_string(order_ - 1) +
+             "-grams, where it is missing");
     builder_.add(context_row_, labels_.back(), cost, backoff);
 }
 
@@ -255,163 +247,3 @@ double ArpaParser::read_number(std::size_t at, const char* what) const {
 }
 
 }  // namespace latticebpd
-
-namespace {
-
-using latticebpd::ArpaParser;
-using latticebpd::AutomatonBuilder;
-
-// Runs `work`, turning an error into ValueError. Messages may quote any bytes of a file, so they are decoded leniently.
-template <typename Work>
-void with_value_errors(Work work) {
-    try {
-        work();
-    } catch (const std::invalid_argument& error) {
-        const std::string text = error.what();
-        auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
-        PyErr_SetObject(PyExc_ValueError, message.ptr());
-        throw py::error_already_set();
-    }
-}
-
-void write(const AutomatonBuilder& builder, const py::function& sink) {
-    builder.write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
-}
-
-// One order of a table: rows of labels, [n, order], with natural costs.
-void add_order(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
-               const py::array_t<double, py::array::c_style | py::array::forcecast>& costs,
-               const py::array_t<double, py::array::c_style | py::array::forcecast>& backoffs) {
-    with_value_errors([&] {
-        if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
-            backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
-            throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
-        const auto order = static_cast<std::size_t>(labels.shape(1));
-        if (order != builder.num_orders() + 1)
-            throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) + "-grams next, got " + std::to_string(order) + "-grams");
-        for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
-            const std::int32_t* ngram = labels.data(row, 0);
-            const std::uint32_t context = builder.find(ngram, order - 1);
-            if (context == AutomatonBuilder::kNone)
-                throw std::invalid_argument("row " + std::to_string(row) + " of the " + std::to_string(order) +
-                                            "-grams: expected its context among the n-grams one order below");
-            builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
-        }
-        builder.end_order();
-    });
-}
-
-std::span<const std::byte> bytes_of(const py::buffer_info& info) {
-    return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
-}
-
-// A model over the records that Python lends.
-struct AutomatonBuffers {
-    AutomatonBuffers(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label)
-        : state_info(states.request()),
-          arc_info(arcs.request()),
-          model(bytes_of(state_info), bytes_of(arc_info), start, unigram_state, unk_label, -latticebpd::Model::kMaxCost) {}
-    py::buffer_info state_info, arc_info;
-    latticebpd::Model model;
-};
-
-py::list list_ngrams(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label) {
-    const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
-    const std::vector<std::uint64_t> counts = latticebpd::count_ngrams(automaton.model, unk_label);
-    py::list orders;
-    py::array_t<std::int32_t> tokens;
-    py::array_t<double> costs, backoffs;
-    py::ssize_t row = 0;
-    auto begin_order = [&] {
-        const auto order = static_cast<py::ssize_t>(orders.size()) + 1;
-        if (orders.size() == counts.size()) return;
-        const auto count = static_cast<py::ssize_t>(counts[orders.size()]);
-        tokens = py::array_t<std::int32_t>({count, order});
-        costs = py::array_t<double>(count);
-        backoffs = py::array_t<double>(count);
-        row = 0;
-    };
-    begin_order();
-    latticebpd::walk_ngrams(
-        automaton.model, unk_label,
-        [&](const latticebpd::VisitedNgram& ngram) {
-            std::int32_t* out = std::copy(ngram.context.begin(), ngram.context.end(), tokens.mutable_data(row, 0));
-            *out = ngram.token;
-            costs.mutable_data()[row] = ngram.cost;
-            backoffs.mutable_data()[row] = ngram.backoff_cost;
-            ++row;
-        },
-        [&] {
-            if (orders.size() < counts.size()) orders.append(py::make_tuple(tokens, costs, backoffs));
-            begin_order();
-        });
-    return orders;
-}
-
-py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
-    return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
-template <typename Owner, typename Get>
-void bind_result(py::class_<Owner>& type, Get get) {
-    type.def_property_readonly("num_states", [get](const Owner& self) { return get(self).num_states(); })
-        .def_property_readonly("num_arcs", [get](const Owner& self) { return get(self).num_arcs(); })
-        .def_property_readonly("start", [get](const Owner& self) { return get(self).start(); })
-        .def_property_readonly("num_ngrams", [get](const Owner& self) { return get(self).num_ngrams(); })
-        .def("write", [get](const Owner& self, const py::function& sink) { write(get(self), sink); }, py::arg("sink"));
-}
-
-}  // namespace
-
-void bind_arpa(py::module_& module) {
-    py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder", "Builds a backoff automaton from n-grams, order by order.");
-    builder.def(py::init<>())
-        .def("add_order", &add_order, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
-        .def("finish", [](AutomatonBuilder& self) { with_value_errors([&] { self.finish(); }); });
-    bind_result(builder, [](const AutomatonBuilder& self) -> const AutomatonBuilder& { return self; });
-
-    py::class_<ArpaParser> parser(module, "ArpaParser", "Reads ARPA text, piece by piece, into a backoff automaton.");
-    parser
-        .def(py::init([](const py::function& number_words, bool strict) {
-                 return ArpaParser(
-                     [number_words](const std::vector<std::string>& words) {
-                         py::list list;
-                         for (const std::string& word : words) list.append(py::bytes(word));
-                         return number_words(list).cast<std::vector<std::int64_t>>();
-                     },
-                     strict);
-             }),
-             py::arg("number_words"), py::arg("strict") = true)
-        .def("feed", [](ArpaParser& self, std::string_view text) { with_value_errors([&] { self.feed(text); }); }, py::arg("text"))
-        .def("finish", [](ArpaParser& self) { with_value_errors([&] { self.finish(); }); })
-        .def_property_readonly("unk_label", &ArpaParser::unk_label)
-        .def_property_readonly("warnings", &ArpaParser::warnings);
-    module.def(
-        "count_ngrams",
-        [](const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label) {
-            const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
-            const py::gil_scoped_release release;
-            return latticebpd::count_ngrams(automaton.model, unk_label);
-        },
-        py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"), "The number of n-grams of each order.");
-    module.def("list_ngrams", &list_ngrams, py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"),
-               "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].");
-    module.def(
-        "write_arpa",
-        [](const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int32_t unk_label,
-           const std::vector<std::string>& words, const py::function& sink) {
-            const AutomatonBuffers automaton(states, arcs, start, unigram_state, unk_label);
-            latticebpd::write_arpa(automaton.model, unk_label, words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
-        },
-        py::arg("states"), py::arg("arcs"), py::arg("start"), py::arg("unigram_state"), py::arg("unk_label"), py::arg("words"), py::arg("sink"),
-        "Writes ARPA text, piece by piece.");
-    module.def(
-        "read_symbols",
-        [](const py::buffer& file, std::int64_t begin, std::int64_t count) {
-            const py::buffer_info info = file.request();
-            const latticebpd::SymbolEntries entries = latticebpd::read_symbols(bytes_of(info), begin, count);
-            return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths), entries.end);
-        },
-        py::arg("file"), py::arg("begin"), py::arg("count"), "The labels, begins and lengths of the symbols in a file, and where they end.");
-    bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
-}

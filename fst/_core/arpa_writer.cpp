@@ -54,7 +54,7 @@ void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<st
         if (order <= counts.size()) text += "\n\\" + std::to_string(order) + "-grams:\n";
     };
     begin_order();
-    walk_ngrams(
+    walk_ngrams<true>(
         model, unk_label,
         [&](const VisitedNgram& ngram) {
             append_log10(text, ngram.cost);
@@ -68,7 +68,7 @@ void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<st
             append_word(text, ngram.token, words);
             if (order < counts.size() && ngram.token != kEos) {
                 text += '\t';
-                append_log10(text, ngram.backoff_cost);
+                append_log10(text, backoff_cost(model, ngram));
             }
             text += '\n';
             if (text.size() >= kPiece) {

@@ -18,7 +18,8 @@ std::string spelled(const std::vector<std::int32_t>& labels) {
 }  // namespace
 
 DuplicateNgram::DuplicateNgram(std::vector<std::int32_t> ngram)
-    : std::invalid_argument("expected every n-gram once, but that of labels" + spelled(ngram) + " occurs twice"), labels(std::move(ngram)) {}
+    : std::invalid_argument("expected every n-gram once, but that of labels" + spelled(ngram) + " occurs twice"),
+      labels(std::move(ngram)) {}
 
 void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cost, double backoff_cost) {
     // Negated, so that NaN fails too.
@@ -64,8 +65,7 @@ std::uint32_t AutomatonBuilder::find(const std::int32_t* labels, std::size_t ord
             end = orders_[length - 1].first[row + 1];
         }
         const Ngram* last = ngrams.begin() + end;
-        const Ngram* found =
-            std::lower_bound(ngrams.begin() + begin, last, labels[length], [](const Ngram& a, std::int32_t label) { return a.label < label; });
+        const Ngram* found = lower_bound(ngrams.begin() + begin, last, labels[length]);
         if (found == last || found->label != labels[length]) return kNone;
         row = static_cast<std::uint32_t>(found - ngrams.begin());
     }
@@ -122,12 +122,13 @@ bool AutomatonBuilder::link() {
         for (std::uint64_t state = context_begin; state < context_end; ++state) {
             const Range range = continuations(static_cast<std::uint32_t>(state));
             const Range shorter = length > 1 && range.begin != range.end ? continuations(failure_[state]) : Range{nullptr, nullptr};
+            const bool suffix_is_state = context_length(failure_[state]) + 2 == length;
             const Ngram* suffix = shorter.begin;
             for (Ngram* ngram = order.ngrams.begin() + (range.begin - order.ngrams.begin()); ngram != range.end; ++ngram) {
                 std::uint32_t next = 0;
                 if (length > 1) {
-                    suffix = std::lower_bound(suffix, shorter.end, ngram->label, [](const Ngram& a, std::int32_t label) { return a.label < label; });
-                    if (context_length(failure_[state]) + 2 != length || suffix == shorter.end || suffix->label != ngram->label) return false;
+                    suffix = lower_bound(suffix, shorter.end, ngram->label);
+                    if (!suffix_is_state || suffix == shorter.end || suffix->label != ngram->label) return false;
                     next = suffix->context;
                 }
                 const auto row = static_cast<std::uint32_t>(ngram - order.ngrams.begin());

@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -130,6 +131,11 @@ class AutomatonBuilder {
         const Ngram* begin;
         const Ngram* end;
     };
+
+    // The first n-gram of a sorted range whose label is not below `label`.
+    static const Ngram* lower_bound(const Ngram* begin, const Ngram* end, std::int32_t label) {
+        return std::lower_bound(begin, end, label, [](const Ngram& ngram, std::int32_t value) { return ngram.label < value; });
+    }
 
     Range continuations(std::uint32_t state) const;
     std::size_t context_length(std::uint32_t state) const;

@@ -9,16 +9,15 @@ namespace latticebpd {
 
 namespace {
 
-constexpr std::size_t kChunk = 32;  // rows in flight between memory and cache
+constexpr std::size_t kChunk = 32;       // rows in flight between memory and cache
+constexpr std::size_t kFewBuckets = 512;  // of a layer: cheap to clear, and kept in the first-level cache
 
 [[noreturn]] void refuse_cycle(std::uint32_t state) {
     throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " + std::to_string(state) +
                                 "; write the file again from its source");
 }
 
-std::uint32_t hash(std::uint64_t key, std::int32_t shift) {
-    return static_cast<std::uint32_t>((key * 0x9E3779B97F4A7C15ull) >> shift);
-}
+std::size_t hash(std::uint32_t state, std::int32_t shift) { return (state * 0x9E3779B1u) >> shift; }
 
 }  // namespace
 
@@ -28,44 +27,45 @@ void Graph::assign(const Lattice& lattice, const Model* model) {
     nodes_.clear();
     hits_.clear();
     const auto slots = static_cast<std::size_t>(lattice.slots());
-    if (by_slot_.size() < slots) by_slot_.resize(slots);
-    for (auto& nodes : by_slot_) nodes.clear();
-    if (buckets_.empty() || ++generation_ == 0) {
-        buckets_.assign(std::max<std::size_t>(buckets_.size(), 1024), Bucket{});
-        generation_ = 1;
-        hash_shift_ = 64 - std::countr_zero(buckets_.size());
+    if (layers_.size() < slots) layers_.resize(slots);
+    for (std::size_t t = 0; t < slots; ++t) {
+        layers_[t].nodes.clear();
+        set_buckets(layers_[t], kFewBuckets);
     }
     if (marks_.size() < static_cast<std::size_t>(lattice.max_columns())) marks_.resize(static_cast<std::size_t>(lattice.max_columns()), 0);
 }
 
-std::int32_t Graph::node_of(std::int32_t slot, std::uint32_t state) {
-    const std::uint64_t key = (static_cast<std::uint64_t>(slot) << 32) | state;
-    const auto mask = static_cast<std::uint32_t>(buckets_.size() - 1);
-    std::uint32_t at = hash(key, hash_shift_);
-    for (; buckets_[at].generation == generation_; at = (at + 1) & mask)
-        if (buckets_[at].key == key) return buckets_[at].node;
-    if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
-        throw std::invalid_argument("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
-    const auto index = static_cast<std::int32_t>(nodes_.size());
-    buckets_[at] = {key, generation_, index};
-    nodes_.push_back(Node{.state = state, .slot = slot});
-    by_slot_[static_cast<std::size_t>(slot)].push_back(index);
-    if (model_ != nullptr) model_->prefetch_state(state);
-    if (2 * nodes_.size() > buckets_.size()) grow();
-    return index;
+void Graph::set_buckets(Layer& layer, std::size_t size) {
+    layer.buckets.assign(size, Bucket{0, kNone});
+    layer.hash_shift = 32 - std::countr_zero(size);
+    for (const std::int32_t index : layer.nodes) {
+        std::size_t at = hash(node(index).state, layer.hash_shift);
+        while (layer.buckets[at].node != kNone) at = (at + 1) & (size - 1);
+        layer.buckets[at] = {node(index).state, index};
+    }
 }
 
-void Graph::grow() {
-    const std::size_t size = 4 * buckets_.size();
-    buckets_.assign(size, Bucket{});
-    generation_ = 1;
-    hash_shift_ = 64 - std::countr_zero(size);
-    for (std::size_t i = 0; i < nodes_.size(); ++i) {
-        const std::uint64_t key = (static_cast<std::uint64_t>(nodes_[i].slot) << 32) | nodes_[i].state;
-        std::size_t at = hash(key, hash_shift_);
-        while (buckets_[at].generation == generation_) at = (at + 1) & (size - 1);
-        buckets_[at] = {key, generation_, static_cast<std::int32_t>(i)};
+std::int32_t Graph::node_of(std::int32_t slot, std::uint32_t state) {
+    Layer& layer = layers_[static_cast<std::size_t>(slot)];
+    const std::size_t mask = layer.buckets.size() - 1;
+    std::size_t at = hash(state, layer.hash_shift);
+    for (; layer.buckets[at].node != kNone; at = (at + 1) & mask)
+        if (layer.buckets[at].state == state) return layer.buckets[at].node;
+    return add_node(layer, at, slot, state);
+}
+
+std::int32_t Graph::add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state) {
+    if (model_ != nullptr) model_->prefetch_state(state);
+    const auto index = static_cast<std::int32_t>(nodes_.size());
+    layer.buckets[bucket] = {state, index};
+    nodes_.push_back(Node{.state = state, .slot = slot});
+    layer.nodes.push_back(index);
+    if (2 * layer.nodes.size() > layer.buckets.size()) {
+        if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
+            throw std::invalid_argument("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
+        set_buckets(layer, 4 * layer.buckets.size());
     }
+    return index;
 }
 
 std::int32_t Graph::next_node(std::int32_t index, std::int32_t slot) {
@@ -85,23 +85,28 @@ void Graph::open(std::int32_t index) {
 void Graph::open_slot(std::int32_t slot) {
     // Two passes over a chunk: the first waits for nothing but state records, which were prefetched when the nodes
     // were made, and sends for the arcs; the second finds these on their way. Backing off may add nodes to the list.
-    const auto& list = by_slot_[static_cast<std::size_t>(slot)];
+    const Layer& layer = layers_[static_cast<std::size_t>(slot)];
     const bool last = slot + 1 == lattice_->slots();
-    for (std::size_t begin = 0; begin < list.size();) {
-        const std::size_t end = std::min(list.size(), begin + kChunk);
+    for (std::size_t begin = 0; begin < layer.nodes.size();) {
+        const std::size_t end = std::min(layer.nodes.size(), begin + kChunk);
         pending_.clear();
         for (std::size_t i = begin; i < end; ++i) {
-            if (node(list[i]).first_hit != kNone) continue;
-            pending_.push_back({list[i], {}});
-            if (model_ == nullptr) continue;
-            pending_.back().record = model_->state(node(list[i]).state);
-            __builtin_prefetch(model_->arcs_at(pending_.back().record.first_arc));
+            const std::int32_t index = layer.nodes[i];
+            if (node(index).first_hit != kNone) continue;
+            if (model_ == nullptr) {
+                pending_.push_back({index, {}});
+                continue;
+            }
+            const StateRecord record = model_->state(node(index).state);
+            __builtin_prefetch(model_->arcs_at(record.first_arc));
+            __builtin_prefetch(model_->arcs_at(record.first_arc) + 64);
+            pending_.push_back({index, record});
         }
         for (const auto& [index, record] : pending_) {
             const auto first = hits_.size();
             read(index, record);
-            if (!last)
-                for (std::size_t h = first; h < hits_.size(); ++h) next_node(static_cast<std::int32_t>(h), slot + 1);
+            if (last) continue;
+            for (std::size_t h = first; h < hits_.size(); ++h) hits_[h].next_node = node_of(slot + 1, hits_[h].next_state);
         }
         begin = end;
     }
@@ -109,73 +114,98 @@ void Graph::open_slot(std::int32_t slot) {
 
 void Graph::read(std::int32_t index, const StateRecord& record) {
     const auto [state, slot] = std::pair(node(index).state, node(index).slot);
-    const auto first = static_cast<std::int32_t>(hits_.size());
+    const Lattice::Slot& columns = lattice_->slot(slot);
+    const std::size_t first = hits_.size();
     if (model_ == nullptr || state == model_->unigram_state()) {
-        add_unigrams(slot);
+        add_unigrams(columns);
     } else {
         const Row row = model_->row(state, record);
         const std::int32_t backoff = node_of(slot, row.backoff_state);
         node(index).backoff_node = backoff;
-        node(index).backoff_cost = row.backoff_cost;
-        match(row, state, slot);
+        node(index).backoff_cost = static_cast<float>(row.backoff_cost);
+        if (row.num_arcs <= 16 * static_cast<std::uint32_t>(columns.num_keys))
+            match_by_scan(row, state, columns);
+        else if (columns.num_keys > 0)
+            match_by_search(row, columns);
     }
     if (hits_.size() > static_cast<std::size_t>(INT32_MAX))
         throw std::invalid_argument("expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
-    node(index).first_hit = first;
-    node(index).num_hits = static_cast<std::int32_t>(hits_.size()) - first;
+    node(index).first_hit = static_cast<std::int32_t>(first);
+    node(index).num_hits = static_cast<std::int32_t>(hits_.size() - first);
 }
 
-void Graph::add_unigrams(std::int32_t slot) {
-    const Lattice::Slot& columns = lattice_->slot(slot);
+void Graph::add_unigrams(const Lattice::Slot& columns) {
     for (std::int32_t c = 0; c < columns.size; ++c) {
         if (model_ == nullptr) {
             hits_.push_back({c, 0, kNone, 0, 0});
         } else if (const std::int32_t label = lattice_->label(columns.first + c); label == Model::kNoLabel) {
-            hits_.push_back({c, model_->unigram_state(), kNone, model_->unk_cost(), 0});
+            hits_.push_back({c, model_->unigram_state(), kNone, static_cast<float>(model_->unk_cost()), 0});
         } else {
             const ArcRecord& arc = model_->unigram_arc(label);
-            hits_.push_back({c, static_cast<std::uint32_t>(arc.next_state), kNone, Model::cost(arc.cost), 0});
+            hits_.push_back({c, static_cast<std::uint32_t>(arc.next_state), kNone, static_cast<float>(Model::cost(arc.cost)), 0});
         }
     }
 }
 
-void Graph::match(const Row& row, std::uint32_t state, std::int32_t slot) {
-    const Lattice::Slot& columns = lattice_->slot(slot);
-    const auto add = [&](std::int32_t key, const ArcRecord& arc) {
-        const std::uint32_t next_state = model_->checked_state(arc.next_state);
-        const double cost = Model::cost(arc.cost);
-        for (const std::int32_t column : lattice_->columns(columns, key)) hits_.push_back({column, next_state, kNone, cost, 0});
-    };
-    const auto num_keys = static_cast<std::uint32_t>(columns.num_keys);
-    if (num_keys == 0) return;
+inline void Graph::add_hit(const ArcRecord& arc, const Lattice::Slot& columns, std::int32_t key) {
+    const std::uint32_t next_state = model_->checked_state(arc.next_state);
+    const auto cost = static_cast<float>(Model::cost(arc.cost));
+    for (const std::int32_t column : lattice_->columns(columns, key)) hits_.push_back({column, next_state, kNone, cost, 0});
+}
 
-    if (row.num_arcs <= 16 * num_keys) {  // few arcs: ask the slot for each
-        std::int32_t previous = 0;
-        for (std::uint32_t i = 0; i < row.num_arcs; ++i) {
-            if (!lattice_->may_have(columns, row.label(i))) [[likely]]
-                continue;
-            const std::int32_t label = row.label(i), key = label > 0 ? lattice_->find(columns, label) : -1;
-            if (key < 0) continue;
-            if (label <= previous)
+// Few arcs: the slot's filter is asked about each and says no to most. Up to 64 answers are collected before any is
+// acted upon: which arcs pass is beyond a processor's guessing, so there is to be no branch for each.
+void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns) {
+    const std::uint8_t* const filter = lattice_->filter(columns);
+    const std::uint32_t mask = columns.filter_mask;
+    std::int32_t previous = 0;
+    for (std::uint32_t begin = 0; begin < row.num_arcs; begin += 64) {
+        const std::uint32_t count = std::min(64u, row.num_arcs - begin);
+        const std::byte* const arcs = row.arcs + std::size_t{begin} * sizeof(ArcRecord);
+        const auto passes = [=](std::uint32_t i) -> std::uint64_t {
+            std::uint32_t label;
+            std::memcpy(&label, arcs + i * sizeof(ArcRecord), sizeof label);
+            return filter[label & mask];
+        };
+        std::uint64_t passed = 0;
+        std::uint32_t i = 0;
+        for (; i + 4 <= count; i += 4) passed |= (passes(i) | passes(i + 1) << 1 | passes(i + 2) << 2 | passes(i + 3) << 3) << i;
+        for (; i < count; ++i) passed |= passes(i) << i;
+        for (; passed != 0; passed &= passed - 1) {
+            const ArcRecord arc = row.arc(begin + static_cast<std::uint32_t>(std::countr_zero(passed)));
+            const std::int32_t key = arc.label > 0 ? lattice_->find(columns, arc.label) : kNone;
+            if (key == kNone) continue;
+            if (arc.label <= previous)
                 throw std::invalid_argument("corrupt language model: expected the arcs of state " + std::to_string(state) +
                                             " in rising order of label; write the file again from its source");
-            previous = label;
-            add(key, row.arc(i));
+            previous = arc.label;
+            add_hit(arc, columns, key);
         }
-        return;
     }
-    // Many arcs: one binary search per label, all in step, so that their cache misses overlap. Free of branches: the
-    // searches of a row end after the same number of halvings.
-    const std::span<const std::int32_t> keys = lattice_->keys(columns);
-    search_.assign(num_keys, 0);
-    for (std::uint32_t length = row.num_arcs; length > 1;) {
-        const std::uint32_t half = length / 2;
-        for (std::uint32_t i = 0; i < num_keys; ++i)
-            search_[i] += half & -static_cast<std::uint32_t>(row.label(search_[i] + half) <= keys[i]);
-        length -= half;
+}
+
+// Many arcs: one binary search per label, several in step so that their cache misses overlap. Free of branches: the
+// searches of a row end after the same number of halvings.
+void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
+    constexpr std::size_t kInStep = 16;
+    std::span<const std::int32_t> keys = lattice_->keys(columns);
+    for (std::size_t first = 0; first < keys.size(); first += kInStep) {
+        std::int32_t labels[kInStep];
+        std::uint32_t found[kInStep] = {};
+        for (std::size_t i = 0; i < kInStep; ++i) labels[i] = keys[std::min(first + i, keys.size() - 1)];
+        for (std::uint32_t length = row.num_arcs; length > 1;) {
+            const std::uint32_t half = length / 2;
+            for (std::size_t i = 0; i < kInStep; ++i) found[i] += half & -static_cast<std::uint32_t>(row.label(found[i] + half) <= labels[i]);
+            length -= half;
+        }
+        std::uint32_t hit = 0;
+        for (std::size_t i = 0; i < kInStep; ++i) hit |= static_cast<std::uint32_t>(row.label(found[i]) == labels[i]) << i;
+        if (keys.size() - first < kInStep) hit &= (1u << (keys.size() - first)) - 1;
+        for (; hit != 0; hit &= hit - 1) {
+            const auto i = static_cast<std::size_t>(std::countr_zero(hit));
+            add_hit(row.arc(found[i]), columns, static_cast<std::int32_t>(first + i));
+        }
     }
-    for (std::uint32_t i = 0; i < num_keys; ++i)
-        if (row.label(search_[i]) == keys[i]) add(static_cast<std::int32_t>(i), row.arc(search_[i]));
 }
 
 void Graph::resolve(std::int32_t index, Step* steps) {

@@ -25,7 +25,7 @@ class Graph {
         std::int32_t column;  // of the slot
         std::uint32_t next_state;
         std::int32_t next_node;  // kNone until asked for, and after the last slot
-        double cost;             // -ln p, without the backoffs that lead here
+        float cost;              // -ln p, without the backoffs that lead here
         double value;            // for the searches: best score of a completion through this hit
     };
     struct Node {
@@ -35,7 +35,7 @@ class Graph {
         std::int32_t first_hit = kNone;     // kNone until opened
         std::int32_t num_hits = 0;
         std::int32_t best_column = kNone;  // kNone until evaluated
-        double backoff_cost = 0;
+        float backoff_cost = 0;
         double value = 0;  // best score of a completion from here
     };
     // One column as seen from a node, everything resolved.
@@ -58,7 +58,7 @@ class Graph {
     Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
     Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
     std::span<Hit> hits(const Node& node) { return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)}; }
-    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return by_slot_[static_cast<std::size_t>(slot)]; }
+    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return layers_[static_cast<std::size_t>(slot)].nodes; }
     std::size_t num_nodes() const { return nodes_.size(); }
     const Lattice& lattice() const { return *lattice_; }
 
@@ -67,30 +67,33 @@ class Graph {
 
   private:
     struct Bucket {
-        std::uint64_t key = 0;
-        std::uint32_t generation = 0;
-        std::int32_t node = kNone;
+        std::uint32_t state;
+        std::int32_t node;
+    };
+    struct Layer {  // the nodes of one slot, in the order they were made, and by state
+        std::vector<std::int32_t> nodes;
+        std::vector<Bucket> buckets;
+        std::int32_t hash_shift;
     };
     struct Pending {
         std::int32_t node;
         StateRecord record;
     };
-    void grow();
+    void set_buckets(Layer& layer, std::size_t size);
+    std::int32_t add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state);
     void read(std::int32_t node, const StateRecord& record);
-    void add_unigrams(std::int32_t slot);
-    void match(const Row& row, std::uint32_t state, std::int32_t slot);
+    void add_unigrams(const Lattice::Slot& columns);
+    void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);
+    void match_by_search(const Row& row, const Lattice::Slot& columns);
+    void add_hit(const ArcRecord& arc, const Lattice::Slot& columns, std::int32_t key);
 
     const Lattice* lattice_ = nullptr;
     const Model* model_ = nullptr;
     std::vector<Node> nodes_;
     std::vector<Hit> hits_;
-    std::vector<std::vector<std::int32_t>> by_slot_;
-    std::vector<Bucket> buckets_;
-    std::uint32_t generation_ = 0;
-    std::int32_t hash_shift_ = 0;
+    std::vector<Layer> layers_;
     std::vector<Pending> pending_;
-    std::vector<std::uint32_t> search_;   // scratch of match()
-    std::vector<std::uint32_t> marks_;    // scratch of resolve(): columns already met
+    std::vector<std::uint32_t> marks_;  // scratch of resolve(): columns already met
     std::uint32_t mark_ = 0;
 };
 

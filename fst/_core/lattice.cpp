@@ -11,6 +11,9 @@ namespace latticebpd {
 
 namespace {
 
+constexpr std::uint32_t kFlagsPerLabel = 64;  // so few wrong maybes that a processor bets against them
+constexpr std::uint32_t kMaxFlags = 1u << 16;  // the filter is to stay in cache
+
 [[noreturn]] void refuse(const char* name, std::int64_t slot, const std::string& what) {
     throw std::invalid_argument(std::string(name) + "slot " + std::to_string(slot) + ": " + what);
 }
@@ -83,10 +86,12 @@ void Lattice::index_labels(Slot& slot) {
     keys_.push_back(Model::kNoLabel);
     key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
 
-    const std::uint32_t num_bits = std::bit_ceil(64 * std::max(1u, static_cast<std::uint32_t>(slot.num_keys)));
-    slot.filter_mask = num_bits - 1;
-    slot.first_word = static_cast<std::int32_t>(filter_.size());
-    filter_.resize(filter_.size() + num_bits / 64, 0);
+    slot.shared_labels = static_cast<std::size_t>(slot.num_keys) < order_.size();
+
+    const std::uint32_t num_flags = std::min(kMaxFlags, std::bit_ceil(kFlagsPerLabel * std::max(1u, static_cast<std::uint32_t>(slot.num_keys))));
+    slot.filter_mask = num_flags - 1;
+    slot.first_flag = static_cast<std::int32_t>(filter_.size());
+    filter_.resize(filter_.size() + num_flags, 0);
     const std::uint32_t num_buckets = std::bit_ceil(2 * static_cast<std::uint32_t>(slot.num_keys) + 2);
     slot.hash_shift = 32 - std::countr_zero(num_buckets);
     slot.first_bucket = static_cast<std::int32_t>(buckets_.size());
@@ -94,8 +99,7 @@ void Lattice::index_labels(Slot& slot) {
     Bucket* buckets = buckets_.data() + slot.first_bucket;
     for (std::int32_t key = 0; key < slot.num_keys; ++key) {
         const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
-        const std::uint32_t bit = static_cast<std::uint32_t>(label) & slot.filter_mask;
-        filter_[static_cast<std::size_t>(slot.first_word) + bit / 64] |= std::uint64_t{1} << (bit % 64);
+        filter_[static_cast<std::size_t>(slot.first_flag) + (static_cast<std::uint32_t>(label) & slot.filter_mask)] = 1;
         std::uint32_t at = hash(label, slot.hash_shift);
         while (buckets[at].label != Model::kNoLabel) at = (at + 1) & (num_buckets - 1);
         buckets[at] = {label, key};

@@ -28,8 +28,9 @@ class Lattice {
         std::int32_t num_keys = 0;
         std::int32_t first_bucket = 0;
         std::int32_t hash_shift = 0;
-        std::int32_t first_word = 0;  // of the filter
+        std::int32_t first_flag = 0;  // of the filter
         std::uint32_t filter_mask = 0;
+        bool shared_labels = false;  // some tokens are all <unk>
     };
 
     // Replaces the contents; keeps the memory. `model` may be null (labels are then not needed). `name` opens every
@@ -43,6 +44,7 @@ class Lattice {
     // Of column `first + c` of a slot.
     std::int32_t token(std::int32_t column) const { return tokens_[static_cast<std::size_t>(column)]; }
     double log_prob(std::int32_t column) const { return log_probs_[static_cast<std::size_t>(column)]; }
+    const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
     std::int32_t label(std::int32_t column) const { return labels_[static_cast<std::size_t>(column)]; }
 
     // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.
@@ -53,11 +55,8 @@ class Lattice {
         const std::int32_t* bounds = key_bounds_.data() + slot.first_key + key;
         return {columns_.data() + bounds[0], static_cast<std::size_t>(bounds[1] - bounds[0])};
     }
-    // False where no key has this label; true is a maybe, and rare enough to be taken for an exception.
-    bool may_have(const Slot& slot, std::int32_t label) const {
-        const std::uint32_t bit = static_cast<std::uint32_t>(label) & slot.filter_mask;
-        return (filter_[static_cast<std::size_t>(slot.first_word) + bit / 64] >> (bit % 64)) & 1;
-    }
+    // Byte `label & filter_mask` is 1 where some key has such a label, else 0: a quick no for most labels.
+    const std::uint8_t* filter(const Slot& slot) const { return filter_.data() + slot.first_flag; }
     // The key with this label, or -1.
     std::int32_t find(const Slot& slot, std::int32_t label) const {
         const Bucket* buckets = buckets_.data() + slot.first_bucket;
@@ -81,7 +80,7 @@ class Lattice {
     std::vector<double> log_probs_;
     std::vector<std::int32_t> keys_, key_bounds_, columns_;
     std::vector<Bucket> buckets_;
-    std::vector<std::uint64_t> filter_;
+    std::vector<std::uint8_t> filter_;
     std::vector<std::pair<std::int32_t, std::int32_t>> order_;  // scratch: (token or label, column)
     std::int32_t max_columns_ = 0;
 };

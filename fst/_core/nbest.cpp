@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
+#include <tuple>
+
+#include "ordering.hpp"
 
 namespace latticebpd {
 
@@ -30,65 +34,73 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
 // value(node) = max over columns of log_prob - alpha * cost + value(next). The node's own hits come first; of the
 // backoff node's columns the best that the node has no arc for follows, and mostly that is its very best.
 double NbestSearch::evaluate(std::int32_t index, int depth) {
-    if (graph_.node(index).best_column != Graph::kNone) return graph_.node(index).value;
-    if (depth > Model::kMaxFailures) throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
     Graph::Node& node = graph_.node(index);
-    const Lattice& lattice = graph_.lattice();
-    const std::int32_t slot = node.slot;
-    const std::int32_t first_column = lattice.slot(slot).first;
-    for (Graph::Hit& hit : graph_.hits(node))
-        hit.value = lattice.log_prob(first_column + hit.column) - alpha_ * hit.cost + (hit.next_node != Graph::kNone ? graph_.node(hit.next_node).value : 0.0);
-
-    if (node.backoff_node == Graph::kNone) {
-        auto& order = unigram_order_[static_cast<std::size_t>(slot)];
-        order.resize(static_cast<std::size_t>(node.num_hits));
-        for (std::int32_t i = 0; i < node.num_hits; ++i) order[static_cast<std::size_t>(i)] = node.first_hit + i;
-        std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) { return graph_.hit(a).value > graph_.hit(b).value; });
-        node.best_column = graph_.hit(order[0]).column;
-        return node.value = graph_.hit(order[0]).value;
+    if (node.best_column != Graph::kNone) return node.value;
+    if (depth > Model::kMaxFailures)
+        throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
+    const double* const log_probs = graph_.lattice().log_probs(node.slot);
+    double best = -std::numeric_limits<double>::infinity();
+    std::int32_t best_column = Graph::kNone;
+    std::uint64_t columns = 0;  // of the hits, modulo 64
+    for (Graph::Hit& hit : graph_.hits(node)) {
+        hit.value = log_probs[hit.column] - alpha_ * hit.cost + (hit.next_node != Graph::kNone ? graph_.node(hit.next_node).value : 0.0);
+        columns |= std::uint64_t{1} << (hit.column % 64);
+        best_column = hit.value > best ? hit.column : best_column;
+        best = std::max(best, hit.value);
     }
+    if (node.backoff_node == Graph::kNone) {
+        sort_unigrams(node);
+    } else {
+        const double backoff = evaluate(node.backoff_node, depth + 1) - alpha_ * node.backoff_cost;
+        const std::int32_t column = graph_.node(node.backoff_node).best_column;
+        if ((columns >> (column % 64)) & 1) {
+            const auto [other, other_column] = best_backed_off(node);
+            if (other > best) std::tie(best, best_column) = std::pair(other, other_column);
+        } else if (backoff > best) {
+            std::tie(best, best_column) = std::pair(backoff, column);
+        }
+    }
+    node.best_column = best_column;
+    return node.value = best;
+}
 
-    evaluate(node.backoff_node, depth + 1);
+void NbestSearch::sort_unigrams(const Graph::Node& node) {
+    auto& order = unigram_order_[static_cast<std::size_t>(node.slot)];
+    order.resize(static_cast<std::size_t>(node.num_hits));
+    unsorted_hits_.resize(order.size());
+    std::iota(unsorted_hits_.begin(), unsorted_hits_.end(), node.first_hit);
+    sort_into<std::int32_t>(unsorted_hits_, order, [&](std::int32_t a, std::int32_t b) {
+        const double left = graph_.hit(a).value, right = graph_.hit(b).value;
+        return left > right || (left == right && a < b);
+    });
+}
+
+// The best of the columns that the node has no arc for, along the chain behind it.
+std::pair<double, std::int32_t> NbestSearch::best_backed_off(const Graph::Node& node) {
     if (++mark_ == 0) {
         std::fill(marks_.begin(), marks_.end(), 0);
         mark_ = 1;
     }
-    double best = -std::numeric_limits<double>::infinity();
-    std::int32_t best_column = Graph::kNone;
-    const auto consider = [&](double value, std::int32_t column) {
-        if (best_column == Graph::kNone || value > best) {
-            best = value;
-            best_column = column;
-        }
-    };
-    double backed_off = 0;
-    for (std::int32_t at = index;;) {
+    const auto marked = [&](std::int32_t column) -> std::uint32_t& { return marks_[static_cast<std::size_t>(column)]; };
+    for (const Graph::Hit& hit : graph_.hits(node)) marked(hit.column) = mark_;
+    std::pair<double, std::int32_t> best{-std::numeric_limits<double>::infinity(), Graph::kNone};
+    double backed_off = -alpha_ * node.backoff_cost;
+    for (std::int32_t at = node.backoff_node;;) {
         const Graph::Node& from = graph_.node(at);
-        const bool taken = at != index && marks_[static_cast<std::size_t>(from.best_column)] == mark_;
-        if (at != index && !taken) {
-            consider(backed_off + from.value, from.best_column);
-            break;
-        }
+        if (marked(from.best_column) != mark_) return std::max(best, {backed_off + from.value, from.best_column});
         if (from.backoff_node == Graph::kNone) {
-            for (const std::int32_t h : unigram_order_[static_cast<std::size_t>(slot)]) {
-                const Graph::Hit& hit = graph_.hit(h);
-                if (marks_[static_cast<std::size_t>(hit.column)] == mark_) continue;
-                consider(backed_off + hit.value, hit.column);
-                break;
-            }
-            break;
+            for (const std::int32_t h : unigram_order_[static_cast<std::size_t>(node.slot)])
+                if (const Graph::Hit& hit = graph_.hit(h); marked(hit.column) != mark_) return std::max(best, {backed_off + hit.value, hit.column});
+            return best;
         }
         for (const Graph::Hit& hit : graph_.hits(from)) {
-            std::uint32_t& mark = marks_[static_cast<std::size_t>(hit.column)];
-            if (mark == mark_) continue;
-            mark = mark_;
-            consider(backed_off + hit.value, hit.column);
+            if (marked(hit.column) == mark_) continue;
+            marked(hit.column) = mark_;
+            best = std::max(best, {backed_off + hit.value, hit.column});
         }
         backed_off -= alpha_ * from.backoff_cost;
         at = from.backoff_node;
     }
-    node.best_column = best_column;
-    return node.value = best;
 }
 
 void NbestSearch::rank(std::int32_t index) {
@@ -96,15 +108,19 @@ void NbestSearch::rank(std::int32_t index) {
     if (first != Graph::kNone) return;
     first = static_cast<std::int32_t>(choices_.size());
     graph_.resolve(index, steps_.data());
-    const Lattice::Slot& slot = graph_.lattice().slot(graph_.node(index).slot);
-    for (std::int32_t c = 0; c < slot.size; ++c) {
-        const Graph::Step& resolved = steps_[static_cast<std::size_t>(c)];
-        const double step = graph_.lattice().log_prob(slot.first + c) + alpha_ * -resolved.cost;
-        const std::int32_t next = graph_.hit(resolved.hit).next_node;
-        choices_.push_back({step + (next != Graph::kNone ? graph_.node(next).value : 0.0), step, c, next});
+    const Graph::Node& node = graph_.node(index);
+    const auto size = static_cast<std::size_t>(graph_.lattice().slot(node.slot).size);
+    const double* const log_probs = graph_.lattice().log_probs(node.slot);
+    unsorted_choices_.resize(size);
+    for (std::size_t c = 0; c < size; ++c) {
+        const double step = log_probs[c] + alpha_ * -steps_[c].cost;
+        const std::int32_t next = graph_.hit(steps_[c].hit).next_node;
+        unsorted_choices_[c] = {step + (next != Graph::kNone ? graph_.node(next).value : 0.0), step, static_cast<std::int32_t>(c), next};
     }
-    std::sort(choices_.begin() + first, choices_.end(),
-              [](const Choice& a, const Choice& b) { return a.value != b.value ? a.value > b.value : a.column < b.column; });
+    choices_.resize(choices_.size() + size);
+    sort_into<Choice>(unsorted_choices_, std::span(choices_).last(size), [](const Choice& a, const Choice& b) {
+        return (a.value > b.value) | ((a.value == b.value) & (a.column < b.column));
+    });
 }
 
 // Higher bound first; among equals the candidate whose columns come first. Two candidates never share all columns, and

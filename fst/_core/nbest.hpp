@@ -38,6 +38,8 @@ class NbestSearch {
         std::int32_t rank;
     };
     double evaluate(std::int32_t node, int depth);
+    void sort_unigrams(const Graph::Node& node);
+    std::pair<double, std::int32_t> best_backed_off(const Graph::Node& node);
     void rank(std::int32_t node);
     const Choice& choice(const Candidate& candidate) { return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.rank)]; }
     bool before(const Candidate& a, const Candidate& b);
@@ -52,6 +54,8 @@ class NbestSearch {
     std::vector<Graph::Step> steps_;
     std::vector<std::int32_t> first_choice_;  // [node] into choices_, -1 until ranked
     std::vector<Choice> choices_;
+    std::vector<std::int32_t> unsorted_hits_;
+    std::vector<Choice> unsorted_choices_;
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;
     std::vector<std::int32_t> complete_;  // prefixes of full length

@@ -49,11 +49,11 @@ void AutomatonBuilder::close_suffixes() {
             const std::size_t begin = lower == 0 ? 0 : orders_[lower - 1].first[context];
             const std::size_t end = lower == 0 ? given[0] : orders_[lower - 1].first[context + 1];
             const Ngram* last = ngrams.begin() + end;
-            const Ngram* found =
-                std::lower_bound(static_cast<const Ngram*>(ngrams.begin()) + begin, last, label, [](const Ngram& a, std::int32_t l) { return a.label < l; });
+            const Ngram* found = lower_bound(ngrams.begin() + begin, last, label);
             if (found != last && found->label == label) return static_cast<std::uint32_t>(found - ngrams.begin());
         }
-        if (lower == 0) throw std::invalid_argument("label " + std::to_string(label) + " occurs in longer n-grams but not among the unigrams");
+        if (lower == 0)
+            throw std::invalid_argument("label " + std::to_string(label) + " occurs in longer n-grams but not among the unigrams");
         OrderWithAdditions& order = extended[lower];
         if (const auto found = order.added.find(key(context, label)); found != order.added.end()) return found->second;
         const std::uint32_t suffix = self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);

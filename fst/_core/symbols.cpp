@@ -12,7 +12,8 @@ SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, 
     SymbolEntries entries;
     auto need = [&](std::int64_t bytes) {
         if (at < 0 || bytes < 0 || at > size || bytes > size - at)
-            throw std::invalid_argument("byte " + std::to_string(at) + ": expected a symbol and its label, got the end of the file; it is damaged");
+            throw std::invalid_argument("byte " + std::to_string(at) +
+                                        ": expected a symbol and its label, got the end of the file; it is damaged");
     };
     for (std::int64_t entry = 0; entry < count; ++entry) {
         std::int32_t length = 0;

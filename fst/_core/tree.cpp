@@ -7,8 +7,7 @@
 namespace latticebpd {
 
 // A child is never better than its parent, so the best prefixes come off a heap in order. Children wait behind the
-// best of their siblings, and a path is only followed into the model once it is in the tree and has been overtaken by
-// nothing.
+// best of their siblings, and a path is followed into the model only once it is in the tree.
 const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
                                           double alpha, std::span<const double> kept_log_mass) {
     alpha_ = alpha;
@@ -18,51 +17,53 @@ const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* m
     distribution_of_.clear();
     conditionals_.clear();
     hits_.clear();
-    choices_.clear();
     heap_.clear();
     columns_.clear();
     result_.tokens.clear();
     result_.parents.clear();
     result_.log_probs.clear();
 
-    const auto later = [&](const Candidate& a, const Candidate& b) { return before(b, a); };
-    propose(-1, graph_.node_of(0, start_state));
+    constexpr double kBeforeAll = std::numeric_limits<double>::infinity();
+    const std::int32_t root = graph_.node_of(0, start_state);
+    propose({kBeforeAll, -1, -1, root, distribution(root)});
     while (!heap_.empty()) {
-        std::pop_heap(heap_.begin(), heap_.end(), later);
-        Candidate at = heap_.back();
+        std::pop_heap(heap_.begin(), heap_.end(), [&](const Candidate& a, const Candidate& b) { return before(b, a); });
+        const Candidate at = heap_.back();
         heap_.pop_back();
         const auto found = static_cast<std::int32_t>(columns_.size());
-        const std::int32_t column = choices_[static_cast<std::size_t>(at.first_choice + at.rank)].column;
         const std::int32_t slot = graph_.node(at.node).slot;
-        columns_.push_back(column);
-        result_.tokens.push_back(lattice.token(lattice.slot(slot).first + column));
+        columns_.push_back(at.column);
+        result_.tokens.push_back(lattice.token(lattice.slot(slot).first + at.column));
         result_.parents.push_back(at.parent);
         result_.log_probs.push_back(at.log_prob);
         if (found + 1 == num_nodes) break;
-
-        const std::int32_t node = at.node;
-        if (++at.rank < lattice.slot(slot).size) {
-            at.log_prob = choices_[static_cast<std::size_t>(at.first_choice + at.rank)].log_prob;
-            heap_.push_back(at);
-            std::push_heap(heap_.begin(), heap_.end(), later);
-        }
+        propose(at);
         if (slot + 1 < lattice.slots()) {
-            const std::int32_t hit = hits_[static_cast<std::size_t>(distribution(node) + column)];
-            propose(found, graph_.next_node(hit, slot + 1));
+            const std::int32_t next = graph_.next_node(hits_[static_cast<std::size_t>(at.distribution + at.column)], slot + 1);
+            propose({kBeforeAll, found, -1, next, distribution(next)});
         }
     }
     return result_;
 }
 
-void TreeSearch::propose(std::int32_t parent, std::int32_t node) {
-    const std::int32_t first = distribution(node);
-    const std::int32_t size = graph_.lattice().slot(graph_.node(node).slot).size;
-    const double path = parent < 0 ? 0.0 : result_.log_probs[static_cast<std::size_t>(parent)];
-    const auto first_choice = static_cast<std::int32_t>(choices_.size());
-    for (std::int32_t c = 0; c < size; ++c) choices_.push_back({path + conditionals_[static_cast<std::size_t>(first + c)], c});
-    std::sort(choices_.begin() + first_choice, choices_.end(),
-              [](const Choice& a, const Choice& b) { return a.log_prob != b.log_prob ? a.log_prob > b.log_prob : a.column < b.column; });
-    heap_.push_back({choices_[static_cast<std::size_t>(first_choice)].log_prob, parent, first_choice, 0, node});
+// Puts the next child after `sibling` in the order of log-probability and token into the heap, if there is one.
+void TreeSearch::propose(Candidate sibling) {
+    const std::int32_t size = graph_.lattice().slot(graph_.node(sibling.node).slot).size;
+    const double path = sibling.parent < 0 ? 0.0 : result_.log_probs[static_cast<std::size_t>(sibling.parent)];
+    const double* const conditionals = conditionals_.data() + sibling.distribution;
+    double best = -std::numeric_limits<double>::infinity();
+    std::int32_t column = -1;
+    for (std::int32_t c = 0; c < size; ++c) {
+        const double log_prob = path + conditionals[c];
+        const bool after = (log_prob < sibling.log_prob) | ((log_prob == sibling.log_prob) & (c > sibling.column));
+        const bool better = after & (log_prob > best);
+        best = better ? log_prob : best;
+        column = better ? c : column;
+    }
+    if (column < 0) return;
+    sibling.log_prob = best;
+    sibling.column = column;
+    heap_.push_back(sibling);
     std::push_heap(heap_.begin(), heap_.end(), [&](const Candidate& a, const Candidate& b) { return before(b, a); });
 }
 
@@ -98,7 +99,7 @@ std::int32_t TreeSearch::distribution(std::int32_t node) {
 bool TreeSearch::before(const Candidate& a, const Candidate& b) {
     if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
     const auto columns = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
-        out.assign(1, choices_[static_cast<std::size_t>(candidate.first_choice + candidate.rank)].column);
+        out.assign(1, candidate.column);
         for (std::int32_t at = candidate.parent; at >= 0; at = result_.parents[static_cast<std::size_t>(at)])
             out.push_back(columns_[static_cast<std::size_t>(at)]);
     };

@@ -23,18 +23,14 @@ class TreeSearch {
                       std::span<const double> kept_log_mass);
 
   private:
-    struct Choice {  // a column as a child of a path
-        double log_prob;
-        std::int32_t column;
-    };
-    struct Candidate {  // the rank-th best child of a tree node: stands for itself and all ranks below
+    struct Candidate {  // a child of a tree node: stands for itself and for all its siblings that come after it
         double log_prob;
         std::int32_t parent;
-        std::int32_t first_choice;
-        std::int32_t rank;
-        std::int32_t node;  // of the graph, before the choice
+        std::int32_t column;
+        std::int32_t node;          // of the graph, before the column
+        std::int32_t distribution;  // of that node
     };
-    void propose(std::int32_t parent, std::int32_t node);
+    void propose(Candidate sibling);
     std::int32_t distribution(std::int32_t node);
     bool before(const Candidate& a, const Candidate& b);
 
@@ -46,7 +42,6 @@ class TreeSearch {
     std::vector<std::int32_t> distribution_of_;
     std::vector<double> conditionals_;  // log q(column | path), column by column
     std::vector<std::int32_t> hits_;    // the hit that each column takes
-    std::vector<Choice> choices_;
     std::vector<Candidate> heap_;
     std::vector<std::int32_t> columns_;  // [found]
     std::vector<std::int32_t> left_, right_;  // scratch of before()

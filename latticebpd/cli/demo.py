@@ -12,8 +12,8 @@ from latticebpd.cli.console import err, out, print_json, progress, quiet_transfo
 
 def demo(
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
-    prompts: int | None = typer.Option(None, min=1, help="How many of the bundled prompts; all by default."),
-    max_new_tokens: int = typer.Option(96, min=2, help="Tokens to decode per prompt."),
+    prompts: int = typer.Option(8, min=1, help="How many of the 12 bundled prompts."),
+    max_new_tokens: int = typer.Option(64, min=2, help="Tokens to decode per prompt."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot: the best tokens of each head."),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts of the p-best systems."),
     nodes: int = typer.Option(64, min=1, help="Nodes of the draft tree."),
@@ -28,7 +28,7 @@ def demo(
         from latticebpd.demo import Demo, run_demo
 
         bundle = load_bundle()
-    count = min(prompts or len(bundle.prompts), len(bundle.prompts))
+    count = min(prompts, len(bundle.prompts))
     with progress() as bar:
         task = bar.add_task("decoding", total=count * 8)
         result: Demo = run_demo(
