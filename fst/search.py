@@ -41,8 +41,8 @@ def nbest_paths(
     tokens: ArrayLike, log_probs: ArrayLike, lm: HasCore | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
-    paths, scores, _ = _core.nbest(*_one(tokens, log_probs), _model(lm, alpha), p, alpha, _contexts([context], 1), 1)
-    return paths[0], scores[0]
+    paths, scores, _ = _core.nbest(*_lattice(tokens, log_probs, 2), _model(lm, alpha), p, alpha, _ids(context, np.int64), 1)
+    return paths, scores
 
 
 def nbest_paths_batch(
@@ -60,7 +60,7 @@ def nbest_paths_batch(
     default one for each processor that the process may use; the result does not depend on it. Lattice i has
     ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
     """
-    tokens, log_probs = _many(tokens, log_probs)
+    tokens, log_probs = _lattice(tokens, log_probs, 3)
     return _core.nbest(tokens, log_probs, _model(lm, alpha), p, alpha, _contexts(contexts, len(tokens)), _threads(threads))
 
 
@@ -83,11 +83,10 @@ def best_first_tree(
     kept_log_mass: ``[slots]``, natural log of the probability that each slot's tokens hold together, at most 0; none
     means that they hold all of it. It lets deep prefixes pay for what the top k leave out.
     """
-    kept = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)[None]
     nodes, parents, path_log_probs, _ = _core.tree(
-        *_one(tokens, log_probs), _model(lm, alpha), num_nodes, alpha, _contexts([context], 1), kept, 1
+        *_lattice(tokens, log_probs, 2), _model(lm, alpha), num_nodes, alpha, _ids(context, np.int64), kept_log_mass, 1
     )
-    return nodes[0], parents[0], path_log_probs[0]
+    return nodes, parents, path_log_probs
 
 
 def best_first_tree_batch(
@@ -105,46 +104,34 @@ def best_first_tree_batch(
     tokens, log_probs, contexts, threads: as for `nbest_paths_batch`. kept_log_mass: ``[n, slots]``. Behind the
     ``counts[i]`` nodes of tree i stand tokens and parents -1 and log-probabilities -inf.
     """
-    tokens, log_probs = _many(tokens, log_probs)
+    tokens, log_probs = _lattice(tokens, log_probs, 3)
     return _core.tree(
         tokens, log_probs, _model(lm, alpha), num_nodes, alpha, _contexts(contexts, len(tokens)), kept_log_mass, _threads(threads)
     )
 
 
-def _one(tokens: ArrayLike, log_probs: ArrayLike) -> tuple[Ints, Floats]:
-    tokens, log_probs = _ids(tokens), np.asarray(log_probs, dtype=np.float64)
-    if tokens.ndim != 2 or tokens.shape != log_probs.shape:
-        raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}")
-    return tokens[None], log_probs[None]
+def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:
+    ids, scores = _ids(tokens, np.int32), np.asarray(log_probs, dtype=np.float64)
+    if ids.ndim != axes or ids.shape != scores.shape:
+        shape = "[slots, k]" if axes == 2 else "[n, slots, k]"
+        raise ValueError(f"expected tokens and log_probs of one shape {shape}, got {ids.shape} and {scores.shape}")
+    return ids, scores
 
 
-def _many(tokens: ArrayLike, log_probs: ArrayLike) -> tuple[Ints, Floats]:
-    tokens, log_probs = _ids(tokens), np.asarray(log_probs, dtype=np.float64)
-    if tokens.ndim != 3 or tokens.shape != log_probs.shape:
-        raise ValueError(f"expected tokens and log_probs of one shape [n, slots, k], got {tokens.shape} and {log_probs.shape}")
-    return tokens, log_probs
-
-
-def _ids(tokens: ArrayLike) -> Ints:
+def _ids(tokens: ArrayLike, dtype: type[np.int32] | type[np.int64]) -> Any:
     array = np.asarray(tokens)
-    if array.dtype == np.int32:
+    if array.dtype == dtype:
         return array
     if array.size and array.dtype.kind not in "iu":
         raise ValueError(f"expected integer token ids, got {array.dtype}")
     if array.size and (array.max() >= 2**31 - 1 or array.min() < -1):
         raise ValueError(f"expected token ids from 0 to 2^31 - 2, or -1 as padding, got {array.min()} to {array.max()}")
-    return array.astype(np.int32)
+    return array.astype(dtype)
 
 
-def _contexts(contexts: Any, n: int) -> NDArray[np.int64]:
-    if contexts is None:
-        return np.empty((n, 0), dtype=np.int64)
-    array = np.asarray(contexts)
-    if array.size == 0:
-        return np.empty((n, 0), dtype=np.int64)
-    if array.ndim != 2 or len(array) != n or array.dtype.kind not in "iu":
-        raise ValueError(f"expected contexts of integer token ids [{n}, c], got {array.shape} of {array.dtype}")
-    return array.astype(np.int64, copy=False)
+def _contexts(contexts: ArrayLike | None, n: int) -> NDArray[np.int64]:
+    array: NDArray[np.int64] = np.empty((n, 0), dtype=np.int64) if contexts is None else _ids(contexts, np.int64)
+    return array if array.size else np.empty((n, 0), dtype=np.int64)
 
 
 def _model(lm: HasCore | None, alpha: float) -> _core.Model | None:

@@ -266,7 +266,7 @@ def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, op
 
 
 def test_bad_kept_mass_and_node_count_are_named_in_the_error() -> None:
-    with pytest.raises(ValueError, match="slot 1: expected a finite kept_log_mass of at most 0, got 0.5"):
+    with pytest.raises(ValueError, match=r"slot 1: expected a finite kept_log_mass of at most 0, got 0\.5"):
         search.best_first_tree([[1], [2]], [[0.0], [0.0]], None, kept_log_mass=[0.0, 0.5])
     with pytest.raises(ValueError, match="num_nodes of at least 1, got 0"):
         search.best_first_tree([[1]], [[0.0]], None, num_nodes=0)
@@ -306,12 +306,14 @@ def test_handmade_model_scores_as_computed_on_paper() -> None:
     ],
 )  # fmt: skip
 def test_spoilt_model_is_refused_when_the_search_meets_the_damage(spoilt: dict[str, object]) -> None:
+    def load() -> SimpleNamespace:
+        return SimpleNamespace(core=_core.Model(*handmade(**spoilt), 0, 0))
+
+    tokens, log_probs = [[0, 1], [0, 1]], np.zeros((2, 2))
     with pytest.raises(ValueError, match="corrupt language model"):
-        lm = SimpleNamespace(core=_core.Model(*handmade(**spoilt), 0, 0))
-        search.nbest_paths([[0, 1], [0, 1]], np.zeros((2, 2)), lm)
+        search.nbest_paths(tokens, log_probs, load())
     with pytest.raises(ValueError, match="corrupt language model"):
-        lm = SimpleNamespace(core=_core.Model(*handmade(**spoilt), 0, 0))
-        search.best_first_tree([[0, 1], [0, 1]], np.zeros((2, 2)), lm)
+        search.best_first_tree(tokens, log_probs, load())
 
 
 def test_infinite_weights_stand_for_a_cost_of_a_thousand() -> None:

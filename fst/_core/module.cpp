@@ -60,39 +60,44 @@ std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const 
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-// A batch of lattices as the searches take it: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding
-// on the left, kept_log_mass [n, slots] or none.
+// Lattices as the searches take them: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding on the left,
+// kept_log_mass [n, slots] or none; or a single lattice, all without the n.
 struct Batch {
     Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
         : tokens(std::move(tokens_in)), log_probs(std::move(log_probs_in)), contexts(std::move(contexts_in)), model(model_in), alpha(alpha_in) {
-        if (tokens.ndim() != 3 || log_probs.ndim() != 3 || !std::equal(tokens.shape(), tokens.shape() + 3, log_probs.shape()))
-            throw std::invalid_argument("expected tokens and log_probs of one shape [n, slots, k], got " + shape(tokens) + " and " + shape(log_probs));
-        if (contexts.ndim() != 2 || contexts.shape(0) != tokens.shape(0))
-            throw std::invalid_argument("expected contexts [" + std::to_string(tokens.shape(0)) + ", c], got " + shape(contexts));
+        single = tokens.ndim() == 2;
+        if (!(single || tokens.ndim() == 3) || log_probs.ndim() != tokens.ndim() ||
+            !std::equal(tokens.shape(), tokens.shape() + tokens.ndim(), log_probs.shape()))
+            throw std::invalid_argument("expected tokens and log_probs of one shape, [slots, k] or [n, slots, k], got " + shape(tokens) + " and " +
+                                        shape(log_probs));
+        size = single ? 1 : tokens.shape(0);
+        slots = tokens.shape(tokens.ndim() - 2);
+        k = tokens.shape(tokens.ndim() - 1);
+        if (contexts.ndim() != tokens.ndim() - 1 || (!single && contexts.shape(0) != size))
+            throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) + " for lattices " + shape(tokens));
+        context_length = contexts.shape(contexts.ndim() - 1);
         if (!std::isfinite(alpha) || alpha < 0) throw std::invalid_argument("expected a finite alpha of at least 0, got " + std::string(py::str(py::float_(alpha))));
         if (alpha == 0) model = nullptr;
     }
     static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
 
-    std::int64_t size() const { return tokens.shape(0); }
-    std::int64_t slots() const { return tokens.shape(1); }
-    LatticeView lattice(std::int64_t i) const {
-        const std::int64_t stride = tokens.shape(1) * tokens.shape(2);
-        return {tokens.data() + i * stride, log_probs.data() + i * stride, tokens.shape(1), tokens.shape(2)};
-    }
+    LatticeView lattice(std::int64_t i) const { return {tokens.data() + i * slots * k, log_probs.data() + i * slots * k, slots, k}; }
     std::uint32_t start_state(std::int64_t i) const {
         if (model == nullptr) return 0;
-        std::span<const std::int64_t> context{contexts.data() + i * contexts.shape(1), static_cast<std::size_t>(contexts.shape(1))};
+        std::span<const std::int64_t> context{contexts.data() + i * context_length, static_cast<std::size_t>(context_length)};
         while (!context.empty() && context.front() == -1) context = context.subspan(1);
         return model->state_of(context);
     }
-    std::string name(std::int64_t i) const { return size() == 1 ? "" : "lattice " + std::to_string(i) + ", "; }
+    // What errors about lattice i begin with.
+    std::string name(std::int64_t i) const { return single ? "" : "lattice " + std::to_string(i) + ", "; }
 
     Array<std::int32_t> tokens;
     Array<double> log_probs;
     Array<std::int64_t> contexts;
     const BorrowingModel* model;
     double alpha;
+    bool single;
+    std::int64_t size, slots, k, context_length;
 };
 
 // What one thread works with, kept between calls so that a search allocates nothing once warm.
@@ -135,41 +140,46 @@ void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
         if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-// Rows of unequal length as one array [n, longest, width] with `pad` behind.
+// Results of unequal length as one array [n, longest] or [n, longest / width, width] with `pad` behind; of a single lattice, without the n.
 template <typename T>
-Array<T> padded(const std::vector<std::vector<T>>& rows, std::int64_t longest, std::int64_t width, T pad) {
-    Array<T> out({static_cast<std::int64_t>(rows.size()), longest, width});
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        T* begin = out.mutable_data() + static_cast<std::int64_t>(i) * longest * width;
-        std::fill(std::copy(rows[i].begin(), rows[i].end(), begin), begin + longest * width, pad);
-    }
+Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, std::optional<std::int64_t> width, T pad) {
+    std::size_t longest = 0;
+    for (const auto& row : rows) longest = std::max(longest, row.size());
+    std::vector<py::ssize_t> shape;
+    if (!batch.single) shape.push_back(batch.size);
+    shape.push_back(static_cast<py::ssize_t>(longest) / width.value_or(1));
+    if (width) shape.push_back(*width);
+    Array<T> out(shape);
+    T* at = out.mutable_data();
+    for (const auto& row : rows) at = std::fill_n(std::copy(row.begin(), row.end(), at), longest - row.size(), pad);
     return out;
 }
+
+Array<std::int32_t> counts(const std::vector<std::vector<double>>& rows) {
+    Array<std::int32_t> out(static_cast<py::ssize_t>(rows.size()));
+    std::transform(rows.begin(), rows.end(), out.mutable_data(), [](const auto& row) { return static_cast<std::int32_t>(row.size()); });
+    return out;
+}
+
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
 py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t p, double alpha,
                 Array<std::int64_t> contexts, std::int64_t threads) {
     const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
     if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
-    const auto size = static_cast<std::size_t>(batch.size());
+    const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> paths(size);
     std::vector<std::vector<double>> scores(size);
     {
         const py::gil_scoped_release release;
-        for_each(batch.size(), threads, [&](std::int64_t i, Workspace& workspace) {
+        for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             const auto& result = workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
             paths[static_cast<std::size_t>(i)] = result.tokens;
             scores[static_cast<std::size_t>(i)] = result.scores;
         });
     }
-    Array<std::int32_t> counts(batch.size());
-    std::int64_t longest = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-        counts.mutable_data()[i] = static_cast<std::int32_t>(scores[i].size());
-        longest = std::max(longest, static_cast<std::int64_t>(scores[i].size()));
-    }
-    return py::make_tuple(padded(paths, longest, batch.slots(), -1),
-                          padded(scores, longest, 1, -std::numeric_limits<double>::infinity()).reshape({batch.size(), longest}), counts);
+    return py::make_tuple(stacked(batch, paths, batch.slots, -1), stacked(batch, scores, std::nullopt, kMinusInfinity), counts(scores));
 }
 
 py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
@@ -177,38 +187,31 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const Borrow
     const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
     if (num_nodes < 1) throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
     if (kept_log_mass) {
-        if (kept_log_mass->ndim() != 2 || kept_log_mass->shape(0) != batch.size() || kept_log_mass->shape(1) != batch.slots())
-            throw std::invalid_argument("expected kept_log_mass [" + std::to_string(batch.size()) + ", " + std::to_string(batch.slots()) + "], got " +
-                                        Batch::shape(*kept_log_mass));
+        if (kept_log_mass->ndim() != batch.tokens.ndim() - 1 || !std::equal(kept_log_mass->shape(), kept_log_mass->shape() + kept_log_mass->ndim(), batch.tokens.shape()))
+            throw std::invalid_argument("expected one kept_log_mass for each slot, got " + Batch::shape(*kept_log_mass) + " for lattices " +
+                                        Batch::shape(batch.tokens));
         for (std::int64_t i = 0; i < kept_log_mass->size(); ++i)
             if (const double value = kept_log_mass->data()[i]; !(value <= 0 && std::isfinite(value)))
-                throw std::invalid_argument(batch.name(i / batch.slots()) + "slot " + std::to_string(i % batch.slots()) +
+                throw std::invalid_argument(batch.name(i / batch.slots) + "slot " + std::to_string(i % batch.slots) +
                                             ": expected a finite kept_log_mass of at most 0, got " + std::string(py::str(py::float_(value))));
     }
-    const auto size = static_cast<std::size_t>(batch.size());
+    const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
     std::vector<std::vector<double>> path_log_probs(size);
     {
         const py::gil_scoped_release release;
-        for_each(batch.size(), threads, [&](std::int64_t i, Workspace& workspace) {
+        for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             std::span<const double> kept;
-            if (kept_log_mass) kept = {kept_log_mass->data() + i * batch.slots(), static_cast<std::size_t>(batch.slots())};
+            if (kept_log_mass) kept = {kept_log_mass->data() + i * batch.slots, static_cast<std::size_t>(batch.slots)};
             const auto& result = workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha, kept);
             nodes[static_cast<std::size_t>(i)] = result.tokens;
             parents[static_cast<std::size_t>(i)] = result.parents;
             path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
         });
     }
-    Array<std::int32_t> counts(batch.size());
-    std::int64_t longest = 0;
-    for (std::size_t i = 0; i < size; ++i) {
-        counts.mutable_data()[i] = static_cast<std::int32_t>(nodes[i].size());
-        longest = std::max(longest, static_cast<std::int64_t>(nodes[i].size()));
-    }
-    const std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(batch.size()), static_cast<py::ssize_t>(longest)};
-    return py::make_tuple(padded(nodes, longest, 1, -1).reshape(shape), padded(parents, longest, 1, -1).reshape(shape),
-                          padded(path_log_probs, longest, 1, -std::numeric_limits<double>::infinity()).reshape(shape), counts);
+    return py::make_tuple(stacked(batch, nodes, std::nullopt, -1), stacked(batch, parents, std::nullopt, -1), stacked(batch, path_log_probs, std::nullopt, kMinusInfinity),
+                          counts(path_log_probs));
 }
 
 }  // namespace

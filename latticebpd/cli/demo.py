@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+
+if TYPE_CHECKING:
+    from latticebpd.bundle import Bundle
+    from latticebpd.demo import Demo
 
 
 def demo(
@@ -17,6 +23,7 @@ def demo(
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot: the best tokens of each head."),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts of the p-best systems."),
     nodes: int = typer.Option(64, min=1, help="Nodes of the draft tree."),
+    threads: int = typer.Option(1, min=1, help="Threads for the model, which is so small that one is as fast as two."),
 ) -> None:
     """Decode the bundled prompts with every drafting system and compare them.
 
@@ -24,14 +31,17 @@ def demo(
     """
     with err.status("loading the bundled model") if err.is_terminal else err.capture():
         quiet_transformers()
+        import torch
+
+        torch.set_num_threads(threads)
         from latticebpd.bundle import load_bundle
-        from latticebpd.demo import Demo, run_demo
+        from latticebpd.demo import run_demo
 
         bundle = load_bundle()
     count = min(prompts, len(bundle.prompts))
     with progress() as bar:
         task = bar.add_task("decoding", total=count * 8)
-        result: Demo = run_demo(
+        result = run_demo(
             bundle,
             num_prompts=count,
             max_new_tokens=max_new_tokens,
@@ -43,18 +53,15 @@ def demo(
     if json:
         print_json(result.as_json())
     else:
-        _print(result, bundle)
+        _print(result, bundle, nodes)
     if not result.exact:
         err.print("latticebpd: error: a system's text differs from the base model's; please report this with the signature above")
         raise typer.Exit(1)
 
 
-def _print(result: object, bundle: object) -> None:
-    from latticebpd.bundle import Bundle
-    from latticebpd.demo import Demo, blocks
+def _print(result: Demo, bundle: Bundle, nodes: int) -> None:
+    from latticebpd.demo import blocks
 
-    assert isinstance(result, Demo)
-    assert isinstance(bundle, Bundle)
     signature = result.signature
     greedy = next(system for system in result.systems if system.name == "greedy")
     table = Table(box=SIMPLE_HEAD, title=f"{signature['prompts']} held-out prompts, {signature['max_new_tokens']} tokens each")
@@ -90,4 +97,4 @@ def _print(result: object, bundle: object) -> None:
         text.append(so_far[len(shown) :], style=("green", "cyan")[number % 2])
         shown = so_far
     out.print(text)
-    out.print("Each ┃ begins the tokens that one call of the model committed (64-node tree).", style="dim")
+    out.print(f"Each ┃ begins the tokens that one call of the model committed ({nodes}-node tree).", style="dim")
