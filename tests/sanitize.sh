@@ -18,7 +18,7 @@ fi
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-cp -r fst tests setup.py setup.cfg pyproject.toml README.md latticebpd lm_training "$scratch"
+cp -r LICENSE README.md fst latticebpd lm_training pyproject.toml setup.cfg setup.py tests "$scratch"
 cd "$scratch"
 rm -f fst/*.so
 LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
