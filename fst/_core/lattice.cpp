@@ -86,8 +86,6 @@ void Lattice::index_labels(Slot& slot) {
     keys_.push_back(Model::kNoLabel);
     key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
 
-    slot.shared_labels = static_cast<std::size_t>(slot.num_keys) < order_.size();
-
     const std::uint32_t num_flags = std::min(kMaxFlags, std::bit_ceil(kFlagsPerLabel * std::max(1u, static_cast<std::uint32_t>(slot.num_keys))));
     slot.filter_mask = num_flags - 1;
     slot.first_flag = static_cast<std::int32_t>(filter_.size());

@@ -30,7 +30,6 @@ class Lattice {
         std::int32_t hash_shift = 0;
         std::int32_t first_flag = 0;  // of the filter
         std::uint32_t filter_mask = 0;
-        bool shared_labels = false;  // some tokens are all <unk>
     };
 
     // Replaces the contents; keeps the memory. `model` may be null (labels are then not needed). `name` opens every

@@ -37,7 +37,7 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     start_ = checked_id(start, num_states_, "a start state");
     unigram_state_ = checked_id(unigram_state, num_states_, "a unigram state");
     if (std::isnan(unk_log_prob)) throw std::invalid_argument("expected a number as unk_log_prob, got NaN");
-    unk_cost_ = std::clamp(-unk_log_prob, -kMaxCost, kMaxCost);
+    unk_cost_ = static_cast<float>(std::clamp(-unk_log_prob, -kMaxCost, kMaxCost));  // as precise as every other weight
 
     const Row unigrams = row(unigram_state_);
     if (unigrams.backs_off) corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <tuple>
 
@@ -18,11 +19,11 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
     const auto columns = static_cast<std::size_t>(lattice.max_columns());
     if (marks_.size() < columns) marks_.resize(columns, 0);
     if (steps_.size() < columns) steps_.resize(columns);
+    const auto slots = static_cast<std::size_t>(lattice.slots());
+    if (unigram_order_.size() < slots) unigram_order_.resize(slots);
 
     const std::int32_t root = graph_.node_of(0, start_state);
     for (std::int32_t t = 0; t < lattice.slots(); ++t) graph_.open_slot(t);
-    first_choice_.assign(graph_.num_nodes(), Graph::kNone);
-    choices_.clear();
     for (std::int32_t t = lattice.slots(); t-- > 0;)
         for (const std::int32_t node : graph_.nodes_of_slot(t)) evaluate(node, 0);
     enumerate(root, p);
@@ -47,7 +48,9 @@ double NbestSearch::evaluate(std::int32_t index, int depth) {
         best_column = hit.value > best ? hit.column : best_column;
         best = std::max(best, hit.value);
     }
-    if (node.backoff_node != Graph::kNone) {
+    if (node.backoff_node == Graph::kNone) {
+        sort_unigrams(node);
+    } else {
         const double backoff = evaluate(node.backoff_node, depth + 1) - alpha_ * node.backoff_cost;
         const std::int32_t column = graph_.node(node.backoff_node).best_column;
         if ((columns >> (column % 64)) & 1) {
@@ -59,6 +62,17 @@ double NbestSearch::evaluate(std::int32_t index, int depth) {
     }
     node.best_column = best_column;
     return node.value = best;
+}
+
+void NbestSearch::sort_unigrams(const Graph::Node& node) {
+    auto& order = unigram_order_[static_cast<std::size_t>(node.slot)];
+    order.resize(static_cast<std::size_t>(node.num_hits));
+    unsorted_hits_.resize(order.size());
+    std::iota(unsorted_hits_.begin(), unsorted_hits_.end(), node.first_hit);
+    sort_into<std::int32_t>(unsorted_hits_, order, [&](std::int32_t a, std::int32_t b) {
+        const double left = graph_.hit(a).value, right = graph_.hit(b).value;
+        return left > right || (left == right && a < b);
+    });
 }
 
 // The best of the columns that the node has no arc for, along the chain behind it.
@@ -74,12 +88,9 @@ std::pair<double, std::int32_t> NbestSearch::best_backed_off(const Graph::Node& 
     for (std::int32_t at = node.backoff_node;;) {
         const Graph::Node& from = graph_.node(at);
         if (marked(from.best_column) != mark_) return std::max(best, {backed_off + from.value, from.best_column});
-        if (from.backoff_node == Graph::kNone || graph_.node(from.backoff_node).backoff_node == Graph::kNone) {
-            // Many nodes share a chain's last two links, so all columns are put in order there, once.
-            rank(at);
-            const Choice* next = &choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(at)])];
-            for (std::int32_t left = graph_.lattice().slot(node.slot).size; left > 0; --left, ++next)
-                if (marked(next->column) != mark_) return std::max(best, {backed_off + next->value, next->column});
+        if (from.backoff_node == Graph::kNone) {
+            for (const std::int32_t h : unigram_order_[static_cast<std::size_t>(node.slot)])
+                if (const Graph::Hit& hit = graph_.hit(h); marked(hit.column) != mark_) return std::max(best, {backed_off + hit.value, hit.column});
             return best;
         }
         for (const Graph::Hit& hit : graph_.hits(from)) {
@@ -127,12 +138,14 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
 }
 
 void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
+    first_choice_.assign(graph_.num_nodes(), Graph::kNone);
+    choices_.clear();
     prefixes_.clear();
     heap_.clear();
     complete_.clear();
     const auto later = [&](const Candidate& a, const Candidate& b) { return before(b, a); };
     rank(root);
-    heap_.push_back({graph_.node(root).value, Graph::kNone, root, 0});
+    heap_.push_back({choices_[0].value, Graph::kNone, root, 0});
     while (!heap_.empty() && static_cast<std::int64_t>(complete_.size()) < p) {
         std::pop_heap(heap_.begin(), heap_.end(), later);
         Candidate at = heap_.back();

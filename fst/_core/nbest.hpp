@@ -38,6 +38,7 @@ class NbestSearch {
         std::int32_t rank;
     };
     double evaluate(std::int32_t node, int depth);
+    void sort_unigrams(const Graph::Node& node);
     std::pair<double, std::int32_t> best_backed_off(const Graph::Node& node);
     void rank(std::int32_t node);
     const Choice& choice(const Candidate& candidate) { return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.rank)]; }
@@ -47,11 +48,13 @@ class NbestSearch {
 
     Graph graph_;
     double alpha_ = 0;
+    std::vector<std::vector<std::int32_t>> unigram_order_;  // [slot]: hits of the unigram node, best first
     std::vector<std::uint32_t> marks_;
     std::uint32_t mark_ = 0;
     std::vector<Graph::Step> steps_;
     std::vector<std::int32_t> first_choice_;  // [node] into choices_, -1 until ranked
     std::vector<Choice> choices_;
+    std::vector<std::int32_t> unsorted_hits_;
     std::vector<Choice> unsorted_choices_;
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;
