@@ -122,7 +122,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     work.mkdir(parents=True, exist_ok=True)
     assets.mkdir(parents=True, exist_ok=True)
 
-    def stage(path: Path, build: Callable[[], None]) -> Path:
+    def stage(path: Path, build: Callable[[], object]) -> Path:
         if not path.exists():
             console.print(f"making {path}")
             build()
@@ -144,7 +144,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
     corpus = load_tokens([stage(work / "train.npy", build_corpus)])
     held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
-    validation = load_tokens([stage(work / "held.npy", lambda: void(encode_corpus(held_out, tokenizer, work / "held.npy")))])
+    validation = load_tokens([stage(work / "held.npy", lambda: encode_corpus(held_out, tokenizer, work / "held.npy"))])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     model = train_blockwise(
@@ -166,10 +166,6 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     write_jsonl(bundle.PROMPTS, prompts)
     with replacing(bundle.SETTINGS) as temporary:
         temporary.write_text(json.dumps(tune_alpha(model, lm, tokenizer, [prompt.text for prompt in tuning]), indent=2) + "\n")
-
-
-def void(value: object) -> None:
-    """Drop a result that only the side effect is wanted of."""
 
 
 def main(

@@ -78,6 +78,14 @@ def test_verifier_rejects_at_first_mismatch() -> None:
     assert (path, next_token) == ([0], 0)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_greedy_token_is_the_same_row_by_row_and_all_at_once(device: str) -> None:
+    """Only the device of the hidden states decides; `meta` stands for an accelerator."""
+    logits = torch.tensor([[0.0, 2.0, 2.0], [3.0, 1.0, 0.0]])
+    verified = Verified(torch.zeros(2, 1, device=device), lambda rows: logits[rows])
+    assert [verified.greedy_token(row) for row in (0, 1, 0)] == [1, 0, 1]
+
+
 def test_attention_without_masks_is_refused_with_the_remedy() -> None:
     model = tiny_model().base
     model.config._attn_implementation = "flash_attention_2"
