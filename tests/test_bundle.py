@@ -70,6 +70,16 @@ def test_every_system_writes_what_greedy_writes(demo: Demo) -> None:
     assert verified["64-node tree"] <= 64
 
 
+@pytest.mark.slow
+def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(bundle: Bundle) -> None:
+    """The demo's promises on all prompts at full length, one system against the next."""
+    result = run_demo(bundle, max_new_tokens=128)
+    assert result.exact
+    efficiency = {system.name: system.block_efficiency for system in result.systems}
+    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
+    assert sorted(order, key=lambda name: efficiency[name]) == order
+
+
 def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
     calls = {system.name: system.calls for system in demo.systems}
     assert calls["64-node tree"] < calls["16-best 4-gram"] < calls["vanilla BPD"] < calls["greedy"]
