@@ -100,8 +100,9 @@ def run_demo(
     example: Generated | None = None
     generate_seconds, generate_tokens = 0.0, 0
     base: Any = bundle.model.base
-    _warm_up(bundle, prompts[0])
-    base.generate(torch.tensor([prompts[0]]), do_sample=False, max_new_tokens=4)
+    base.generate(torch.tensor([prompts[0]]), do_sample=False, max_new_tokens=4)  # warms up, as the next line does
+    for drafter in systems(bundle, [0], k, p, num_nodes).values():
+        generate(bundle.model, prompts[0], drafter, max_new_tokens=4)
     for prompt in prompts:
         if on_run is not None:
             on_run("generate()")
@@ -130,11 +131,6 @@ def blocks(out: Generated) -> list[list[int]]:
     groups = [step.committed for step in out.trace]
     first = out.sequences.shape[1] - sum(map(len, groups)) - 1
     return [[int(out.sequences[0, first])], *groups]
-
-
-def _warm_up(bundle: Bundle, prompt: list[int]) -> None:
-    for drafter in systems(bundle, [0], 16, 16, 64).values():
-        generate(bundle.model, prompt, drafter, max_new_tokens=4)
 
 
 def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult:

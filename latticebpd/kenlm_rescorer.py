@@ -1,7 +1,7 @@
 """Rescoring with a ``kenlm.Model`` (optional extra): exact, through KenLM's own scorer.
 
 KenLM's Python module answers one query at a time, so this is for models that exist only as KenLM binaries.  Where
-there is an ARPA file, ``fst.NgramModel`` is some thousand times faster and gives the same scores.
+there is an ARPA file, ``fst.NgramModel`` gives the same scores from compiled code.
 """
 
 from __future__ import annotations

@@ -141,10 +141,6 @@ class SausageLattice:
         """
         return cls(*fst.fst_to_lattice(automaton))
 
-    def first_slots(self, slots: int) -> SausageLattice:
-        """The lattice of the first ``slots`` slots."""
-        return self if slots >= self.slots else SausageLattice(self.tokens[:slots], self.log_probs[:slots])
-
     def top_arcs(self, k: int) -> SausageLattice:
         """The lattice of each slot's ``k`` best arcs, best first."""
         order = top_k(np.where(self.tokens == PADDING, -np.inf, self.log_probs), min(k, self.k))

@@ -78,6 +78,7 @@ def blockwise(
     from lm_training.corpus import end_of_text_id, load_tokens
 
     bpe = load_tokenizer(tokenizer)
+    tokens, held_out = load_tokens(corpus), load_tokens([validation])
     shape = ModelShape(
         vocab_size=bpe.get_vocab_size(),
         hidden_size=hidden_size,
@@ -98,8 +99,8 @@ def blockwise(
     output.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(tokenizer, output / "tokenizer.json")
     train_blockwise(
-        load_tokens(corpus),
-        load_tokens([validation]),
+        tokens,
+        held_out,
         output,
         shape,
         options,
