@@ -10,7 +10,6 @@ namespace latticebpd {
 namespace {
 
 constexpr std::size_t kChunk = 32;       // rows in flight between memory and cache
-constexpr std::size_t kFewBuckets = 512;  // of a layer: cheap to clear, and kept in the first-level cache
 
 [[noreturn]] void refuse_cycle(std::uint32_t state) {
     throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " + std::to_string(state) +
@@ -21,18 +20,17 @@ std::size_t hash(std::uint32_t state, std::int32_t shift) { return (state * 0x9E
 
 }  // namespace
 
-void Graph::assign(const Lattice& lattice, const Model* model) {
+void Graph::assign(const Lattice& lattice, const Model* model, std::size_t buckets) {
     lattice_ = &lattice;
     model_ = model;
     nodes_.clear();
-    hits_.clear();
+    num_hits_ = 0;
     const auto slots = static_cast<std::size_t>(lattice.slots());
     if (layers_.size() < slots) layers_.resize(slots);
     for (std::size_t t = 0; t < slots; ++t) {
         layers_[t].nodes.clear();
-        set_buckets(layers_[t], kFewBuckets);
+        set_buckets(layers_[t], buckets);
     }
-    if (marks_.size() < static_cast<std::size_t>(lattice.max_columns())) marks_.resize(static_cast<std::size_t>(lattice.max_columns()), 0);
 }
 
 void Graph::set_buckets(Layer& layer, std::size_t size) {
@@ -99,14 +97,14 @@ void Graph::open_slot(std::int32_t slot) {
             }
             const StateRecord record = model_->state(node(index).state);
             __builtin_prefetch(model_->arcs_at(record.first_arc));
-            __builtin_prefetch(model_->arcs_at(record.first_arc) + 64);
+            if (record.num_arcs > 3) __builtin_prefetch(model_->arcs_at(record.first_arc) + 64);
             pending_.push_back({index, record});
         }
         for (const auto& [index, record] : pending_) {
-            const auto first = hits_.size();
+            const auto first = num_hits_;
             read(index, record);
             if (last) continue;
-            for (std::size_t h = first; h < hits_.size(); ++h) hits_[h].next_node = node_of(slot + 1, hits_[h].next_state);
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next_node = node_of(slot + 1, hits_[h].next_state);
         }
         begin = end;
     }
@@ -115,34 +113,39 @@ void Graph::open_slot(std::int32_t slot) {
 void Graph::read(std::int32_t index, const StateRecord& record) {
     const auto [state, slot] = std::pair(node(index).state, node(index).slot);
     const Lattice::Slot& columns = lattice_->slot(slot);
-    const std::size_t first = hits_.size();
+    const std::size_t first = num_hits_;
+    if (const std::size_t most = first + static_cast<std::size_t>(columns.size); hits_.size() < most) hits_.resize(2 * most);
     if (model_ == nullptr || state == model_->unigram_state()) {
         add_unigrams(columns);
     } else {
         const Row row = model_->row(state, record);
         const std::int32_t backoff = node_of(slot, row.backoff_state);
         node(index).backoff_node = backoff;
+        node(index).next_longer = node(backoff).first_longer;
+        node(backoff).first_longer = index;
         node(index).backoff_cost = static_cast<float>(row.backoff_cost);
-        if (row.num_arcs <= 16 * static_cast<std::uint32_t>(columns.num_keys))
+        if (row.num_arcs <= 8 * static_cast<std::uint32_t>(columns.num_keys))
             match_by_scan(row, state, columns);
-        else if (columns.num_keys > 0)
+        else if (const LabelIndex* const index = model_->label_index(state, row); index != nullptr)
+            match_by_index(row, *index, columns);
+        else
             match_by_search(row, columns);
     }
-    if (hits_.size() > static_cast<std::size_t>(INT32_MAX))
+    if (num_hits_ > static_cast<std::size_t>(INT32_MAX))
         throw std::invalid_argument("expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
     node(index).first_hit = static_cast<std::int32_t>(first);
-    node(index).num_hits = static_cast<std::int32_t>(hits_.size() - first);
+    node(index).num_hits = static_cast<std::int32_t>(num_hits_ - first);
 }
 
 void Graph::add_unigrams(const Lattice::Slot& columns) {
     for (std::int32_t c = 0; c < columns.size; ++c) {
         if (model_ == nullptr) {
-            hits_.push_back({c, 0, kNone, 0, 0});
+            add_hit(c, 0, 0);
         } else if (const std::int32_t label = lattice_->label(columns.first + c); label == Model::kNoLabel) {
-            hits_.push_back({c, model_->unigram_state(), kNone, static_cast<float>(model_->unk_cost()), 0});
+            add_hit(c, model_->unigram_state(), static_cast<float>(model_->unk_cost()));
         } else {
             const ArcRecord& arc = model_->unigram_arc(label);
-            hits_.push_back({c, static_cast<std::uint32_t>(arc.next_state), kNone, static_cast<float>(Model::cost(arc.cost)), 0});
+            add_hit(c, static_cast<std::uint32_t>(arc.next_state), static_cast<float>(Model::cost(arc.cost)));
         }
     }
 }
@@ -150,7 +153,7 @@ void Graph::add_unigrams(const Lattice::Slot& columns) {
 inline void Graph::add_hit(const ArcRecord& arc, const Lattice::Slot& columns, std::int32_t key) {
     const std::uint32_t next_state = model_->checked_state(arc.next_state);
     const auto cost = static_cast<float>(Model::cost(arc.cost));
-    for (const std::int32_t column : lattice_->columns(columns, key)) hits_.push_back({column, next_state, kNone, cost, 0});
+    for (const std::int32_t column : lattice_->columns(columns, key)) add_hit(column, next_state, cost);
 }
 
 // Few arcs: the slot's filter is asked about each and says no to most. Up to 64 answers are collected before any is
@@ -184,6 +187,19 @@ void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Sl
     }
 }
 
+// Many arcs of a row with an index: it knows what is there and where.
+void Graph::match_by_index(const Row& row, const LabelIndex& index, const Lattice::Slot& columns) {
+    const std::span<const std::int32_t> keys = lattice_->keys(columns);
+    for (std::size_t first = 0; first < keys.size(); first += 64) {
+        std::uint64_t present = 0;
+        for (std::size_t i = 0; i < std::min<std::size_t>(64, keys.size() - first); ++i) present |= std::uint64_t{index.has(keys[first + i])} << i;
+        for (; present != 0; present &= present - 1) {
+            const std::size_t key = first + static_cast<std::size_t>(std::countr_zero(present));
+            add_hit(row.arc(index.arc(keys[key])), columns, static_cast<std::int32_t>(key));
+        }
+    }
+}
+
 // Many arcs: one binary search per label, several in step so that their cache misses overlap. Free of branches: the
 // searches of a row end after the same number of halvings.
 void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
@@ -208,23 +224,20 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
     }
 }
 
+// Histories from the shortest to the longest, each writing over what it knows better.
 void Graph::resolve(std::int32_t index, Step* steps) {
-    if (++mark_ == 0) {
-        std::fill(marks_.begin(), marks_.end(), 0);
-        mark_ = 1;
-    }
-    double backed_off = 0;
-    for (int failures = 0; index != kNone; ++failures) {
-        if (failures > Model::kMaxFailures) refuse_cycle(node(index).state);
+    chain_.clear();
+    for (double backed_off = 0; index != kNone;) {
+        if (chain_.size() > Model::kMaxFailures) refuse_cycle(node(index).state);
         const Node& node = this->node(index);
-        for (std::int32_t h = node.first_hit; h < node.first_hit + node.num_hits; ++h) {
-            const auto column = static_cast<std::size_t>(hit(h).column);
-            if (marks_[column] == mark_) continue;
-            marks_[column] = mark_;
-            steps[column] = {backed_off + hit(h).cost, h};
-        }
+        chain_.emplace_back(&node, backed_off);
         backed_off += node.backoff_cost;
         index = node.backoff_node;
+    }
+    for (std::size_t i = chain_.size(); i-- > 0;) {
+        const auto [node, backed_off] = chain_[i];
+        for (std::int32_t h = node->first_hit; h < node->first_hit + node->num_hits; ++h)
+            steps[hit(h).column] = {backed_off + hit(h).cost, h};
     }
 }
 

@@ -26,7 +26,6 @@ class Graph {
         std::uint32_t next_state;
         std::int32_t next_node;  // kNone until asked for, and after the last slot
         float cost;              // -ln p, without the backoffs that lead here
-        double value;            // for the searches: best score of a completion through this hit
     };
     struct Node {
         std::uint32_t state;
@@ -34,9 +33,10 @@ class Graph {
         std::int32_t backoff_node = kNone;  // kNone at the unigram state
         std::int32_t first_hit = kNone;     // kNone until opened
         std::int32_t num_hits = 0;
-        std::int32_t best_column = kNone;  // kNone until evaluated
         float backoff_cost = 0;
-        double value = 0;  // best score of a completion from here
+        std::int32_t first_longer = kNone;  // the nodes that back off to this one: a list
+        std::int32_t next_longer = kNone;
+        double value = 0;  // for the searches: best score of a completion from here
     };
     // One column as seen from a node, everything resolved.
     struct Step {
@@ -44,8 +44,9 @@ class Graph {
         std::int32_t hit;  // whose next node the step leads to
     };
 
-    // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0.
-    void assign(const Lattice& lattice, const Model* model);
+    // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0. Half of
+    // `buckets`, a power of two, is how many nodes a slot will mostly have.
+    void assign(const Lattice& lattice, const Model* model, std::size_t buckets);
 
     std::int32_t node_of(std::int32_t slot, std::uint32_t state);
     // Reads the node's row, and those of the chain behind it.
@@ -80,21 +81,23 @@ class Graph {
         StateRecord record;
     };
     void set_buckets(Layer& layer, std::size_t size);
+    void add_hit(std::int32_t column, std::uint32_t next_state, float cost) { hits_[num_hits_++] = {column, next_state, kNone, cost}; }
     std::int32_t add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state);
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
     void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);
+    void match_by_index(const Row& row, const LabelIndex& index, const Lattice::Slot& columns);
     void match_by_search(const Row& row, const Lattice::Slot& columns);
     void add_hit(const ArcRecord& arc, const Lattice::Slot& columns, std::int32_t key);
 
     const Lattice* lattice_ = nullptr;
     const Model* model_ = nullptr;
     std::vector<Node> nodes_;
-    std::vector<Hit> hits_;
+    std::vector<Hit> hits_;      // num_hits_ of them, and room for a slot's columns more
+    std::size_t num_hits_ = 0;
     std::vector<Layer> layers_;
     std::vector<Pending> pending_;
-    std::vector<std::uint32_t> marks_;  // scratch of resolve(): columns already met
-    std::uint32_t mark_ = 0;
+    std::vector<std::pair<const Node*, double>> chain_;  // scratch of resolve(): nodes, and what backing off to them costs
 };
 
 }  // namespace latticebpd

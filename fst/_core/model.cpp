@@ -57,6 +57,7 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
         for (std::size_t i = 0; i < unigram_arcs_.size(); ++i)
             unigram_by_label_[static_cast<std::size_t>(unigram_arcs_[i].label)] = static_cast<std::int32_t>(i);
     }
+    label_indexes_.emplace(static_cast<std::uint32_t>(previous) + 1, unigram_arcs_.size());
     if (unk_label != 0 && (unk_label < 0 || unk_label > std::numeric_limits<std::int32_t>::max() ||
                            unigram_index(static_cast<std::int32_t>(unk_label)) < 0))
         corrupt("expected 0 or a label of the unigram state as unk_label, got " + text(unk_label));

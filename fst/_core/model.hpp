@@ -14,7 +14,10 @@
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <optional>
 #include <vector>
+
+#include "label_index.hpp"
 
 namespace latticebpd {
 
@@ -98,6 +101,8 @@ class Model {
         }
         return row;
     }
+    // Where the row has its labels, or null for a row that is better searched.
+    const LabelIndex* label_index(std::uint32_t state, const Row& row) const { return label_indexes_->find(state, row); }
     std::uint32_t checked_state(std::int32_t next_state) const {
         if (static_cast<std::uint32_t>(next_state) >= num_states_) refuse_state(next_state);
         return static_cast<std::uint32_t>(next_state);
@@ -134,6 +139,7 @@ class Model {
     double unk_cost_;
     std::vector<ArcRecord> unigram_arcs_;     // a copy: the one row that every search reads throughout
     std::vector<std::int32_t> unigram_by_label_;  // index into unigram_arcs_ or -1; empty where labels are too sparse
+    std::optional<LabelIndexes> label_indexes_;
 };
 
 }  // namespace latticebpd

@@ -20,45 +20,47 @@ class NbestSearch {
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha);
 
   private:
+    static constexpr std::int32_t kUnknown = -2;
     struct Choice {  // a column as the next step from a node
         double value;  // step + best completion behind it
         double step;   // log_prob - alpha * cost
-        std::int32_t column;
         std::int32_t next_node;
+        std::int32_t follower;  // the column after this one in the order of value and column
     };
     struct Prefix {
         double score;
         std::int32_t parent;
         std::int32_t column;
     };
-    struct Candidate {  // a prefix, and the rank-th best next column after it: stands for itself and all ranks below
+    struct Candidate {  // a prefix, and a next column after it: stands for itself and all columns that follow in order
         double bound;
         std::int32_t prefix;
         std::int32_t node;
-        std::int32_t rank;
+        std::int32_t column;
     };
-    double evaluate(std::int32_t node, int depth);
-    void sort_unigrams(const Graph::Node& node);
-    std::pair<double, std::int32_t> best_backed_off(const Graph::Node& node);
-    void rank(std::int32_t node);
-    const Choice& choice(const Candidate& candidate) { return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.rank)]; }
+    void evaluate_slot(std::int32_t slot);
+    void evaluate(std::int32_t node, std::size_t depth);
+    std::int32_t best_column(std::int32_t node);
+    std::int32_t follower(const Candidate& candidate);
+    std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
+    Choice& choice(const Candidate& candidate) {
+        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.column)];
+    }
     bool before(const Candidate& a, const Candidate& b);
     void enumerate(std::int32_t root, std::int64_t p);
     void collect();
 
     Graph graph_;
     double alpha_ = 0;
-    std::vector<std::vector<std::int32_t>> unigram_order_;  // [slot]: hits of the unigram node, best first
-    std::vector<std::uint32_t> marks_;
-    std::uint32_t mark_ = 0;
+    std::size_t stride_ = 0;                 // columns, padded
+    std::vector<std::vector<double>> rows_;  // [length of the history, column]: of the chain of nodes being evaluated
+    std::size_t unevaluated_ = 0;            // nodes of the slot at hand
     std::vector<Graph::Step> steps_;
-    std::vector<std::int32_t> first_choice_;  // [node] into choices_, -1 until ranked
+    std::vector<std::int32_t> first_choice_;  // [node] into choices_, kNone until visited
     std::vector<Choice> choices_;
-    std::vector<std::int32_t> unsorted_hits_;
-    std::vector<Choice> unsorted_choices_;
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;
-    std::vector<std::int32_t> complete_;  // prefixes of full length
+    std::vector<std::int32_t> complete_;      // prefixes of full length
     std::vector<std::int32_t> left_, right_;  // scratch of before()
     std::vector<std::int32_t> unsorted_;
     std::vector<std::size_t> order_;

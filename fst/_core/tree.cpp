@@ -6,13 +6,19 @@
 
 namespace latticebpd {
 
+namespace {
+
+constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
+
+}  // namespace
+
 // A child is never better than its parent, so the best prefixes come off a heap in order. Children wait behind the
 // best of their siblings, and a path is followed into the model only once it is in the tree.
 const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
                                           double alpha, std::span<const double> kept_log_mass) {
     alpha_ = alpha;
     kept_log_mass_ = kept_log_mass;
-    graph_.assign(lattice, model);
+    graph_.assign(lattice, model, kBuckets);
     if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
     distribution_of_.clear();
     conditionals_.clear();
