@@ -168,21 +168,12 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
     header("16-best, 8 x 16", ["median us", "p95 us", "times the core's median", "exact"])
     core = microseconds(nbest(lattices, 16), n, args.repeats)
     reference = [nbest(few, 16)(i)[1] for i in range(len(few.tokens))]
-    median = float(np.median(core))
 
     def compare(name: str, times: np.ndarray, exact: str) -> None:
         ratio = np.median(times) / np.median(core[: len(times)])
         row(name, [float(np.median(times)), float(np.percentile(times, 95)), f"{ratio:.1f}", exact])
 
     compare("core, one call", core, "yes")
-    begin = np.inf
-    for _ in range(args.repeats):
-        start = time.perf_counter()
-        batch = fst.nbest_paths_batch(lattices.tokens, lattices.log_probs, lm, 16, 1.0, lattices.contexts, threads=1)
-        begin = min(begin, time.perf_counter() - start)
-    row("core, batch on one thread (mean)", [begin / n * 1e6, "", f"{begin / n * 1e6 / median:.1f}", "yes"])
-    for i in range(len(few.tokens)):
-        check("the batch", i, batch[1][i], reference[i])
     compare(
         "core, no model", microseconds(lambda i: fst.nbest_paths(lattices.tokens[i], lattices.log_probs[i], None, 16), n, args.repeats), ""
     )
@@ -241,14 +232,32 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
                 [float(np.median(program.run(lm_path, few.cut(slots, k).first(20), 16, 2)[0][:, :2].sum(1))) for k in (2, 4, 8, 16)],
             )
 
-    header("prefix tree of 8 x 16", ["median us", "p95 us"])
+    columns = ["median us", "p95 us"]
+    header("prefix tree of 8 x 16", [*columns, "OpenFst C++ 16-best / this"] if program.missing is None else columns)
     for num_nodes in (16, 64, 256):
-        times = microseconds(
-            lambda i, m=num_nodes: fst.best_first_tree(lattices.tokens[i], lattices.log_probs[i], lm, m, 1.0, lattices.context(i)),
-            n,
-            args.repeats,
-        )
-        row(f"core, {num_nodes} nodes", [float(np.median(times)), float(np.percentile(times, 95))])
+        times_of_trees = microseconds(tree_of(lattices, lm, num_nodes), n, args.repeats)
+        cells = [float(np.median(times_of_trees)), float(np.percentile(times_of_trees, 95))]
+        if program.missing is None:
+            cells.append(f"{np.median(times[:, :2].sum(1)) / np.median(times_of_trees[: len(times)]):.1f}")
+        row(f"core, {num_nodes} nodes", cells)
+
+    header(f"a batch of {n}, lattices a second", [f"{threads} threads" for threads in args.threads])
+    paths, scores = [lattices.tokens, lattices.log_probs, lm], []
+    for name, batch in (
+        ("16 best", lambda threads: fst.nbest_paths_batch(*paths, 16, 1.0, lattices.contexts, threads=threads)),
+        ("64-node tree", lambda threads: fst.best_first_tree_batch(*paths, 64, 1.0, lattices.contexts, threads=threads)),
+    ):
+        row(name, [float(n / 1e-6 / microseconds(lambda _, t=t, b=batch: b(t), 1, args.repeats)[0]) for t in args.threads])
+        results = [batch(threads) for threads in args.threads]
+        scores.append(results[0][-2])
+        if not all(np.array_equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True)):
+            sys.exit(f"{name}: the result depends on the number of threads")
+    for i, expected in enumerate(reference):
+        check("the batch", i, scores[0][i], expected)
+
+
+def tree_of(lattices: Lattices, lm: fst.NgramModel, num_nodes: int) -> Callable[[int], object]:
+    return lambda i: fst.best_first_tree(lattices.tokens[i], lattices.log_probs[i], lm, num_nodes, 1.0, lattices.context(i))
 
 
 def main() -> None:
@@ -260,6 +269,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="lattices of a file to use")
     parser.add_argument("--slow-count", type=int, default=40, help="lattices for the slow methods")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the batches")
     args = parser.parse_args()
     if not (args.corpus or (args.lm and args.lattices)):
         parser.error("expected --lm and --lattices, or --corpus")

@@ -11,6 +11,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -100,42 +101,65 @@ struct Batch {
     std::int64_t size, slots, k, context_length;
 };
 
-// What one thread works with, kept between calls so that a search allocates nothing once warm.
+// What one thread works with. Workspaces are kept between calls, whoever worked with them: a search allocates nothing once
+// warm, and the threads of a batch live no longer than it does.
 struct Workspace {
     Lattice lattice;
     NbestSearch nbest;
     TreeSearch tree;
 };
 
+class Borrowed {
+  public:
+    Borrowed() {
+        const std::lock_guard lock(mutex_);
+        if (spare_.empty()) {
+            workspace_ = std::make_unique<Workspace>();
+        } else {
+            workspace_ = std::move(spare_.back());
+            spare_.pop_back();
+        }
+    }
+    ~Borrowed() {
+        const std::lock_guard lock(mutex_);
+        spare_.push_back(std::move(workspace_));
+    }
+    Borrowed(const Borrowed&) = delete;
+    Borrowed& operator=(const Borrowed&) = delete;
+    Workspace& operator*() { return *workspace_; }
+
+  private:
+    static inline std::mutex mutex_;
+    static inline std::vector<std::unique_ptr<Workspace>> spare_;
+    std::unique_ptr<Workspace> workspace_;
+};
+
 // Calls work(i, workspace) for every i below `size` on up to `threads` threads. The lattices are independent, so the
 // outcome does not depend on the number of threads; of several failures the first lattice's is reported.
 template <typename Work>
 void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
-    static thread_local std::unique_ptr<Workspace> own;
-    if (own == nullptr) own = std::make_unique<Workspace>();
     if (threads <= 1 || size <= 1) {
-        for (std::int64_t i = 0; i < size; ++i) work(i, *own);
+        Borrowed workspace;
+        for (std::int64_t i = 0; i < size; ++i) work(i, *workspace);
         return;
     }
     std::atomic<std::int64_t> next{0};
     std::vector<std::exception_ptr> failures(static_cast<std::size_t>(size));
-    const auto drain = [&](Workspace& workspace) {
+    const auto drain = [&] {
+        Borrowed workspace;
         for (std::int64_t i; (i = next.fetch_add(1)) < size;) {
             try {
-                work(i, workspace);
+                work(i, *workspace);
             } catch (...) {
                 failures[static_cast<std::size_t>(i)] = std::current_exception();
             }
         }
     };
-    std::vector<std::jthread> helpers;
-    for (std::int64_t i = 1; i < std::min(threads, size); ++i)
-        helpers.emplace_back([&] {
-            Workspace workspace;
-            drain(workspace);
-        });
-    drain(*own);
-    helpers.clear();
+    {
+        std::vector<std::jthread> helpers;
+        for (std::int64_t i = 1; i < std::min(threads, size); ++i) helpers.emplace_back(drain);
+        drain();
+    }
     for (const auto& failure : failures)
         if (failure != nullptr) std::rethrow_exception(failure);
 }
