@@ -132,9 +132,11 @@ bool AutomatonBuilder::link() {
                     next = suffix->context;
                 }
                 const auto row = static_cast<std::uint32_t>(ngram - order.ngrams.begin());
-                // <s> keeps its state even without continuations, so that writing the model back does not lose the marker.
-                const bool is_state = length < orders_.size() && ngram->label != kEnd &&
-                                      (order.first[row + 1] > order.first[row] || ngram->backoff != 0 || ngram->label == kStart);
+                // <s> keeps its state even without continuations, so that writing the model back does not lose the marker;
+                // nothing of the highest order backs off.
+                if (length == orders_.size()) ngram->backoff = 0;
+                const bool is_state = ngram->label == kStart || (length < orders_.size() && ngram->label != kEnd &&
+                                                                 (order.first[row + 1] > order.first[row] || ngram->backoff != 0));
                 ngram->context = next;
                 if (!is_state) continue;
                 if (row_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
