@@ -240,6 +240,47 @@ def test_batch_equals_single_calls_whatever_the_threads() -> None:
         assert np.array_equal(trees[0][2][i, :count], weights)
 
 
+def long_rows(vocab: int = 4000) -> NgramModel:
+    """A bigram model whose rows have from 1 to 2048 arcs: short ones are scanned, long ones searched or indexed."""
+    rng = np.random.default_rng(2)
+    followers = [np.sort(rng.choice(vocab, 1 << (word % 12), replace=False)) for word in range(48)]
+    pairs = np.concatenate([np.stack([np.full(len(row), word), row], axis=1) for word, row in enumerate(followers)]).astype(np.int32)
+    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
+    backoffs = [np.where(np.arange(vocab) < 48, -0.25, 0), np.zeros(len(pairs))]
+    return NgramModel.from_table(NgramTable([unigrams, pairs], [-rng.exponential(6, vocab), -rng.exponential(3, len(pairs))], backoffs))
+
+
+def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    model = long_rows()
+    for _ in range(60):
+        tokens = np.stack([rng.permutation(48)[:4], rng.choice(4000, 4, replace=False)])
+        found = as_list(*search.nbest_paths(tokens, np.zeros((2, 4)), model, 16))
+        assert len(found) == 16
+        for (first, second), score in found:
+            assert score == pytest.approx(model.log_prob(first) + model.log_prob(second, [first]), abs=1e-9)
+
+
+def test_threads_that_meet_the_same_new_rows_find_the_same_paths() -> None:
+    rng = np.random.default_rng(4)
+    tokens = np.stack([np.stack([rng.permutation(48)[:8], rng.choice(4000, 8, replace=False)]) for _ in range(200)])
+    alone = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=1)
+    for _ in range(5):
+        together = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=8)
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_long_row_out_of_order_is_refused() -> None:
+    model = long_rows()
+    arcs = model.arcs.copy()
+    longest = model.states[model.arcs["nextstate"][11]]  # of token 11: 2048 arcs behind the failure arc
+    assert longest["narcs"] == 2049
+    arcs["ilabel"][longest["pos"] + 700] = arcs["ilabel"][longest["pos"] + 699]
+    spoilt = SimpleNamespace(core=_core.Model(model.states, arcs, model.start_state, model.unigram_state))
+    with pytest.raises(ValueError, match="rising order of label"):
+        search.nbest_paths([[11], [5]], np.zeros((2, 1)), spoilt)
+
+
 @pytest.mark.parametrize(
     ("tokens", "log_probs", "options", "message"),
     [
