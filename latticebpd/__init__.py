@@ -29,44 +29,68 @@ from latticebpd.lattice import LatticeSet, SausageLattice, oracle_path
 from latticebpd.rescoring import Rescorer, draft_tree, rescore
 
 if TYPE_CHECKING:
-    from latticebpd.decoding import Generated, generate
-    from latticebpd.drafters import Drafter, NoDrafter, OracleDrafter, PathsDrafter, State, TreeDrafter, VanillaDrafter
-    from latticebpd.models import BlockHeads, BlockwiseLM
-    from latticebpd.verification import Exact
+    from latticebpd.acceptance import Acceptance, Distance, Exact, MinimumBlock, Sampling, TopBeta, TopK
+    from latticebpd.decoding import Generated, Step, generate
+    from latticebpd.drafters import Drafter, GoldDrafter, NoDrafter, OracleDrafter, PathsDrafter, State, TreeDrafter, VanillaDrafter
+    from latticebpd.heads import BlockHeads
+    from latticebpd.lossless import Divergence, Losslessness, check_lossless
+    from latticebpd.models import BlockwiseLM
 
 _NEED_TORCH = {
-    "BlockHeads": "models",
+    "Acceptance": "acceptance",
+    "BlockHeads": "heads",
     "BlockwiseLM": "models",
+    "Distance": "acceptance",
+    "Divergence": "lossless",
     "Drafter": "drafters",
-    "Exact": "verification",
+    "Exact": "acceptance",
     "Generated": "decoding",
+    "GoldDrafter": "drafters",
+    "Losslessness": "lossless",
+    "MinimumBlock": "acceptance",
     "NoDrafter": "drafters",
     "OracleDrafter": "drafters",
     "PathsDrafter": "drafters",
+    "Sampling": "acceptance",
     "State": "drafters",
+    "Step": "decoding",
+    "TopBeta": "acceptance",
+    "TopK": "acceptance",
     "TreeDrafter": "drafters",
     "VanillaDrafter": "drafters",
+    "check_lossless": "lossless",
     "generate": "decoding",
 }
 
 __all__ = [
+    "Acceptance",
     "BlockHeads",
     "BlockwiseLM",
+    "Distance",
+    "Divergence",
     "DraftTree",
     "Drafter",
     "Drafts",
     "Exact",
     "Generated",
+    "GoldDrafter",
     "LatticeSet",
+    "Losslessness",
+    "MinimumBlock",
     "NoDrafter",
     "OracleDrafter",
     "PathsDrafter",
     "Rescorer",
+    "Sampling",
     "SausageLattice",
     "State",
+    "Step",
+    "TopBeta",
+    "TopK",
     "TreeDrafter",
     "VanillaDrafter",
     "__version__",
+    "check_lossless",
     "draft_tree",
     "generate",
     "oracle_path",

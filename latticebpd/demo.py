@@ -15,7 +15,19 @@ import transformers
 from latticebpd._version import __version__
 from latticebpd.bundle import Bundle
 from latticebpd.decoding import Generated, generate
-from latticebpd.drafters import Drafter, NoDrafter, OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
+from latticebpd.drafters import (
+    Drafter,
+    MixtureDrafter,
+    NoDrafter,
+    OracleDrafter,
+    PathsDrafter,
+    PromptNgramDrafter,
+    TreeDrafter,
+    VanillaDrafter,
+)
+
+SMALL = 16
+"""Nodes of the small tree: what a processor reads about as fast as one token."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,11 @@ class Demo:
 
 
 def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: int) -> dict[str, Drafter]:
-    """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
+    """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle.
+
+    All but one draft from the heads alone; "copies + small tree" also copies from the text so far, which is no part of
+    blockwise decoding but what one would run.
+    """
     model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
     order = f"{lm.order}-gram"
     return {
@@ -69,6 +85,9 @@ def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: 
         f"{p}-best 0-gram": PathsDrafter(model, None, p=p, k=k),
         f"{p}-best {order}": PathsDrafter(model, lm, p=p, alpha=alpha, k=k),
         f"{num_nodes}-node tree": TreeDrafter(model, lm, num_nodes=num_nodes, alpha=alpha, k=k),
+        "copies + small tree": MixtureDrafter(
+            PromptNgramDrafter(block_size=SMALL, num_nodes=SMALL), TreeDrafter(model, lm, SMALL, alpha, k), num_nodes=SMALL
+        ),
         "oracle": OracleDrafter(model, continuation, k=k),
     }
 
@@ -123,14 +142,6 @@ def run_demo(
     assert example is not None
     return Demo(_signature(bundle, len(prompts), max_new_tokens, k), [_summarise(n, r, seconds[n]) for n, r in results.items()],
                 generate_tokens / generate_seconds, exact, example)  # fmt: skip
-
-
-def blocks(out: Generated) -> list[list[int]]:
-    """The new tokens, grouped by the call that committed them; the first group is the prefill's token."""
-    assert out.trace is not None
-    groups = [step.committed for step in out.trace]
-    first = out.sequences.shape[1] - sum(map(len, groups)) - 1
-    return [[int(out.sequences[0, first])], *groups]
 
 
 def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult:

@@ -1,63 +1,34 @@
 """A causal language model with block heads (Stern 2018, section 3; Kim 2024, section 4).
 
-A *blockwise language model* is a stock ``transformers`` causal LM, left as it is, and ``num_heads`` predictions
-of the next tokens from one hidden state::
-
-    head 1       the base model's own output (identity: exactness never depends on training)
-    head i > 1   f_i(x) = x + W_down silu(W_up x), then the base model's output embedding
+A *blockwise language model* is a stock ``transformers`` causal LM, left as it is, and ``num_heads`` predictions of the
+next tokens from one hidden state; ``heads.py`` has the kinds of heads.
 
 On disk it is the directory that ``save_pretrained`` of the base model writes (any ``AutoModelForCausalLM`` opens
-it) and two files beside: ``heads.json`` (shape, fingerprint of the tokenizer) and ``heads.safetensors``.
+it) and two files beside: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
+Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fst.files import replacing
+from latticebpd.heads import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 
 HEADS_CONFIG = "heads.json"
 HEADS_WEIGHTS = "heads.safetensors"
-FORMAT_VERSION = 1
-
-
-class BlockHeads(nn.Module):
-    """Heads 2..``num_heads``: one-hidden-layer feed-forward networks with a residual connection.
-
-    Args:
-        hidden_size: width of the base model's hidden state.
-        num_heads: number of predictions, the base model's own included.
-        intermediate_size: width of each head's hidden layer.
-    """
-
-    def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int) -> None:
-        super().__init__()
-        if num_heads < 2:
-            raise ValueError(f"expected num_heads >= 2 (head 1 is the base model), got {num_heads}")
-        self.hidden_size, self.num_heads, self.intermediate_size = hidden_size, num_heads, intermediate_size
-        # A zero W_down starts every head as a copy of head 1.
-        self.up = nn.Parameter(torch.randn(num_heads - 1, hidden_size, intermediate_size) * hidden_size**-0.5)
-        self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """``[..., hidden]`` -> ``[..., num_heads - 1, hidden]``: every head on every position."""
-        grouped = self.forward_grouped(hidden.reshape(1, -1, self.hidden_size).expand(self.num_heads - 1, -1, -1))
-        return grouped.transpose(0, 1).reshape(*hidden.shape[:-1], self.num_heads - 1, self.hidden_size)
-
-    def forward_grouped(self, hidden: Tensor) -> Tensor:
-        """``[num_heads - 1, n, hidden]`` -> the same shape: group ``i`` goes through head ``i + 2`` only."""
-        return hidden + torch.bmm(F.silu(torch.bmm(hidden, self.up)), self.down)
+FORMAT_VERSION = 2
 
 
 class BlockwiseLM(nn.Module):
@@ -69,11 +40,13 @@ class BlockwiseLM(nn.Module):
         tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), stored and compared on load.
     """
 
-    def __init__(self, base: PreTrainedModel, heads: BlockHeads, tokenizer_fingerprint: str | None = None) -> None:
+    def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
         super().__init__()
-        hidden_size = base.config.get_text_config().hidden_size
-        if heads.hidden_size != hidden_size:
-            raise ValueError(f"expected heads of hidden size {hidden_size} (the base model's), got {heads.hidden_size}")
+        text_config = base.config.get_text_config()
+        if heads.hidden_size != text_config.hidden_size:
+            raise ValueError(f"expected heads of hidden size {text_config.hidden_size} (the base model's), got {heads.hidden_size}")
+        if isinstance(heads, MedusaHeads) and heads.vocab_size != text_config.vocab_size:
+            raise ValueError(f"expected heads of {text_config.vocab_size} tokens (the base model's), got {heads.vocab_size}")
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
 
     @property
@@ -85,16 +58,15 @@ class BlockwiseLM(nn.Module):
     def vocab_size(self) -> int:
         return int(self.base.config.get_text_config().vocab_size)
 
-    def head_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of heads 2..h: ``[..., hidden]`` (final, normalised hidden state) -> ``[..., num_heads - 1, vocab]``."""
-        logits: Tensor = self.base.get_output_embeddings()(self.heads(hidden))
-        return logits
+    def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, vocab]``: heads 2..slots + 1, by default all."""
+        return self.heads.logits(hidden, self.base.get_output_embeddings(), slots)
 
     def save_pretrained(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Write the model; ``dtype`` (float16, bfloat16) stores the weights in half precision.  Files appear whole."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        dtype = dtype or self.heads.up.dtype
+        dtype = dtype or next(self.heads.parameters()).dtype
         # A converted copy keeps tied weights tied, and its config names the stored type.
         base: Any = self.base if dtype == self.base.dtype else copy.deepcopy(self.base)
         base.to(dtype).save_pretrained(directory)
@@ -102,9 +74,9 @@ class BlockwiseLM(nn.Module):
             save_file({name: tensor.detach().to(dtype).contiguous() for name, tensor in self.heads.state_dict().items()}, temporary)
         record = {
             "format_version": FORMAT_VERSION,
-            "hidden_size": self.heads.hidden_size,
-            "intermediate_size": self.heads.intermediate_size,
-            "num_heads": self.heads.num_heads,
+            "kind": self.heads.kind,
+            **self.heads.settings(),
+            "model_type": self.base.config.model_type,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "vocab_size": self.vocab_size,
         }
@@ -119,32 +91,96 @@ class BlockwiseLM(nn.Module):
             ValueError: a file is missing or corrupt, or base model and heads do not belong together.
         """
         directory = Path(directory)
-        try:
-            config = json.loads((directory / HEADS_CONFIG).read_text())
-            if config["format_version"] != FORMAT_VERSION:
-                raise ValueError(
-                    f"{directory}: expected heads of format {FORMAT_VERSION}, got {config['format_version']}; update latticebpd"
-                )
-            heads = BlockHeads(config["hidden_size"], config["num_heads"], config["intermediate_size"])
-            weights = load_file(directory / HEADS_WEIGHTS)
-        except FileNotFoundError as error:
-            raise ValueError(
-                f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG}, {HEADS_WEIGHTS}), "
-                f"but {Path(error.filename or '?').name} is missing"
-            ) from error
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, SafetensorError) as error:
-            raise ValueError(f"{directory}: the block heads cannot be read: {error}; is the copy complete?") from error
-        try:
-            heads.load_state_dict(weights)
-        except RuntimeError as error:
-            raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {error}") from error
-        kwargs.setdefault("use_safetensors", True)
-        try:
-            base = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, **kwargs)
-        except (OSError, SafetensorError) as error:
-            raise ValueError(f"{directory}: the base model cannot be read: {error}") from error
-        model = cls(base, heads.to(dtype), config.get("tokenizer_fingerprint"))
+        heads, config = _load_heads(directory)
+        model = cls(load_base(directory, dtype, **kwargs), heads.to(dtype), config.get("tokenizer_fingerprint"))
         if model.vocab_size != config["vocab_size"]:
             raise ValueError(f"{directory}: expected a base model of {config['vocab_size']} tokens (the heads'), got {model.vocab_size}")
+        if config.get("model_type", model.base.config.model_type) != model.base.config.model_type:
+            raise ValueError(
+                f"{directory}: expected a base model of type {config['model_type']} (the heads'), got {model.base.config.model_type}"
+            )
         model.eval()
         return model
+
+
+def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
+    """A decoder-only causal LM from a directory (a blockwise model's too) or a hub's name, ready for inference.
+
+    Raises:
+        ValueError: there is no such model, or its files are corrupt.
+    """
+    kwargs.setdefault("use_safetensors", True)
+    name = str(model)
+    if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise ValueError(f"{model}: expected the directory of a causal LM (config.json, model.safetensors) or a hub's name, found neither")
+    try:
+        base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **kwargs)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+    base.eval()
+    return base
+
+
+def is_blockwise(model: str | os.PathLike[str]) -> bool:
+    """Whether a name is the directory of a blockwise model."""
+    return (Path(model) / HEADS_CONFIG).exists()
+
+
+def new_heads(base: PreTrainedModel, kind: str, num_heads: int, intermediate_size: int | None = None, num_layers: int = 1) -> Heads:
+    """Untrained heads that fit ``base`` and begin as copies of its own output.
+
+    Args:
+        kind: a name in ``HEAD_KINDS``.
+        num_heads: predictions per position, the base model's own included.
+        intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden size.
+        num_layers: residual blocks per head (medusa).
+    """
+    hidden_size = int(base.config.get_text_config().hidden_size)
+    if kind not in HEAD_KINDS:
+        raise ValueError(f"expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}")
+    if kind == MedusaHeads.kind:
+        heads = MedusaHeads(hidden_size, num_heads, int(base.config.get_text_config().vocab_size), num_layers)
+        heads.copy_output(base.get_output_embeddings())
+        return heads.to(base.device, base.dtype)
+    return HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size).to(base.device, base.dtype)  # type: ignore[call-arg]
+
+
+def weights_fingerprint(base: PreTrainedModel) -> str:
+    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(base.named_parameters()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
+    """The heads of a directory and what ``heads.json`` says; no memory is taken beyond the files' own size."""
+    try:
+        config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
+        version = config["format_version"]
+        if version not in (1, FORMAT_VERSION):
+            raise ValueError(f"{directory}: expected heads of format 1 to {FORMAT_VERSION}, got {version}; update latticebpd")
+        kind = config["kind"] if version > 1 else BlockHeads.kind
+        if kind not in HEAD_KINDS:
+            raise ValueError(f"{directory}: expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}; update latticebpd")
+        with torch.device("meta"):
+            template = HEAD_KINDS[kind](1, 2, 1)  # type: ignore[call-arg]
+            names = template.settings()
+            wrong = [name for name in (*names, "vocab_size") if type(config[name]) is not int or config[name] < 1]
+            if wrong:
+                raise ValueError(f"{directory}: expected {wrong[0]} in {HEADS_CONFIG} to be a number >= 1, got {config[wrong[0]]!r}")
+            heads = HEAD_KINDS[kind](**{name: config[name] for name in names})
+        weights = load_file(directory / HEADS_WEIGHTS)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG}, {HEADS_WEIGHTS}), "
+            f"but {Path(error.filename or '?').name} is missing"
+        ) from error
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, OverflowError, RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{directory}: the block heads cannot be read: {error}; is the copy complete?") from error
+    try:
+        heads.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {error}") from error
+    return heads, config

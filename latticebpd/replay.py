@@ -38,6 +38,8 @@ def collect_lattices(
         context_length: tokens kept before each lattice, the next token included.
         on_prompt: called after each prompt, for progress.
     """
+    if context_length < 1:
+        raise ValueError(f"expected context_length >= 1 (the next token belongs to it), got {context_length}")
     slots = model.num_heads - 1
     tokens, log_probs, continuations, contexts = [], [], [], []
     for prompt in prompts:

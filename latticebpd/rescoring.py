@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -17,7 +18,7 @@ import numpy as np
 import fst
 from fst.automaton import MAX_ORDER
 from latticebpd.drafts import Drafts, DraftTree
-from latticebpd.lattice import SausageLattice
+from latticebpd.lattice import PADDING, SausageLattice
 
 if TYPE_CHECKING:
     import kenlm
@@ -165,6 +166,58 @@ def draft_tree(
     """
     mass = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)
     return as_rescorer(lm).draft_tree(lattice, num_nodes, alpha, _history(context), mass)
+
+
+def rescore_batch(
+    lattices: Sequence[SausageLattice],
+    lm: LanguageModel,
+    p: int = 16,
+    alpha: float = 1.0,
+    contexts: Sequence[Sequence[int] | np.ndarray] | None = None,
+) -> list[Drafts]:
+    """:func:`rescore` of several lattices of one shape: for n-gram models, one search over all of them."""
+    rescorer, histories = as_rescorer(lm), _histories(contexts, len(lattices))
+    if not isinstance(rescorer, NgramRescorer):
+        return [rescorer.rescore(lattice, p, alpha, history) for lattice, history in zip(lattices, histories, strict=True)]
+    tokens, scores, counts = fst.nbest_paths_batch(*_stacked(lattices), rescorer.lm, p=p, alpha=alpha, contexts=_padded(histories))
+    return [Drafts(tokens[row, :count], scores[row, :count]) for row, count in enumerate(counts.tolist())]
+
+
+def draft_tree_batch(
+    lattices: Sequence[SausageLattice],
+    lm: LanguageModel,
+    num_nodes: int = 64,
+    alpha: float = 1.0,
+    contexts: Sequence[Sequence[int] | np.ndarray] | None = None,
+) -> list[DraftTree]:
+    """:func:`draft_tree` of several lattices of one shape: for n-gram models, one search over all of them."""
+    rescorer, histories = as_rescorer(lm), _histories(contexts, len(lattices))
+    if not isinstance(rescorer, NgramRescorer):
+        return [
+            replace(rescorer.draft_tree(lattice, num_nodes, alpha, history, None), lattice=lattice)
+            for lattice, history in zip(lattices, histories, strict=True)
+        ]
+    tokens, parents, log_probs, counts = fst.best_first_tree_batch(
+        *_stacked(lattices), rescorer.lm, num_nodes=num_nodes, alpha=alpha, contexts=_padded(histories)
+    )
+    return [
+        DraftTree(tokens[row, :count], parents[row, :count], log_probs[row, :count], lattices[row])
+        for row, count in enumerate(counts.tolist())
+    ]
+
+
+def _histories(contexts: Sequence[Sequence[int] | np.ndarray] | None, rows: int) -> list[list[int]]:
+    return [[] for _ in range(rows)] if contexts is None else [_history(context) for context in contexts]
+
+
+def _stacked(lattices: Sequence[SausageLattice]) -> tuple[np.ndarray, np.ndarray]:
+    return np.stack([lattice.tokens for lattice in lattices]), np.stack([lattice.log_probs for lattice in lattices])
+
+
+def _padded(histories: list[list[int]]) -> np.ndarray:
+    """``[n, c]``, -1 on the left."""
+    width = max(map(len, histories))
+    return np.array([[PADDING] * (width - len(history)) + history for history in histories], dtype=np.int64).reshape(-1, width)
 
 
 def _history(context: Sequence[int] | np.ndarray) -> list[int]:

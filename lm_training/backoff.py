@@ -7,21 +7,24 @@ the next shorter context h' (h without its first word) says:
                α(h) p(w | h')        otherwise,    α(h) = (1 - Σ p̂(w | h)) / (1 - Σ p(w | h')),
 
 sums over the w seen after h.  ``estimate_backoff`` is that rule.  What p̂ is, is the business of a smoothing method, an
-object with one function (``Smoothing``); ``lm_training.katz`` has Katz's.
+object of a class derived from ``Smoothing``; ``lm_training.katz`` has Katz's, ``lm_training.discounting`` the others.
 
 (Katz 1987; Chen and Goodman 1998, section 2.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 
 from fst.table import BOS, EOS, NgramTable
-from lm_training.counts import NgramCounts
+from lm_training.columns import InMemory, Store, release
+from lm_training.counts import NgramCounts, in_order
 from lm_training.links import NgramLinks, first_of_each
 
 NO_MASS = 1e-9
@@ -36,6 +39,7 @@ class OrderCounts:
     counts: ``[n]`` int64, the n-grams that the model keeps, context after context.
     starts: ``[contexts]`` where the n-grams of each context begin.
     totals: ``[contexts]`` int64, c(h): all that was seen after the context, dropped n-grams included.
+    types: ``[contexts]`` int64, how many different words that was.
     counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, dropped ones included.
     closing: ``[n]`` bool, whether the n-gram ends in ``</s>``.
     exhaustive: ``[contexts]`` bool, whether every word of the vocabulary was seen after the context.
@@ -45,6 +49,7 @@ class OrderCounts:
     counts: np.ndarray
     starts: np.ndarray
     totals: np.ndarray
+    types: np.ndarray
     counts_of_counts: np.ndarray
     closing: np.ndarray
     exhaustive: np.ndarray
@@ -64,73 +69,183 @@ class OrderCounts:
         return np.diff(self.starts, append=len(self.counts))
 
 
-class Smoothing(Protocol):
+class Smoothing(ABC):
     """How the mass after a context is shared between the words seen there and all others."""
 
+    normalised: ClassVar[bool] = True
+    """Whether the probabilities after every context sum to 1."""
+
+    @abstractmethod
     def probabilities(self, seen: OrderCounts) -> np.ndarray:
         """``[n]`` p̂(w | h) of each n-gram; what they leave of a context's mass goes to the words not seen there."""
-        ...
+
+    def unigrams(self, seen: OrderCounts, unseen: int) -> tuple[np.ndarray, float]:
+        """``[n]`` p(w) of the words seen, and that of each of the ``unseen`` others; all together 1.
+
+        Where all were seen there is nothing to save mass for, and p is the relative frequency.  Otherwise what the
+        smoothing leaves is shared equally by the unseen, none of whom may overtake a word that was seen.
+        """
+        if not unseen:
+            frequencies: np.ndarray = seen.counts / seen.counts.sum()
+            return frequencies, 0.0
+        probs = self.probabilities(seen)
+        left = 1 - probs.sum()
+        if left <= NO_MASS:
+            left = 1 / (seen.counts.sum() + 1)
+        each = min(left / unseen, probs.min())
+        whole = probs.sum() + each * unseen
+        return probs / whole, each / whole
+
+    def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """α of each context, and the explicit probabilities; the arguments are those of ``backoff_weights``."""
+        return backoff_weights(explicit, lower, starts)
 
 
 def estimate_backoff(
     counts: NgramCounts,
     smoothing: Smoothing,
-    min_counts: Sequence[int] = (1,),
     vocabulary: np.ndarray | None = None,
+    store: Store | None = None,
+    threads: int = 1,
 ) -> NgramTable:
-    """Estimate a backoff model that sums to 1 after every context.
+    """Estimate a backoff model, which sums to 1 after every context if the smoothing is ``normalised``.
+
+    An n-gram that was not counted often enough is dropped, and with it all longer ones that contain it; its occurrences
+    stay in the denominators.  Every context needs nothing but its own counts, the counts of counts, and the next lower
+    order: they are estimated some at a time, ``threads`` such groups at once, and what comes out goes to the store.
 
     Args:
         counts: what was counted; its order becomes the model's.
         smoothing: how probabilities are discounted.
-        min_counts: an n-gram of order o seen less often than entry o - 1 (the last entry for higher orders) is
-            dropped, and with it all longer ones that contain it; its occurrences stay in the denominators.  Unigrams
-            seen at all are always kept.
         vocabulary: ids ``[v]`` that must get a probability even if they were never seen.
 
     Raises:
-        ValueError: there is nothing to estimate from, or a minimum count is below 1.
+        ValueError: there is nothing to estimate from.
     """
-    if not len(min_counts) or min(min_counts) < 1:
-        raise ValueError(f"expected a minimum count of at least 1 for each order, got {list(min_counts)}")
-    unigrams, unigram_counts = _with_vocabulary(counts, vocabulary)
-    links = NgramLinks(unigrams)
-    ngrams = [unigrams]
-    probs = [_unigram_probabilities(unigrams[:, 0], unigram_counts, smoothing)]
-    backoffs = [np.zeros(len(unigrams))]
-    for order in range(2, counts.order + 1):
-        rows, numbers = counts.ngrams[order - 1], counts.counts[order - 1]
-        minimum = min_counts[min(order, len(min_counts)) - 1]
-        first = first_of_each(rows[:, :-1])
-        context_of = np.cumsum(first) - 1
-        kept = np.flatnonzero(numbers >= minimum)
-        prefixes, suffixes = links.locate(rows[kept])
-        whole = (prefixes >= 0) & (suffixes >= 0)
-        kept, prefixes, suffixes = kept[whole], prefixes[whole], suffixes[whole]
-        links.append(rows[kept, -1], prefixes, suffixes)
-        ngrams.append(rows[kept])
-        starts = np.flatnonzero(first_of_each(context_of[kept]))
-        contexts = prefixes[starts]
-        seen = OrderCounts(
-            order=order,
-            counts=numbers[kept],
-            starts=starts,
-            totals=(np.add.reduceat(numbers, np.flatnonzero(first)) if len(rows) else numbers)[context_of[kept[starts]]],
-            counts_of_counts=np.bincount(np.minimum(numbers, _RARE)),
-            closing=rows[kept, -1] == EOS,
-            exhaustive=np.diff(starts, append=len(kept)) == np.count_nonzero(unigrams != BOS),
-        )
-        explicit = smoothing.probabilities(seen)
-        weights, explicit = backoff_weights(explicit, probs[-1][suffixes], starts)
-        backoffs[-1][contexts] = np.log(weights)
-        probs.append(explicit)
-        backoffs.append(np.zeros(len(kept)))
+    store = store or InMemory()
+    tokens, unigram_counts = _with_vocabulary(counts, vocabulary)
+    lower = _unigram_probabilities(tokens, unigram_counts, counts.counts_of_counts[0], smoothing)
     with np.errstate(divide="ignore"):
-        return NgramTable(ngrams, [np.log(p) for p in probs], backoffs)
+        ngrams = [_stored(store, "ngrams-1", tokens[:, np.newaxis])]
+        log_probs, backoffs = [_stored(store, "log_probs-1", np.log(lower))], [store.zeros("backoffs-1", len(tokens))]
+    links = NgramLinks(tokens)
+    vocabulary_size = int(np.count_nonzero(tokens != BOS))
+    with ThreadPoolExecutor(threads) as pool:
+        for order in range(2, counts.order + 1):
+            estimator = _OrderEstimator(counts, order, smoothing, links, lower, vocabulary_size)
+            columns = {
+                "ngrams": store.column(f"ngrams-{order}", np.int32, order),
+                "log_probs": store.column(f"log_probs-{order}", np.float64),
+            }
+            if order < counts.order:  # what the next order looks up
+                columns |= {name: store.column(f"{name}-{order}", np.int64) for name in ("keys", "prefixes", "suffixes")}
+                columns["probs"] = store.column(f"probs-{order}", np.float64)
+            for group in in_order(pool, estimator.estimate, _groups(counts.ngrams[order - 1]), 2 * threads):
+                for name, column in columns.items():
+                    column.append(vars(group)[name])
+                backoffs[-1][group.contexts] = group.log_weights
+                store.release()
+                release(counts.ngrams[order - 1])
+            arrays = {name: column.finish() for name, column in columns.items()}
+            ngrams.append(arrays["ngrams"])
+            log_probs.append(arrays["log_probs"])
+            backoffs.append(store.zeros(f"backoffs-{order}", len(arrays["ngrams"])))
+            if order < counts.order:
+                links.extend(arrays["keys"], arrays["prefixes"], arrays["suffixes"])
+                lower = arrays["probs"]
+    return NgramTable(ngrams, log_probs, backoffs)
 
 
-_RARE = 1000
-"""Counts above this share one entry of the counts of counts; no cutoff is that high."""
+def _stored(store: Store, name: str, values: np.ndarray) -> np.ndarray:
+    column = store.column(name, values.dtype, *values.shape[1:])
+    column.append(values)
+    return column.finish()
+
+
+GROUP = 1 << 18
+"""About so many n-grams are estimated at a time."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows ``begin`` to ``end`` - 1 of an order, whose contexts are whole and begin with the one numbered ``context``."""
+
+    begin: int
+    end: int
+    context: int
+    first: np.ndarray
+
+
+def _groups(rows: np.ndarray) -> Iterator[_Rows]:
+    """Cut the n-grams of an order ``[n, o]`` between contexts."""
+    begin, context = 0, 0
+    while begin < len(rows):
+        end = min(begin + GROUP, len(rows))
+        first = first_of_each(rows[begin:end, :-1])
+        if end < len(rows):
+            last = begin + int(np.flatnonzero(first)[-1])
+            if last > begin:  # the last context may go on: it is for the next group
+                end, first = last, first[: last - begin]
+            else:
+                while end < len(rows) and (more := first_of_each(rows[end - 1 : end + GROUP, :-1])[1:]).size:
+                    change = np.flatnonzero(more)
+                    end += int(change[0]) if len(change) else len(more)
+                    if len(change):
+                        break
+                first = np.append(first, np.zeros(end - begin - len(first), dtype=bool))
+        yield _Rows(begin, end, context, first)
+        context += int(first.sum())
+        begin = end
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What was estimated of some contexts: ``[n]`` of each n-gram kept, ``[contexts]`` of each context."""
+
+    ngrams: np.ndarray
+    keys: np.ndarray
+    prefixes: np.ndarray
+    suffixes: np.ndarray
+    probs: np.ndarray
+    log_probs: np.ndarray
+    contexts: np.ndarray
+    log_weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class _OrderEstimator:
+    """Estimates the contexts of one order, group by group, from the order below."""
+
+    counts: NgramCounts
+    order: int
+    smoothing: Smoothing
+    links: NgramLinks
+    lower: np.ndarray
+    vocabulary_size: int
+
+    def estimate(self, group: _Rows) -> _Group:
+        o = self.order - 1
+        rows = np.asarray(self.counts.ngrams[o][group.begin : group.end])
+        numbers = np.asarray(self.counts.counts[o][group.begin : group.end])
+        context_of = np.cumsum(group.first) + (group.context - 1)
+        prefixes, suffixes = self.links.locate(rows)
+        whole = (prefixes >= 0) & (suffixes >= 0)
+        if not whole.all():
+            rows, numbers, context_of, prefixes, suffixes = (array[whole] for array in (rows, numbers, context_of, prefixes, suffixes))
+        starts = np.flatnonzero(first_of_each(prefixes))
+        seen = OrderCounts(
+            order=self.order,
+            counts=numbers,
+            starts=starts,
+            totals=self.counts.totals[o][context_of[starts]],
+            types=self.counts.types[o][context_of[starts]],
+            counts_of_counts=np.asarray(self.counts.counts_of_counts[o]),
+            closing=rows[:, -1] == EOS,
+            exhaustive=np.diff(starts, append=len(rows)) == self.vocabulary_size,
+        )
+        weights, probs = self.smoothing.backoff_weights(self.smoothing.probabilities(seen), self.lower[suffixes], starts)
+        keys = self.links.keys_of(rows[:, -1], prefixes)
+        return _Group(rows, keys, prefixes, suffixes, probs, np.log(probs), prefixes[starts], np.log(weights))
 
 
 def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +273,7 @@ def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray)
 
 
 def _with_vocabulary(counts: NgramCounts, vocabulary: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Unigrams ``[n, 1]`` and their counts, the vocabulary's unseen ids among them with a count of 0."""
+    """Unigrams ``[n]`` and their counts, the vocabulary's unseen ids among them with a count of 0."""
     tokens, numbers = counts.ngrams[0][:, 0], counts.counts[0]
     if vocabulary is not None:
         both = np.union1d(tokens, vocabulary).astype(np.int32)
@@ -167,38 +282,26 @@ def _with_vocabulary(counts: NgramCounts, vocabulary: np.ndarray | None) -> tupl
         tokens, numbers = both, merged
     if not np.any(tokens != BOS):
         raise ValueError("expected at least one token, got none; is the corpus empty?")
-    return tokens[:, np.newaxis], numbers
+    return tokens, numbers
 
 
-def _unigram_probabilities(tokens: np.ndarray, counts: np.ndarray, smoothing: Smoothing) -> np.ndarray:
-    """``[n]`` p(w), positive but for ``<s>``, which is never predicted.
-
-    Where all were seen there is nothing to save mass for, and p is the relative frequency.  Otherwise what the
-    smoothing leaves is shared equally by the unseen, none of whom may overtake a token that was seen.
-    """
+def _unigram_probabilities(tokens: np.ndarray, counts: np.ndarray, counts_of_counts: np.ndarray, smoothing: Smoothing) -> np.ndarray:
+    """``[n]`` p(w), positive but for ``<s>``, which is never predicted."""
     probs = np.zeros(len(tokens))
     predicted = tokens != BOS
-    seen = predicted & (counts > 0)
-    unseen = predicted & (counts == 0)
+    seen, unseen = predicted & (counts > 0), predicted & (counts == 0)
     if not seen.any():
         probs[unseen] = 1 / unseen.sum()
         return probs
-    probs[seen] = counts[seen] / counts[seen].sum()
-    if unseen.any():
-        ones = np.zeros(1, dtype=np.int64)
-        order = OrderCounts(
-            order=1,
-            counts=counts[seen],
-            starts=ones,
-            totals=counts[seen].sum(keepdims=True),
-            counts_of_counts=np.bincount(np.minimum(counts[seen], _RARE)),
-            closing=tokens[seen] == EOS,
-            exhaustive=np.array([False]),
-        )
-        probs[seen] = smoothing.probabilities(order)
-        left = 1 - probs[seen].sum()
-        if left <= NO_MASS:
-            left = 1 / (counts[seen].sum() + 1)
-        probs[unseen] = min(left / unseen.sum(), probs[seen].min())
-        probs /= probs.sum()
+    order = OrderCounts(
+        order=1,
+        counts=counts[seen],
+        starts=np.zeros(1, dtype=np.int64),
+        totals=counts[seen].sum(keepdims=True),
+        types=np.array([seen.sum()]),
+        counts_of_counts=counts_of_counts,
+        closing=tokens[seen] == EOS,
+        exhaustive=np.array([not unseen.any()]),
+    )
+    probs[seen], probs[unseen] = smoothing.unigrams(order, int(unseen.sum()))
     return probs

@@ -1,41 +1,228 @@
-"""Training a blockwise language model from scratch: base model and heads together (Stern 2018, section 6).
+"""Training blockwise language models: the objective, and a small model from scratch (Stern 2018, section 6).
 
-The loss is the base model's cross-entropy plus ``head_weight`` times the mean cross-entropy of heads 2..h.  The
-heads' mean is estimated without bias at a fraction of its cost: in every batch a random sample of positions is
-dealt out evenly among the heads, and each position is scored by its head alone.
-
-Everything random is a function of ``(seed, step)``: the batch of a step, the positions of its heads.  A
-checkpoint therefore holds weights, optimizer moments and the step, nothing else, and training that is killed at
-any moment goes on as if it had not been.
+The loss of a step is ``base_weight`` times the base model's mean cross-entropy (nothing where it is frozen) plus the
+weighted mean over heads 2..h of each head's mean cross-entropy, over all labels of the step's sequences.  Head ``i`` at
+position ``t`` has the label ``t + i`` if that token follows the prompt and the hidden state at ``t`` is one from which a
+draft could start, that of the prompt's last token or of a later one.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import os
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fst.files import replacing
-from latticebpd.models import BlockHeads, BlockwiseLM
+from latticebpd.decoding import generate
+from latticebpd.drafters import VanillaDrafter
+from latticebpd.heads import BlockHeads
+from latticebpd.models import BlockwiseLM
 from lm_training.muon import Muon
+from lm_training.selection import EveryHead, OneHeadPerPosition, Selection
+from lm_training.sequences import Sequences
+from lm_training.training import Objective, Process, Trainer, trapezoid
 
-STATE_WEIGHTS = "training-state.safetensors"
-STATE_STEP = "training-state.json"
-LOG = "training-log.jsonl"
+TOP = (1, 4, 16)
+"""A head's accuracy is measured among its so many best tokens."""
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What one predictor is to say.
+
+    positions: ``[n]`` rows of the batch's flattened hidden states.  tokens: ``[n]``.
+    weights: ``[n]``; their sum's mean over the parts of a step is expected to be 1.
+    """
+
+    positions: Tensor
+    tokens: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """inputs: ``[rows, length]``, padded on the right.  labels: of head 1 (the base model), 2, ..., h."""
+
+    inputs: Tensor
+    labels: list[Labels]
+
+
+class BlockwiseObjective(Objective):
+    """Teaches heads, and the base model if any of its parameters require gradients.
+
+    Args:
+        model: the model, on the device where it is to be trained.
+        data: what to learn.
+        validation: the same kind of data, not among ``data``.
+        batch_size: sequences per update, all parts together.
+        make_optimizers: from the model to its optimizers.
+        selection: which pairs of head and position are scored.
+        base_weight: weight of the base model's own loss; 0 leaves it out.
+        head_weights: ``[heads - 1]`` relative weights of heads 2..h; equal by default.
+        validation_sequences: so many of ``validation`` are measured.
+        serving_prompts: so many validation prompts are decoded with vanilla drafts, as a user would.
+    """
+
+    def __init__(
+        self,
+        model: BlockwiseLM,
+        data: Sequences,
+        validation: Sequences,
+        batch_size: int,
+        make_optimizers: Callable[[BlockwiseLM], list[torch.optim.Optimizer]],
+        selection: Selection,
+        base_weight: float = 0.0,
+        head_weights: tuple[float, ...] | None = None,
+        seed: int = 0,
+        validation_sequences: int = 16,
+        serving_prompts: int = 0,
+        record: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        for name, sequences in (("training", data), ("validation", validation)):
+            highest = int(sequences.tokens[: 1 << 24].max(initial=0))
+            if highest >= model.vocab_size:
+                raise ValueError(
+                    f"expected {name} token ids below {model.vocab_size} (the model's vocabulary), got {highest}; "
+                    "was the text encoded with another tokenizer?"
+                )
+        if not len(data) or int(data.lengths.max()) < 3:
+            raise ValueError("expected training sequences of at least 3 tokens (a prompt and labels for two heads), got none")
+        weights = head_weights or (1.0,) * (model.num_heads - 1)
+        if len(weights) != model.num_heads - 1 or min(weights) < 0 or sum(weights) <= 0:
+            raise ValueError(f"expected {model.num_heads - 1} head weights >= 0, not all 0 (heads 2 to {model.num_heads}), got {weights}")
+        self.model, self.data, self.validation = model, data, validation
+        self.batch_size, self.make_optimizers, self.selection, self.seed = batch_size, make_optimizers, selection, seed
+        self.base_weight = base_weight
+        self.head_weights = np.array(weights) / sum(weights)
+        self.validation_sequences, self.serving_prompts = validation_sequences, serving_prompts
+        self.record = record or {}
+        self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
+        self.tokens_per_step = round(batch_size * len(data.tokens) / len(data))
+
+    def batch(self, step: int, part: int, parts: int) -> Batch:
+        """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
+        order = range(step * self.batch_size, (step + 1) * self.batch_size)
+        chosen = [int(_epoch_order(len(self.data), self.seed, index // len(self.data))[index % len(self.data)]) for index in order]
+        return self.labelled(self.data, chosen, self.selection, [self.seed, step], part, parts)
+
+    def labelled(self, data: Sequences, chosen: list[int], selection: Selection, seed: list[int], part: int = 0, parts: int = 1) -> Batch:
+        """The labels of part of the chosen sequences."""
+        heads = self.model.num_heads
+        generated = (data.lengths[chosen] - data.prompt_lengths[chosen])[:, None]
+        # [heads]: labels of each head in the whole step, so that every part weighs its own alike.
+        counts = np.maximum(0, generated - np.arange(heads)).sum(axis=0)
+        mine = range(part, len(chosen), parts)
+        length = max((len(data[chosen[slot]]) for slot in mine), default=1)
+        inputs = np.zeros((len(mine), length), dtype=np.int64)
+        weights = np.zeros((heads, len(mine), length))
+        ahead = np.arange(1, heads + 1)[:, None]
+        for row, slot in enumerate(mine):
+            sequence = data[chosen[slot]]
+            inputs[row, : len(sequence)] = sequence
+            place = np.arange(len(sequence))
+            labelled = (place >= data.prompt_lengths[chosen[slot]] - 1) & (place + ahead < len(sequence))
+            weights[0, row, : len(sequence)] = labelled[0]
+            row_rng, step_rng = np.random.default_rng([*seed, slot + 1]), np.random.default_rng([*seed, 0])
+            weights[1:, row, : len(sequence)] = selection.weights(labelled[1:], row_rng, step_rng)
+        device = self.model.base.device
+        labels = []
+        for head in range(heads):
+            rows, places = np.nonzero(weights[head])
+            share = weights[head, rows, places] * parts / max(1, counts[head])
+            arrays = (rows * length + places, inputs[rows, places + head + 1], share.astype(np.float32))
+            labels.append(Labels(*(torch.from_numpy(array).to(device) for array in arrays)))
+        return Batch(torch.from_numpy(inputs).to(device), labels)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """``loss``; ``base_loss``, where the base model is taught; ``head_losses``: ``[heads - 1]``; all in nats."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            hidden = self.model.base.base_model(batch.inputs).last_hidden_state.flatten(0, 1)
+        output = self.model.base.get_output_embeddings()
+        heads = self.model.heads
+        losses = []
+        for index, labels in enumerate(batch.labels[1:]):
+            states = heads.alone(index, hidden[labels.positions])
+            losses.append(_weighted_loss(heads.project(index, states, output), labels))
+        head_losses = torch.stack(losses)
+        loss = head_losses @ torch.as_tensor(self.head_weights, dtype=head_losses.dtype, device=head_losses.device)
+        values = {"head_losses": head_losses}
+        if self.base_weight:
+            base_loss = _weighted_loss(output(hidden[batch.labels[0].positions]), batch.labels[0])
+            loss, values = loss + self.base_weight * base_loss, {"base_loss": base_loss, **values}
+        return {"loss": loss, **values}
+
+    def train(self, mode: bool = True) -> BlockwiseObjective:
+        """As ever, but a frozen base model stays as it serves: without dropout."""
+        super().train(mode)
+        if self.frozen:
+            self.model.base.eval()
+        return self
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.make_optimizers(self.model)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Mean cross-entropy of every predictor, the heads' accuracy among their best tokens, and block efficiency as served."""
+        heads, count = self.model.heads, np.zeros(self.model.num_heads)
+        loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
+        output = self.model.base.get_output_embeddings()
+        for index in range(min(self.validation_sequences, len(self.validation))):
+            batch = self.labelled(self.validation, [index], EveryHead(), [self.seed])
+            hidden = self.model.base.base_model(batch.inputs).last_hidden_state.flatten(0, 1)
+            for head, labels in enumerate(batch.labels):
+                states = hidden[labels.positions]
+                logits = heads.project(head - 1, heads.alone(head - 1, states), output) if head else output(states)
+                loss[head] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
+                rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
+                hits[:, head] += [int((rank < top).sum()) for top in TOP]
+                count[head] += len(labels.tokens)
+        if not count.all():
+            return {}
+        mean = loss / count
+        record: dict[str, Any] = {
+            "loss": round(float(mean[1:] @ self.head_weights), 4),
+            "base_loss": round(float(mean[0]), 4),
+            "base_perplexity": round(math.exp(min(mean[0], 700.0)), 2),
+            "head_losses": [round(float(value), 4) for value in mean[1:]],
+            "head_accuracy": {
+                f"top-{top}": [round(float(share), 4) for share in row[1:] / count[1:]] for top, row in zip(TOP, hits, strict=True)
+            },
+        }
+        if self.serving_prompts:
+            record["serving_block_efficiency"] = round(self.serve(), 4)
+        return record
+
+    def serve(self, max_new_tokens: int = 64) -> float:
+        """Block efficiency of decoding validation prompts with vanilla drafts, pooled."""
+        data = self.validation
+        prompts = [data[index][: data.prompt_lengths[index]].tolist() for index in range(min(self.serving_prompts, len(data)))]
+        return generate(self.model, prompts, VanillaDrafter(self.model), max_new_tokens=max_new_tokens).block_efficiency
+
+    def options(self) -> dict[str, Any]:
+        return self.record
+
+    def save(self, directory: Path) -> None:
+        self.model.save_pretrained(directory)
+
+
+def _weighted_loss(logits: Tensor, labels: Labels) -> Tensor:
+    return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(sequences: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch, 0]).permutation(sequences)
 
 
 @dataclass(frozen=True)
@@ -54,7 +241,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How to train.  Lengths are in tokens; the learning rate warms up, stays, and falls linearly to zero."""
+    """How to train from scratch.  Lengths are in tokens; the learning rate warms up, stays, and falls linearly to zero."""
 
     steps: int = 6000
     batch_size: int = 8
@@ -64,7 +251,6 @@ class TrainingOptions:
     weight_decay: float = 0.01
     warmup_steps: int = 100
     decay_fraction: float = 0.3
-    head_weight: float = 1.0
     head_positions: float = 0.25
     validation_every: int = 250
     checkpoint_every: int = 250
@@ -91,75 +277,6 @@ def new_model(shape: ModelShape, eos_id: int, tokenizer_fingerprint: str | None 
     return BlockwiseLM(LlamaForCausalLM(config), heads, tokenizer_fingerprint)
 
 
-def learning_rate_factor(step: int, options: TrainingOptions) -> float:
-    """Trapezoid in [0, 1]: linear warm-up, plateau, linear fall over the last ``decay_fraction`` of the steps."""
-    rise = (step + 1) / max(1, options.warmup_steps)
-    fall = (options.steps - step) / max(1.0, options.decay_fraction * options.steps)
-    return min(1.0, rise, fall)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step's input.
-
-    inputs: ``[batch, length]``; targets: ``[batch * length]``, the next token of every position.
-    head_positions: ``[heads - 1, n]`` flat positions; head_targets: the same shape, the token ``i + 2`` ahead.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    head_positions: Tensor
-    head_targets: Tensor
-
-
-def batch_at(tokens: np.ndarray, step: int, num_heads: int, options: TrainingOptions) -> Batch:
-    """The batch of a step: windows of the corpus in a fixed random order, every one once per epoch."""
-    length = options.sequence_length
-    span = length + num_heads
-    windows = len(tokens) // span
-    if windows < 1:
-        raise ValueError(
-            f"expected a corpus of at least {span} tokens (one window), got {len(tokens)}; give more text or a shorter sequence length"
-        )
-    first = step * options.batch_size
-    chosen = []
-    for index in range(first, first + options.batch_size):
-        epoch, place = divmod(index, windows)
-        chosen.append(_epoch_order(windows, options.seed, epoch)[place])
-    rows = torch.from_numpy(np.stack([np.asarray(tokens[w * span : (w + 1) * span], dtype=np.int64) for w in chosen]))
-    rng = np.random.default_rng([options.seed, step, 1])
-    total = options.batch_size * length
-    per_head = max(1, int(total * options.head_positions) // (num_heads - 1))
-    flat = rng.permutation(total)[: per_head * (num_heads - 1)].reshape(num_heads - 1, per_head)
-    positions = torch.from_numpy(flat)
-    ahead = torch.arange(2, num_heads + 1).unsqueeze(1)
-    head_targets = rows[positions // length, positions % length + ahead]
-    return Batch(rows[:, :length].contiguous(), rows[:, 1 : length + 1].reshape(-1).contiguous(), positions, head_targets)
-
-
-_ORDERS: dict[tuple[int, int, int], np.ndarray] = {}
-
-
-def _epoch_order(windows: int, seed: int, epoch: int) -> np.ndarray:
-    key = (windows, seed, epoch)
-    if key not in _ORDERS:
-        if len(_ORDERS) > 2:
-            _ORDERS.clear()
-        _ORDERS[key] = np.random.default_rng([seed, epoch, 0]).permutation(windows)
-    return _ORDERS[key]
-
-
-def block_loss(model: BlockwiseLM, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross-entropy in nats: the base model's mean, and the mean over each head of its positions, ``[heads - 1]``."""
-    hidden = model.base.base_model(batch.inputs).last_hidden_state.flatten(0, 1)
-    output = model.base.get_output_embeddings().weight
-    base = F.cross_entropy(F.linear(hidden, output), batch.targets)
-    grouped = model.heads.forward_grouped(hidden[batch.head_positions])
-    count = batch.head_targets.shape[1]
-    losses = F.cross_entropy(F.linear(grouped.flatten(0, 1), output), batch.head_targets.flatten(), reduction="none")
-    return base, losses.view(-1, count).mean(1)
-
-
 def make_optimizers(model: BlockwiseLM, options: TrainingOptions) -> list[torch.optim.Optimizer]:
     """Muon for the transformer's matrices, AdamW for embedding, norms and heads."""
     embedding = model.base.get_input_embeddings().weight
@@ -171,136 +288,6 @@ def make_optimizers(model: BlockwiseLM, options: TrainingOptions) -> list[torch.
     ]
 
 
-@dataclass
-class Trainer:
-    """One training run in ``directory``; ``run`` starts it or takes it up where its last checkpoint left it."""
-
-    model: BlockwiseLM
-    tokens: np.ndarray
-    validation: np.ndarray
-    directory: Path
-    options: TrainingOptions
-    step: int = 0
-    seen_seconds: float = 0.0
-    optimizers: list[torch.optim.Optimizer] = field(init=False)
-
-    def __post_init__(self) -> None:
-        highest = int(max(self.tokens[: 1 << 20].max(initial=0), self.validation.max(initial=0)))
-        if highest >= self.model.vocab_size:
-            raise ValueError(
-                f"expected token ids below {self.model.vocab_size} (the model's vocabulary), got {highest}; "
-                "was the corpus encoded with another tokenizer?"
-            )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.optimizers = make_optimizers(self.model, self.options)
-        self._base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-
-    def run(self, progress: bool = True) -> None:
-        """Train to ``options.steps``, logging and writing checkpoints on the way."""
-        self.restore()
-        loss_function = torch.compile(block_loss) if self.options.compile else block_loss
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, disable=not progress) as bar:
-            task = bar.add_task("training", total=self.options.steps, completed=self.step, status="")
-            while self.step < self.options.steps:
-                started = time.perf_counter()
-                base, heads = self._train_step(loss_function)
-                seconds = time.perf_counter() - started
-                self.seen_seconds += seconds
-                rate = self.options.batch_size * self.options.sequence_length / seconds
-                record: dict[str, Any] = {"step": self.step, "loss": base, "head_losses": heads, "tokens_per_second": round(rate)}
-                if not math.isfinite(base):
-                    raise ValueError(f"the loss is {base} at step {self.step}; lower the learning rate (now {self.options.learning_rate})")
-                if self.step % self.options.validation_every == 0 or self.step == self.options.steps:
-                    record["validation"] = self.validate()
-                with open(self.directory / LOG, "a", encoding="utf-8") as log:
-                    log.write(json.dumps(record) + "\n")
-                if self.step % self.options.checkpoint_every == 0 or self.step == self.options.steps:
-                    self.checkpoint()
-                bar.update(task, completed=self.step, status=f"loss {base:.3f}, {rate:,.0f} tokens/s")
-
-    def _train_step(self, loss_function: Any) -> tuple[float, list[float]]:
-        self.model.train()
-        batch = batch_at(self.tokens, self.step, self.model.num_heads, self.options)
-        base, heads = loss_function(self.model, batch)
-        loss = base + self.options.head_weight * heads.mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = learning_rate_factor(self.step, self.options)
-        for optimizer, rates in zip(self.optimizers, self._base_rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return float(base.detach()), [round(float(value), 4) for value in heads.detach()]
-
-    @torch.no_grad()
-    def validate(self, batches: int = 8) -> dict[str, Any]:
-        """Mean cross-entropy on held-out text: of the base model, and of each head."""
-        self.model.eval()
-        available = len(self.validation) // (self.options.sequence_length + self.model.num_heads)
-        if available < 1:
-            return {}
-        options = replace(self.options, batch_size=min(self.options.batch_size, available), head_positions=1.0)
-        results = [block_loss(self.model, batch_at(self.validation, index, self.model.num_heads, options)) for index in range(batches)]
-        base = float(torch.stack([base for base, _ in results]).mean())
-        heads = torch.stack([heads for _, heads in results]).mean(0)
-        return {"loss": round(base, 4), "perplexity": round(math.exp(base), 2), "head_losses": [round(float(value), 4) for value in heads]}
-
-    def checkpoint(self) -> None:
-        """Write the model and, beside it, what a later run needs to go on."""
-        self.model.save_pretrained(self.directory)
-        tensors = {f"model.{name}": tensor.detach().clone().contiguous() for name, tensor in self.model.named_parameters()}
-        for number, name, tensor in self._optimizer_tensors():
-            tensors[f"optimizer{number}.{name}"] = tensor.detach().clone().contiguous()
-        record = {"step": self.step, "options": asdict(self.options), "seconds": self.seen_seconds}
-        with replacing(self.directory / STATE_WEIGHTS) as temporary:
-            save_file(tensors, temporary, metadata={"training": json.dumps(record)})
-        with replacing(self.directory / STATE_STEP) as temporary:
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
-
-    def restore(self) -> None:
-        """Take up the directory's checkpoint, if it has one."""
-        path = self.directory / STATE_WEIGHTS
-        if not path.exists():
-            return
-        with safe_open(path, framework="pt") as file:
-            record = json.loads(file.metadata()["training"])
-        tensors = load_file(path)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                stored = tensors.get(f"model.{name}")
-                if stored is None or stored.shape != parameter.shape:
-                    raise ValueError(
-                        f"{path}: the checkpoint is of another model ({name} does not fit); choose another directory or the same shape"
-                    )
-                parameter.copy_(stored)
-        for number, optimizer in enumerate(self.optimizers):
-            prefix = f"optimizer{number}."
-            for index, weight in enumerate(_parameters(optimizer)):
-                start = f"{prefix}{index}."
-                optimizer.state[weight] = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
-        self.step, self.seen_seconds = int(record["step"]), float(record["seconds"])
-
-    def _optimizer_tensors(self) -> Iterator[tuple[int, str, Tensor]]:
-        for number, optimizer in enumerate(self.optimizers):
-            for index, parameter in enumerate(_parameters(optimizer)):
-                for name, value in optimizer.state[parameter].items():
-                    yield number, f"{index}.{name}", torch.as_tensor(value)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def train_blockwise(
     corpus: np.ndarray,
     validation: np.ndarray,
@@ -309,11 +296,35 @@ def train_blockwise(
     options: TrainingOptions,
     eos_id: int,
     tokenizer_fingerprint: str | None = None,
+    process: Process | None = None,
     progress: bool = True,
 ) -> BlockwiseLM:
-    """Train a blockwise model on token ids, or go on with the run in ``directory``; returns the model."""
+    """Train a base model and its heads together on token ids, or go on with the run in ``directory``; returns the model."""
+    process = process or Process()
     torch.manual_seed(options.seed)
-    model = new_model(shape, eos_id, tokenizer_fingerprint)
-    Trainer(model, corpus, validation, Path(directory), options).run(progress)
+    model = new_model(shape, eos_id, tokenizer_fingerprint).to(process.device)
+    span = options.sequence_length + shape.num_heads  # every position has a label for every head
+    objective = BlockwiseObjective(
+        model,
+        Sequences.of_corpus(corpus, span),
+        Sequences.of_corpus(validation, min(span, len(validation))),
+        options.batch_size,
+        lambda model: make_optimizers(model, options),
+        OneHeadPerPosition(options.head_positions),
+        base_weight=1.0,
+        seed=options.seed,
+        validation_sequences=64,
+        record=asdict(options),
+    )
+    Trainer(
+        objective,
+        Path(directory),
+        options.steps,
+        trapezoid(options.steps, options.warmup_steps, options.decay_fraction),
+        validation_every=options.validation_every,
+        checkpoint_every=options.checkpoint_every,
+        compile=options.compile,
+        process=process,
+    ).run(progress)
     model.eval()
     return model

@@ -1,8 +1,8 @@
 """Making the bundled example again: ``python -m lm_training.bundle --data DIR --work DIR``.
 
-Stages, each skipped where its result is already there: tokenizer, corpora, blockwise model, n-gram model, tuned
-alpha, prompts.  ``--data`` is a directory with ``text/*.jsonl.xz`` and ``code/*.jsonl.xz``, one document a line
-with the fields ``id``, ``source`` and ``text``.
+Stages, each skipped or taken up where its result is already there: tokenizer, corpora, blockwise model, the model's own
+text, heads trained on it, n-gram model, tuned alpha, prompts.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
+``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -24,11 +23,15 @@ import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import bundle
-from latticebpd.models import BlockwiseLM
+from latticebpd.cli.console import progress, quiet_transformers
+from latticebpd.heads import BlockHeads
+from latticebpd.models import BlockwiseLM, load_base, new_heads
 from latticebpd.replay import accept_lengths, collect_lattices
 from latticebpd.rescoring import draft_tree
 from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
 from lm_training.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
+from lm_training.distill import DistillOptions, distill, load_distilled
+from lm_training.heads import HeadTraining, train_heads
 from lm_training.ngram import estimate
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
@@ -45,6 +48,13 @@ PROMPT_SOURCES = {
 """Sources whose text may be shipped without conditions, with their licences."""
 
 SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
+DISTILLED = DistillOptions(prompts=12_288, prompt_tokens=64, max_new_tokens=96)
+MEASURED = replace(DISTILLED, prompts=256)
+"""Text that the model writes for its heads to learn from; and, after held-out documents, to measure them by."""
+
+HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_every=100, checkpoint_every=50)
+HEAD_WIDTH = 512
+ORDER = 4
 ALPHAS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0)
 
 console = Console(stderr=True)
@@ -122,6 +132,9 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     work.mkdir(parents=True, exist_ok=True)
     assets.mkdir(parents=True, exist_ok=True)
 
+    def path(bundled: Path) -> Path:
+        return assets / bundled.relative_to(bundle.ASSETS)
+
     def stage(path: Path, build: Callable[[], object]) -> Path:
         if not path.exists():
             console.print(f"making {path}")
@@ -147,24 +160,32 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     validation = load_tokens([stage(work / "held.npy", lambda: encode_corpus(held_out, tokenizer, work / "held.npy"))])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
-    model = train_blockwise(
-        corpus, validation, work / "blockwise", ModelShape(), options, end_of_text_id(tokenizer), fingerprint
-    )  # goes on from its checkpoint, or returns at once when it is done
-    model.save_pretrained(bundle.MODEL, dtype=torch.float16)
-    shutil.copyfile(work / "tokenizer.json", bundle.TOKENIZER)
-    model = BlockwiseLM.from_pretrained(bundle.MODEL)  # in the half precision that users get
+    # Training and distilling go on from what is there, or return at once when it is complete.
+    model = train_blockwise(corpus, validation, work / "blockwise", ModelShape(), options, end_of_text_id(tokenizer), fingerprint)
+    model.save_pretrained(work / "half", dtype=torch.float16)
+    base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
+    for tokens, directory, size in ((corpus, "distilled", DISTILLED), (validation, "distilled-held-out", MEASURED)):
+        with progress() as bar:
+            task = bar.add_task(f"writing {directory}", total=size.prompts)
+            distill(base, tokens, work / directory, size, on_batch=lambda prompts, _: bar.advance(task, prompts))  # noqa: B023
+    written = load_distilled(work / "distilled")
+    torch.manual_seed(HEADS.seed)
+    model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, ModelShape.num_heads, HEAD_WIDTH), fingerprint)
+    train_heads(model, written, load_distilled(work / "distilled-held-out"), work / "heads", HEADS)
+    model.save_pretrained(path(bundle.MODEL), dtype=torch.float16)
+    shutil.copyfile(work / "tokenizer.json", path(bundle.TOKENIZER))
+    model = BlockwiseLM.from_pretrained(path(bundle.MODEL))
 
     def build_lm() -> None:
-        table = estimate(
-            np.asarray(corpus), order=4, min_counts=(1, 1, 2, 4), max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size()
-        )
+        text = written.corpus(end_of_text_id(tokenizer), history=ORDER - 1)
+        table = estimate(text, ORDER, max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size())
         fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
 
-    shutil.copyfile(stage(work / "lm.fst", build_lm), bundle.LM)
-    lm = fst.NgramModel.load(bundle.LM)
+    shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundle.LM))
+    lm = fst.NgramModel.load(path(bundle.LM))
     tuning, prompts = held_out_passages(data, tokenizer)
-    write_jsonl(bundle.PROMPTS, prompts)
-    with replacing(bundle.SETTINGS) as temporary:
+    write_jsonl(path(bundle.PROMPTS), prompts)
+    with replacing(path(bundle.SETTINGS)) as temporary:
         temporary.write_text(json.dumps(tune_alpha(model, lm, tokenizer, [prompt.text for prompt in tuning]), indent=2) + "\n")
 
 
@@ -173,9 +194,11 @@ def main(
     work: Path = typer.Option(..., help="Directory for corpora and checkpoints; an interrupted run goes on from it."),
     steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
     compile: bool = typer.Option(True, help="Use torch.compile for training."),
+    assets: Path = typer.Option(bundle.ASSETS, help="Where the bundle is written."),
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model and prompts again."""
-    make(data, work, TrainingOptions(steps=steps, compile=compile))
+    quiet_transformers()
+    make(data, work, TrainingOptions(steps=steps, compile=compile), assets)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ that one of the models does not know has probability 0 there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fst.table import NgramTable
@@ -27,7 +29,7 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
     if not 0 < weight < 1:
         raise ValueError(f"expected a weight between 0 and 1, got {weight}; use one of the models alone if that is meant")
     if first.symbols != second.symbols:
-        raise ValueError("expected two models with the same words for the same ids, got different words; estimate both over one vocabulary")
+        raise ValueError("expected two models with the same words for the same ids, got different words; see in_one_vocabulary")
     if first.fingerprint and second.fingerprint and first.fingerprint != second.fingerprint:
         raise ValueError(
             f"expected two models of one tokenizer, got the fingerprints {first.fingerprint} and {second.fingerprint}; "
@@ -47,6 +49,32 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
     with np.errstate(divide="ignore"):
         log_probs = [np.log(p) for p in probs]
     return NgramTable(ngrams, log_probs, backoffs, first.symbols, first.fingerprint or second.fingerprint)
+
+
+def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable, NgramTable]:
+    """The two tables with the same words for the same ids: those of ``first``, then those that only ``second`` has.
+
+    Models of token ids come back as they are.
+
+    Raises:
+        ValueError: one model is of words and the other of token ids.
+    """
+    if (first.symbols is None) != (second.symbols is None):
+        raise ValueError("expected two models of words or two of token ids, got one of each; estimate both over one vocabulary")
+    if first.symbols is None or second.symbols is None or first.symbols == second.symbols:
+        return first, second
+    ids = {word: number for number, word in enumerate(first.symbols)}
+    symbols = first.symbols + [word for word in second.symbols if word not in ids]
+    ids = {word: number for number, word in enumerate(symbols)}
+    new_ids = np.array([ids[word] for word in second.symbols], dtype=np.int32)
+    ngrams, log_probs, backoffs = [], [], []
+    for rows, row_log_probs, row_backoffs in zip(second.ngrams, second.log_probs, second.backoffs, strict=True):
+        renamed = np.where(rows < 0, rows, new_ids[rows.clip(min=0)] if len(new_ids) else rows)
+        by_id = np.lexsort(renamed.T[::-1])
+        ngrams.append(renamed[by_id])
+        log_probs.append(row_log_probs[by_id])
+        backoffs.append(row_backoffs[by_id])
+    return replace(first, symbols=symbols), NgramTable(ngrams, log_probs, backoffs, symbols, second.fingerprint)
 
 
 def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, rounds: int = 30) -> float:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from lm_training.backoff import NO_MASS, OrderCounts
+from lm_training.backoff import NO_MASS, OrderCounts, Smoothing
+from lm_training.discounting import absolute_discount
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +46,12 @@ def _check_cutoff(cutoff: int) -> None:
 
 
 @dataclass(frozen=True)
-class Katz:
+class Katz(Smoothing):
     """Katz's estimate for any corpus.
 
     Where some d_r up to the cutoff k is no discount, 0 < d_r < 1, the order falls back to the largest smaller k for
     which all are; where none is left (subword corpora have no rare unigrams, small ones no smooth counts of counts), to
-    absolute discounting, p̂ = (r - D) / c(h) with D = n_1 / (n_1 + 2 n_2), or 1/2 if that is not between 0 and 1.
+    absolute discounting (``lm_training.discounting``).
     A context that would leave no mass to unseen words gets one more unit in its denominator.
     """
 
@@ -74,14 +76,13 @@ class Katz:
                 logger.info("%d-grams: Good-Turing discounts of counts 1 to %d%s: %s", seen.order, cutoff, fallen, shown)
                 discounted: np.ndarray = seen.counts * np.append(factors, 1.0)[np.minimum(seen.counts, cutoff + 1)]
                 return discounted
-        ones, twos = (int(n) for n in np.append(seen.counts_of_counts, [0, 0, 0])[1:3])
-        amount = ones / (ones + 2 * twos) if ones and twos else 0.5
+        amount = absolute_discount(seen.counts_of_counts)
         logger.info("%d-grams: counts of counts allow no Good-Turing discount; absolute discounting by %.3f", seen.order, amount)
         return seen.counts.astype(np.float64) - amount
 
 
 @dataclass(frozen=True)
-class OpenGrmKatz:
+class OpenGrmKatz(Smoothing):
     """Katz as OpenGrm NGram estimates it, entry for entry.
 
     One cutoff for all orders; d_r = 0.999 above it and wherever the formula gives nothing between 0 and 1.  Unigrams
@@ -106,3 +107,58 @@ class OpenGrmKatz:
         totals = seen.totals + np.where(~seen.exhaustive & (left <= seen.totals * NO_MASS), 1.0, 0.0)
         probs: np.ndarray = discounted / seen.spread(totals)
         return probs
+
+
+@dataclass(frozen=True)
+class SrilmKatz(Smoothing):
+    """Katz by the rules of SRILM's ``ngram-count``.
+
+    Cutoffs differ by order.  With n_1 = 0 nothing is discounted; a cutoff k with n_{k+1} = 0 is lowered until there are
+    such n-grams.  A factor that is no discount, or that more n-grams of r + 1 than of r occurrences would make
+    meaningless, is 1.  The denominator of a context that leaves no mass, though words are missing there, grows by ones
+    until it does.  Unigrams are discounted too; what they leave is shared equally by the words not seen, or by all.
+    """
+
+    unigram_cutoff: int = 1
+    cutoff: int = 7
+
+    least_mass: ClassVar[float] = 3e-6
+    """What SRILM takes for 0."""
+
+    def __post_init__(self) -> None:
+        _check_cutoff(self.unigram_cutoff)
+        _check_cutoff(self.cutoff)
+
+    def probabilities(self, seen: OrderCounts) -> np.ndarray:
+        factors = self._factors(seen)
+        discounted = seen.counts * np.append(factors, 1.0)[np.minimum(seen.counts, len(factors))]
+        sums = seen.sums(discounted)
+        spent = ~seen.exhaustive & (sums > seen.totals * (1 - self.least_mass))
+        totals = np.where(spent, np.maximum(seen.totals + 1, np.ceil(sums / (1 - self.least_mass))), seen.totals)
+        probs: np.ndarray = discounted / seen.spread(totals)
+        return probs
+
+    def unigrams(self, seen: OrderCounts, unseen: int) -> tuple[np.ndarray, float]:
+        probs = self.probabilities(seen)
+        left = 1 - float(probs.sum())
+        if left < 0:  # factors above 1, where there is no one to take from
+            return probs / probs.sum(), 0.0
+        return (probs, left / unseen) if unseen else (probs + left / len(probs), 0.0)
+
+    def _factors(self, seen: OrderCounts) -> np.ndarray:
+        cutoff = self.unigram_cutoff if seen.order == 1 else self.cutoff
+        n = np.append(seen.counts_of_counts, np.zeros(MAX_CUTOFF + 2, dtype=np.int64)).astype(np.float64)
+        while cutoff > 0 and n[cutoff + 1] == 0:
+            cutoff -= 1
+        if n[1] == 0 or cutoff == 0:
+            logger.info("%d-grams: counts of counts allow no Good-Turing discount; none made", seen.order)
+            return np.ones(1)
+        factors = good_turing_discounts(n, cutoff)
+        r = np.arange(1, cutoff + 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            undiscounted = (r + 1) * n[2 : cutoff + 2] / (r * n[1 : cutoff + 1])
+        possible = np.isfinite(factors[1:]) & (factors[1:] > self.least_mass) & (undiscounted <= 1)
+        if not possible.all():
+            logger.info("%d-grams: no Good-Turing discount for counts %s", seen.order, ", ".join(map(str, r[~possible])))
+        factors[1:][~possible] = 1.0
+        return factors

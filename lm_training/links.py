@@ -87,13 +87,22 @@ class NgramLinks:
 
     def append(self, tokens: np.ndarray, prefixes: np.ndarray, suffixes: np.ndarray) -> None:
         """Add the next order: the last token, the prefix and the suffix of each of its rows."""
-        keys = prefixes * self.radix + self.codes(tokens)
+        keys = self.keys_of(tokens, prefixes)
         unsorted = np.flatnonzero(keys[1:] <= keys[:-1])
         if len(unsorted):
             raise ValueError(
                 f"expected unique n-grams in lexicographic order, got row {unsorted[0] + 1} of order {len(self.keys) + 1} "
                 "out of place; sort the rows"
             )
+        self.extend(keys, prefixes, suffixes)
+
+    def keys_of(self, tokens: np.ndarray, prefixes: np.ndarray) -> np.ndarray:
+        """``[n]`` int64 keys of rows made of a prefix and one more token each."""
+        keys: np.ndarray = prefixes * self.radix + self.codes(tokens)
+        return keys
+
+    def extend(self, keys: np.ndarray, prefixes: np.ndarray, suffixes: np.ndarray) -> None:
+        """Add the next order, whose keys are known to increase."""
         self.keys.append(keys)
         self.prefixes.append(prefixes)
         self.suffixes.append(suffixes)

@@ -12,8 +12,19 @@ import numpy as np
 from fst.table import UNK, NgramTable
 from lm_training.backoff import Smoothing, estimate_backoff
 from lm_training.counts import NgramCounts, count_sentences, count_stream
-from lm_training.katz import Katz
+from lm_training.discounting import AbsoluteDiscounting, StupidBackoff, WittenBell
+from lm_training.katz import Katz, OpenGrmKatz, SrilmKatz
 from lm_training.pruning import prune
+
+SMOOTHINGS: dict[str, Smoothing] = {
+    "katz": Katz(),
+    "katz-opengrm": OpenGrmKatz(),
+    "katz-srilm": SrilmKatz(),
+    "witten-bell": WittenBell(),
+    "absolute": AbsoluteDiscounting(),
+    "stupid-backoff": StupidBackoff(),
+}
+"""The smoothing methods, by the names that the command line has for them."""
 
 MIN_COUNTS = (1, 1, 2, 4)
 """The cutoffs of the paper's models: bigrams are kept from 1 occurrence, trigrams from 2, 4-grams from 4."""
@@ -50,8 +61,8 @@ def estimate(
         if highest >= vocab_size:
             raise ValueError(f"expected token ids below {vocab_size}, the vocabulary's size, got {highest}; was another tokenizer used?")
         vocabulary = np.arange(vocab_size)
-    counts = count_stream(tokens, order, end_of_text)
-    return _from_counts(counts, smoothing, min_counts, max_ngrams, prune_theta, vocabulary)
+    counts = count_stream(tokens, order, end_of_text, min_counts)
+    return from_counts(counts, smoothing, max_ngrams, prune_theta, vocabulary)
 
 
 def estimate_sentences(
@@ -69,19 +80,29 @@ def estimate_sentences(
     The other arguments are those of ``estimate``.
     """
     vocabulary = np.array([UNK]) if unknown_word else None
-    counts = count_sentences(sentences, order)
-    return _from_counts(counts, smoothing, min_counts, max_ngrams, prune_theta, vocabulary)
+    counts = count_sentences(sentences, order, min_counts)
+    return from_counts(counts, smoothing, max_ngrams, prune_theta, vocabulary)
 
 
-def _from_counts(
+def from_counts(
     counts: NgramCounts,
-    smoothing: Smoothing | None,
-    min_counts: Sequence[int],
-    max_ngrams: int | None,
-    prune_theta: float | None,
-    vocabulary: np.ndarray | None,
+    smoothing: Smoothing | None = None,
+    max_ngrams: int | None = None,
+    prune_theta: float | None = None,
+    vocabulary: np.ndarray | None = None,
 ) -> NgramTable:
-    table = estimate_backoff(counts, smoothing or Katz(), min_counts, vocabulary)
-    if max_ngrams is None and prune_theta is None:
-        return table
-    return prune(table, theta=prune_theta, max_ngrams=max_ngrams)
+    """Estimate and prune; the arguments are those of ``estimate``, and ``vocabulary`` ids that must get a probability."""
+    smoothing = smoothing or Katz()
+    pruned = max_ngrams is not None or prune_theta is not None
+    if pruned:
+        refuse_scores(smoothing)
+    table = estimate_backoff(counts, smoothing, vocabulary)
+    return prune(table, theta=prune_theta, max_ngrams=max_ngrams) if pruned else table
+
+
+def refuse_scores(smoothing: Smoothing) -> None:
+    """Raise ValueError for a smoothing whose models entropy says nothing about."""
+    if not smoothing.normalised:
+        raise ValueError(
+            "expected a model of probabilities to prune by entropy, got the scores of stupid backoff; raise the minimum counts"
+        )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from latticebpd.cli import main
 from latticebpd.models import BlockHeads, BlockwiseLM
 
 # Models this small run fastest on one thread, and tests then share a machine well.
@@ -36,3 +39,24 @@ def tiny_model(seed: int = 0, num_heads: int = 5, vocab_size: int = 23, eos_toke
 @pytest.fixture(scope="session")
 def model() -> BlockwiseLM:
     return tiny_model()
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Call the program in this process; returns exit status, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["latticebpd", *map(str, arguments)])
+        capfd.readouterr()
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        captured = capfd.readouterr()
+        return status, captured.out, captured.err
+
+    return call

@@ -15,7 +15,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import DraftTree, SausageLattice, draft_tree, rescore
 from latticebpd import bundle as bundled
 from latticebpd.bundle import Bundle, load_bundle
-from latticebpd.demo import Demo, blocks, run_demo
+from latticebpd.demo import Demo, run_demo
 from latticebpd.lattice import LatticeSet
 from latticebpd.replay import accept_lengths, collect_lattices, oracle_accept_lengths
 
@@ -60,7 +60,7 @@ def test_every_source_of_a_prompt_is_credited(bundle: Bundle) -> None:
 def test_every_system_writes_what_greedy_writes(demo: Demo) -> None:
     assert demo.exact
     names = [system.name for system in demo.systems]
-    assert names == ["greedy", "vanilla BPD", "4-gram", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
+    assert names == ["greedy", "vanilla BPD", "4-gram", "16-best 0-gram", "16-best 4-gram", "64-node tree", "copies + small tree", "oracle"]
     for system in demo.systems:
         assert system.block_efficiency == system.tokens / system.calls
         assert system.tokens == demo.systems[0].tokens
@@ -76,7 +76,7 @@ def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(bundle: Bund
     result = run_demo(bundle, max_new_tokens=128)
     assert result.exact
     efficiency = {system.name: system.block_efficiency for system in result.systems}
-    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
+    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "copies + small tree", "oracle"]
     assert sorted(order, key=lambda name: efficiency[name]) == order
 
 
@@ -86,7 +86,7 @@ def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
 
 
 def test_marked_blocks_are_the_text(bundle: Bundle, demo: Demo) -> None:
-    groups = blocks(demo.example)
+    groups = demo.example.blocks()
     prompt = bundle.tokenizer.encode(bundle.prompts[0].text).ids
     assert [*prompt, *(token for group in groups for token in group)] == demo.example.sequences[0].tolist()
 

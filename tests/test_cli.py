@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fst
-from latticebpd.cli import main
 from latticebpd.lattice import LatticeSet
+from tests.conftest import Run
 from tests.test_decoding import trigram
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Call the program in this process; returns exit status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["latticebpd", *map(str, arguments)])
-        capfd.readouterr()
-        status = 0
-        try:
-            main()
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-        captured = capfd.readouterr()
-        return status, captured.out, captured.err
-
-    return call
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +135,7 @@ def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
         "no integers": (("lm", "train", directory / "floats.npy", "-o", directory / "out.fst"), "integer"),
         "unknown output": (("lm", "train", directory / "ids.npy", "-o", directory / "out.bin"), "ends in .fst, .arpa"),
         "bad min-count": (("lm", "train", directory / "ids.npy", "--min-count", "a", "-o", directory / "out.fst"), "--min-count"),
-        "no such model directory": (("generate", "x", "--model", directory / "none"), "expected a blockwise model"),
+        "no such model directory": (("generate", "x", "--model", directory / "none"), "expected the directory of a model"),
         "missing tokenizer": (
             ("lm", "train", directory / "ids.npy", "--tokenizer", directory / "t", "-o", directory / "o.fst"),
             "no such file",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS, UNK
-from lm_training.counts import NgramCounts, count_sentences, count_stream
+from lm_training.counts import NgramCounts, Resources, count_sentences, count_stream
 
 
 def as_counter(counts: NgramCounts, order: int) -> dict[tuple[int, ...], int]:
@@ -97,3 +97,48 @@ def test_order_below_one_is_refused():
 def test_sentence_that_brings_its_own_markers_is_refused(marker):
     with pytest.raises(ValueError, match="without their <s> and </s>"):
         count_sentences([np.array([1, marker, 2])], 2)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([0, 0, 1, 2, 3, 2**31 - 3]), max_size=60),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.sampled_from([0, None]),
+    st.integers(1, 3),
+)
+def test_cutoffs_hide_rows_but_not_their_mass(ids, min_counts, end_of_text, threads):
+    """Whatever the cutoffs and the number of threads: totals, kinds and counts of counts are those of all n-grams."""
+    tokens = np.array(ids, dtype=np.int64)
+    everything = count_stream(tokens, 3, end_of_text)
+    cut = count_stream(tokens, 3, end_of_text, min_counts, Resources(threads=threads))
+    for order in range(1, 4):
+        least = 1 if order == 1 else min_counts[min(order, len(min_counts)) - 1]
+        kept = everything.counts[order - 1] >= (least if order > 1 else 0)
+        rows = everything.ngrams[order - 1][kept]
+        assert cut.ngrams[order - 1].tolist() == rows.tolist()
+        assert cut.counts[order - 1].tolist() == everything.counts[order - 1][kept].tolist()
+        numbers = dict(zip(map(tuple, everything.ngrams[order - 1].tolist()), everything.counts[order - 1].tolist(), strict=True))
+        contexts = list(dict.fromkeys(tuple(row[:-1]) for row in rows.tolist()))
+        after = [[number for gram, number in numbers.items() if gram[:-1] == context] for context in contexts]
+        assert cut.totals[order - 1].tolist() == [sum(seen) for seen in after]
+        assert cut.types[order - 1].tolist() == [np.count_nonzero(seen) for seen in after]
+        assert cut.counts_of_counts[order - 1].tolist() == np.bincount(list(numbers.values()), minlength=1001).tolist()
+
+
+def test_little_memory_means_more_passes_and_the_same_counts():
+    rng = np.random.default_rng(0)
+    ids = rng.zipf(1.3, 300_000) % 5000
+    passes = []
+    one, many = (
+        count_stream(ids, 4, 0, (1, 1, 2), Resources(1, memory), lambda done, total: passes.append(total)) for memory in (4 << 30, 1 << 20)
+    )
+    assert passes[0] == 1
+    assert passes[-1] >= 3
+    for name in ("ngrams", "counts", "totals", "types", "counts_of_counts"):
+        for ours, theirs in zip(getattr(one, name), getattr(many, name), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_resources_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="at least one thread and 1 MiB"):
+        Resources(threads=0)

@@ -35,11 +35,12 @@ class ScriptedDrafter:
         self.script = script
         self.observed: list[int] = []
 
-    def propose(self, state: State) -> DraftTree:
-        return self.script(state)  # type: ignore[operator,no-any-return]
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        return [self.script(state) for state in states]  # type: ignore[operator]
 
-    def observe(self, tokens: Sequence[int]) -> None:
-        self.observed += tokens
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        for row in tokens:
+            self.observed += row
 
 
 def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
@@ -185,7 +186,8 @@ def test_trace_accounts_for_every_token(model: BlockwiseLM) -> None:
     ("prompt", "message"),
     [
         ([], "one prompt .* got shape"),
-        ([[1, 2], [3, 4]], r"one prompt \[n\] or \[1, n\]"),
+        ([[[1], [2]]], r"prompts \[rows, n\] or one prompt \[n\]"),
+        ([[1, 2], [3]], "prompts of equal length"),
         ([1, 23], "token ids from 0 to 22, got .* 23"),
         ([-1], "token ids from 0 to 22"),
         ([0.5], "token ids from 0 to 22"),

@@ -12,14 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS
-from lm_training.backoff import OrderCounts, backoff_weights
-from lm_training.katz import Katz, OpenGrmKatz, good_turing_discounts
-from lm_training.ngram import estimate, estimate_sentences
+from lm_training.backoff import OrderCounts, Smoothing, backoff_weights, estimate_backoff
+from lm_training.columns import InMemory, OnDisk
+from lm_training.counts import count_stream
+from lm_training.discounting import AbsoluteDiscounting, StupidBackoff, WittenBell, absolute_discount
+from lm_training.katz import Katz, OpenGrmKatz, SrilmKatz, good_turing_discounts
+from lm_training.ngram import SMOOTHINGS, estimate, estimate_sentences
 
-from .backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, zipf_text
+from .backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
 
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
-smoothings = st.sampled_from([Katz(), Katz(cutoff=0), Katz(cutoff=2), OpenGrmKatz()])
+smoothings = st.sampled_from(
+    [*(smoothing for smoothing in SMOOTHINGS.values() if smoothing.normalised), Katz(cutoff=0), Katz(cutoff=2), SrilmKatz(2, 3)]
+)
 
 
 @settings(deadline=None, max_examples=150)
@@ -112,7 +117,9 @@ def test_context_that_gave_away_too_much_keeps_a_positive_backoff():
 @pytest.mark.parametrize("tokens", [[0], [7], [0, 0, 0], [7] * 30, [7, 0], [0, 7]])
 def test_degenerate_corpora_give_proper_models(tokens):
     assert_proper(estimate(np.array(tokens), 4, vocab_size=9))
-    assert_proper(estimate(np.array(tokens), 4, OpenGrmKatz(), (1,)))
+    for smoothing in SMOOTHINGS.values():
+        if smoothing.normalised:
+            assert_proper(estimate(np.array(tokens), 4, smoothing, (1,)))
 
 
 def test_empty_corpus_is_refused():
@@ -137,8 +144,8 @@ def test_opengrm_models_are_reproduced_entry_for_entry(order):
     found = as_dict(estimate_sentences(sentences, order, OpenGrmKatz(), (1,)))
     expected = golden_table(f"a{order}.katz.arpa.xz", words)
     assert found.keys() == expected.keys()
-    for gram, (log_prob, backoff) in expected.items():
-        assert found[gram] == (pytest.approx(log_prob, abs=2e-3), pytest.approx(backoff, abs=2e-3)), gram
+    for gram, (prob, backoff) in expected.items():
+        assert found[gram] == (pytest.approx(prob, abs=2e-3), pytest.approx(backoff, abs=2e-3)), gram
 
 
 def test_opengrm_conventions_on_paper():
@@ -169,7 +176,85 @@ def test_opengrm_context_of_all_words_leaves_its_mass_to_the_end():
     assert table[(0,)][1] == 0
 
 
-@pytest.mark.parametrize("method", [Katz, OpenGrmKatz])
+def srilm_order(order, counts, counts_of_counts, total, exhaustive=False):
+    """One context of one order, with given counts of counts."""
+    return OrderCounts(
+        order, np.array(counts), np.array([0]), np.array([total]), np.array([len(counts)]), np.array(counts_of_counts),
+        np.zeros(len(counts), dtype=bool), np.array([exhaustive]),
+    )  # fmt: skip
+
+
+def test_srilm_rules_on_paper():
+    # Bigrams with n_1..n_3 = 10, 4, 2 and no more: the cutoff falls from 7 to 2, A = 3*2/10 = 3/5;
+    # d_1 = (2*4/10 - 3/5)/(2/5) = 1/2; d_2 = (3*2/8 - 3/5)/(2/5) = 3/8.
+    found = SrilmKatz().probabilities(srilm_order(2, [1, 2, 5], [0, 10, 4, 2], 9))
+    np.testing.assert_allclose(found, [0.5 / 9, 0.75 / 9, 5 / 9])
+    # n_2 > n_1 / 2 makes the undiscounted ratio of ones exceed 1, and they stay as they are.
+    # A = 3*1/2 makes d_2 = (3*1/8 - 3/2)/(1 - 3/2) = 9/4, which SRILM lets stand.
+    found = SrilmKatz(cutoff=2).probabilities(srilm_order(2, [1, 2, 5], [0, 2, 4, 1], 20))
+    np.testing.assert_allclose(found, [1 / 20, 4.5 / 20, 5 / 20])
+    # No singletons: nothing is discounted, and the denominator grows to leave mass.
+    found = SrilmKatz().probabilities(srilm_order(3, [2, 2], [0, 0, 4], 4))
+    np.testing.assert_allclose(found, [2 / 5, 2 / 5])
+    # ... but not where every word was seen.
+    found = SrilmKatz().probabilities(srilm_order(3, [2, 2], [0, 0, 4], 4, exhaustive=True))
+    np.testing.assert_allclose(found, [1 / 2, 1 / 2])
+
+
+def test_srilm_unigrams_share_what_is_left_with_the_unseen_or_with_all():
+    # With the cutoff 1 the formula's two terms are the same, so that d_1 = 0, no discount, and ones stay; 6 becomes 7 to leave mass.
+    order = srilm_order(1, [1, 1, 1, 1, 2], [0, 4, 1], 6)
+    probs, each = SrilmKatz().unigrams(order, unseen=2)
+    np.testing.assert_allclose(probs, np.array([1, 1, 1, 1, 2]) / 7)
+    assert each == pytest.approx(1 / 7 / 2)
+    order = srilm_order(1, [1, 1, 2, 3], [0, 6, 2, 1], 7, exhaustive=True)  # k = 2: A = 1/2, d_1 = (2/3 - 1/2)/(1/2) = 1/3, d_2 = 1/2
+    probs, each = SrilmKatz(unigram_cutoff=2).unigrams(order, unseen=0)
+    discounted = np.array([1 / 3, 1 / 3, 1, 3]) / 7
+    np.testing.assert_allclose(probs, discounted + (1 - discounted.sum()) / 4)
+    assert each == 0
+
+
+def test_witten_bell_absolute_and_stupid_backoff_on_paper():
+    # After 1 come 2 (three times) and 3 (once); the end of the endless text counts for nothing.
+    tokens = np.array([1, 2, 1, 2, 1, 2, 1, 3])
+    probs = {
+        name: {gram: math.exp(entry[0]) for gram, entry in as_dict(estimate(tokens, 2, smoothing, (1,), end_of_text=None)).items()}
+        for name, smoothing in SMOOTHINGS.items()
+    }
+    assert probs["witten-bell"][1, 2] == pytest.approx(3 / (4 + 2))
+    assert probs["witten-bell"][1, 3] == pytest.approx(1 / (4 + 2))
+    # Bigrams 12 three times, 21 three times, 13 once: n_1 = 1, n_2 = 0, D = 1/2.
+    assert probs["absolute"][1, 2] == pytest.approx(2.5 / 4)
+    assert probs["stupid-backoff"][1, 2] == pytest.approx(3 / 4)
+    scores = estimate(tokens, 2, SMOOTHINGS["stupid-backoff"], (1,), end_of_text=None)
+    assert log_prob(scores, (2,), 3) == pytest.approx(math.log(0.4) + math.log(1 / 8))
+
+
+def test_absolute_discount_leaves_one_out():
+    assert absolute_discount(np.array([0, 6, 3, 1])) == 6 / 12
+    assert absolute_discount(np.array([0, 0, 3])) == absolute_discount(np.zeros(0)) == 0.5
+
+
+def test_words_dropped_for_rarity_still_count_as_kinds_for_witten_bell():
+    tokens = np.array([1, 2] * 3 + [1, 3, 1, 4])
+    table = estimate(tokens, 2, WittenBell(), (1, 2), end_of_text=None)
+    assert math.exp(as_dict(table)[(1, 2)][0]) == pytest.approx(3 / (5 + 3))
+
+
+def test_scores_that_are_no_probabilities_are_not_pruned():
+    with pytest.raises(ValueError, match="raise the minimum counts"):
+        estimate(zipf_text(500), 2, StupidBackoff(), max_ngrams=100)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda: AbsoluteDiscounting(1.0), "discount between 0 and 1"), (lambda: StupidBackoff(0), "weight above 0")]
+)
+def test_parameter_that_is_no_share_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("method", [Katz, OpenGrmKatz, SrilmKatz])
 @pytest.mark.parametrize("cutoff", [-1, 101])
 def test_cutoff_out_of_range_is_refused(method, cutoff):
     with pytest.raises(ValueError, match=f"cutoff from 0 to 100, got {cutoff}"):
@@ -177,7 +262,7 @@ def test_cutoff_out_of_range_is_refused(method, cutoff):
 
 
 def test_any_object_with_probabilities_is_a_smoothing_method():
-    class HalfForTheUnseen:
+    class HalfForTheUnseen(Smoothing):
         def probabilities(self, seen: OrderCounts) -> np.ndarray:
             return seen.counts / seen.spread(seen.totals) / 2
 
@@ -185,3 +270,17 @@ def test_any_object_with_probabilities_is_a_smoothing_method():
     first = table.ngrams[1][:, 0] == 1
     assert np.exp(table.log_probs[1][first]).sum() == pytest.approx(0.5)
     assert_proper(table)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("min_counts", [(1,), (1, 1, 2)])
+def test_contexts_estimated_in_groups_come_out_the_same_to_the_bit(monkeypatch, tmp_path, smoothing, min_counts):
+    """Cut anywhere between contexts, on any number of threads, in memory or in files."""
+    counts = count_stream(zipf_text(4000), 4, None, min_counts)
+    whole = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64))
+    for group, threads, store in ((1, 1, InMemory()), (40, 2, OnDisk(tmp_path)), (1000, 3, InMemory())):
+        monkeypatch.setattr("lm_training.backoff.GROUP", group)
+        parts = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64), store, threads)
+        for name in ("ngrams", "log_probs", "backoffs"):
+            for ours, theirs in zip(getattr(parts, name), getattr(whole, name), strict=True):
+                np.testing.assert_array_equal(ours, theirs)

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from latticebpd import BlockHeads, BlockwiseLM
+from latticebpd.heads import Heads
+from latticebpd.models import load_base, new_heads
 from tests.conftest import tiny_model
 
 
@@ -36,17 +38,85 @@ def test_half_precision_file_is_half_the_size_and_loads_as_float32(model: Blockw
     torch.testing.assert_close(half.heads.up, model.heads.up, atol=1e-3, rtol=1e-3)
 
 
-def test_new_heads_start_as_copies_of_the_base_model() -> None:
-    heads = BlockHeads(hidden_size=6, num_heads=4, intermediate_size=3)
-    hidden = torch.randn(2, 6)
-    torch.testing.assert_close(heads(hidden), hidden[:, None].expand(2, 3, 6))
+@pytest.fixture(params=["feed-forward", "stern", "medusa"])
+def heads(request: pytest.FixtureRequest, model: BlockwiseLM) -> Heads:
+    return new_heads(model.base, request.param, num_heads=4, intermediate_size=3, num_layers=2)
 
 
-def test_grouped_forward_equals_each_head_alone(model: BlockwiseLM) -> None:
-    hidden = torch.randn(model.num_heads - 1, 5, 16)
-    everything = model.heads(hidden)
-    for head in range(model.num_heads - 1):
-        torch.testing.assert_close(model.heads.forward_grouped(hidden)[head], everything[head, :, head])
+def randomised(heads: Heads) -> Heads:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return heads
+
+
+def test_new_heads_start_as_copies_of_the_base_model(heads: Heads, model: BlockwiseLM) -> None:
+    hidden, output = torch.randn(2, 16), model.base.get_output_embeddings()
+    torch.testing.assert_close(heads(hidden), hidden[:, None].expand(2, 3, 16))
+    torch.testing.assert_close(heads.logits(hidden, output), output(hidden)[:, None].expand(2, 3, 23))
+
+
+def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: BlockwiseLM) -> None:
+    randomised(heads)
+    hidden, output = torch.randn(2, 5, 16), model.base.get_output_embeddings()
+    states, logits = heads(hidden), heads.logits(hidden, output)
+    assert logits.shape == (2, 5, 3, 23)
+    for index in range(3):
+        alone = heads.alone(index, hidden.reshape(-1, 16))
+        torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
+        torch.testing.assert_close(heads.project(index, alone, output).view(2, 5, 23), logits[:, :, index])
+
+
+def test_heads_of_every_kind_round_trip(heads: Heads, model: BlockwiseLM, tmp_path: Path) -> None:
+    BlockwiseLM(model.base, randomised(heads), "sha256:x").save_pretrained(tmp_path)
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    assert type(again.heads) is type(heads)
+    assert again.tokenizer_fingerprint == "sha256:x"
+    hidden = torch.randn(4, 16)
+    torch.testing.assert_close(again.head_logits(hidden), BlockwiseLM(model.base, heads).head_logits(hidden))
+
+
+def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "heads.json").read_text())
+    del config["kind"], config["model_type"]
+    (tmp_path / "heads.json").write_text(json.dumps(config | {"format_version": 1}))
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    hidden = torch.randn(4, 16)
+    torch.testing.assert_close(again.head_logits(hidden), model.head_logits(hidden))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 3}, "expected heads of format 1 to 2, got 3; update latticebpd"),
+        ({"kind": "eagle"}, "expected heads of a kind among feed-forward, stern, medusa, got 'eagle'"),
+        ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
+        ({"num_heads": 10**40}, "cannot be read"),
+        ({"num_heads": -3}, "expected num_heads .* a number >= 1, got -3"),
+        ({"num_heads": "nine"}, "expected num_heads .* a number >= 1, got 'nine'"),
+        ({"kind": "stern"}, r"heads\.safetensors does not fit heads\.json"),
+        ({"model_type": "gpt2"}, "expected a base model of type gpt2 .* got llama"),
+        ({"hidden_size": 17}, r"heads\.safetensors does not fit heads\.json"),
+    ],
+)
+def test_heads_file_that_lies_is_a_value_error(model: BlockwiseLM, tmp_path: Path, change: dict[str, object], message: str) -> None:
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "heads.json").read_text())
+    (tmp_path / "heads.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=message):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
+def test_missing_directory_is_not_taken_for_a_name_of_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="none: expected the directory of a causal LM"):
+        load_base(tmp_path / "none")
+
+
+def test_unknown_kind_is_refused(model: BlockwiseLM) -> None:
+    with pytest.raises(ValueError, match="expected heads of a kind among feed-forward, stern, medusa, got 'hydra'"):
+        new_heads(model.base, "hydra", 4)
 
 
 def test_heads_of_another_width_are_refused() -> None:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import lzma
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lm_training.blockwise import (
-    ModelShape,
-    Trainer,
-    TrainingOptions,
-    batch_at,
-    block_loss,
-    learning_rate_factor,
-    new_model,
-    train_blockwise,
-)
+from latticebpd.models import BlockwiseLM
+from lm_training.blockwise import BlockwiseObjective, ModelShape, TrainingOptions, new_model, train_blockwise
 from lm_training.corpus import END_OF_TEXT, corpus_ids, encode_documents, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.muon import orthogonalise
+from lm_training.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
+from lm_training.sequences import Sequences
+from lm_training.training import Trainer, cosine, trapezoid
 
 SHAPE = ModelShape(
     vocab_size=31,
@@ -103,45 +101,108 @@ def test_held_out_part_is_fixed_and_about_its_share() -> None:
     assert 0.03 < np.mean(chosen) < 0.07
 
 
-def test_head_targets_are_the_tokens_that_many_places_ahead() -> None:
-    tokens = corpus()
-    batch = batch_at(np.arange(900), 3, num_heads=4, options=replace(OPTIONS, head_positions=1.0))
-    np.testing.assert_array_equal(batch.targets, batch.inputs.flatten() + 1)
-    for head in range(3):
-        np.testing.assert_array_equal(batch.head_targets[head], batch.inputs.flatten()[batch.head_positions[head]] + head + 2)
-    again = batch_at(tokens, 3, 4, OPTIONS)
-    torch.testing.assert_close(again.inputs, batch_at(tokens, 3, 4, OPTIONS).inputs)
+def objective(
+    sequences: Sequences, selection: Selection | None = None, batch_size: int = 3, base_weight: float = 0.0
+) -> BlockwiseObjective:
+    torch.manual_seed(0)
+    model = new_model(SHAPE, 0)
+    torch.nn.init.normal_(model.heads.down, std=0.3)
+    return BlockwiseObjective(
+        model, sequences, sequences, batch_size, lambda model: [torch.optim.SGD(model.parameters())], selection or EveryHead(), base_weight
+    )
 
 
-def test_every_window_comes_once_per_epoch() -> None:
-    options = replace(OPTIONS, batch_size=5)
-    windows = 900 // (16 + 4)
-    first = [int(batch_at(np.arange(900), step, 4, options).inputs[row, 0]) for step in range(windows // 5) for row in range(5)]
-    assert sorted(first) == [20 * i for i in range(windows)]
+def ragged() -> Sequences:
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(1, 31, length).astype(np.uint16) for length in (9, 5, 12, 7)]
+    return Sequences.of_rows(rows, [3, 4, 1, 7], np.dtype(np.uint16))
 
 
-def test_sampled_head_losses_average_to_the_full_ones() -> None:
-    """Over one epoch of steps, the positions dealt to each head are a fair sample of all positions."""
-    model = new_model(SHAPE, 0).eval()
-    torch.nn.init.normal_(model.heads.down)
-    one_batch = replace(OPTIONS, batch_size=900 // 20)  # every window in every step, so only the positions vary
+def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() -> None:
+    data = ragged()
+    batch = objective(data).labelled(data, [0, 1, 2, 3], EveryHead(), [0])
+    width = batch.inputs.shape[1]
+    for head, labels in enumerate(batch.labels, 1):
+        found = {(int(p) // width, int(p) % width): int(token) for p, token in zip(labels.positions, labels.tokens, strict=True)}
+        wanted = {
+            (row, place): int(data[row][place + head])
+            for row in range(4)
+            for place in range(data.prompt_lengths[row] - 1, len(data[row]) - head)
+        }
+        assert found == wanted
+        assert float(labels.weights.sum()) == pytest.approx(1.0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(parts=st.integers(1, 5), seed=st.integers(0, 9), share=st.sampled_from([0.4, 1.0]))
+def test_parts_of_a_step_average_to_the_step(parts: int, seed: int, share: float) -> None:
+    whole = objective(ragged(), OneHeadPerPosition(share), batch_size=5, base_weight=0.7)
     with torch.no_grad():
-        _, full = block_loss(model, batch_at(corpus(), 0, 4, replace(one_batch, head_positions=1.0)))
-        sampled = torch.stack(
-            [block_loss(model, batch_at(corpus(), step, 4, replace(one_batch, head_positions=0.3)))[1] for step in range(60)]
-        )
-    standard_error = sampled.std(0) / len(sampled) ** 0.5
-    # With all positions dealt out, each head still sees a third of them: `full` has a sampling error of its own.
-    assert ((sampled.mean(0) - full).abs() < 5 * standard_error + 0.05 * full).all()
+        expected = whole(whole.batch(seed, 0, 1))
+        means = [whole(whole.batch(seed, part, parts)) for part in range(parts)]
+    for name, value in expected.items():
+        torch.testing.assert_close(torch.stack([mean[name] for mean in means]).mean(0), value, atol=1e-5, rtol=1e-5)
+
+
+def test_every_sequence_comes_once_per_epoch() -> None:
+    rows = [np.array([i + 1, 1, 1, 1], np.uint16) for i in range(20)]
+    whole = objective(Sequences.of_rows(rows, [1] * 20, np.dtype(np.uint16)), batch_size=5)
+    seen = [int(first) for step in range(4) for first in whole.batch(step, 0, 1).inputs[:, 0]]
+    assert sorted(seen) == list(range(1, 21))
+    assert seen != list(range(1, 21))
+
+
+@dataclass(frozen=True)
+class GivenHead:
+    """`OneHeadPerBatch` whose draw is given."""
+
+    head: int
+
+    def weights(self, labelled: np.ndarray, row: np.random.Generator, step: np.random.Generator) -> np.ndarray:
+        return OneHeadPerBatch().weights(labelled, row, SimpleNamespace(integers=lambda heads: self.head))  # type: ignore[arg-type]
+
+
+def loss_and_gradient(whole: BlockwiseObjective, selection: Selection, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    whole.zero_grad()
+    loss = whole(whole.labelled(whole.data, [0, 1, 2, 3], selection, [seed]))["loss"]
+    loss.backward()
+    return loss.detach(), torch.cat([p.grad.flatten() for p in whole.parameters() if p.grad is not None])
+
+
+def test_mean_over_the_head_drawn_is_the_full_loss_and_gradient() -> None:
+    whole = objective(ragged())
+    full_loss, full_gradient = loss_and_gradient(whole, EveryHead())
+    results = [loss_and_gradient(whole, GivenHead(head)) for head in range(3)]
+    torch.testing.assert_close(torch.stack([loss for loss, _ in results]).mean(0), full_loss)
+    torch.testing.assert_close(torch.stack([gradient for _, gradient in results]).mean(0), full_gradient, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_one_head_per_position_is_unbiased(share: float) -> None:
+    labelled = np.random.default_rng(1).random((4, 50)) < 0.6
+    selection = OneHeadPerPosition(share)
+    draws = np.stack([selection.weights(labelled, np.random.default_rng(i), np.random.default_rng(0)) for i in range(4000)])
+    assert ((draws > 0).sum(axis=1) <= 1).all()
+    assert not draws[:, ~labelled].any()
+    error = draws.std(axis=0) / len(draws) ** 0.5
+    assert (np.abs(draws.mean(axis=0) - labelled) <= 5 * error).all()
 
 
 def test_learning_rate_is_a_trapezoid() -> None:
-    options = replace(OPTIONS, steps=100, warmup_steps=10, decay_fraction=0.2)
-    factors = [learning_rate_factor(step, options) for step in range(100)]
+    factors = [trapezoid(steps=100, warmup_steps=10, decay_fraction=0.2)(step) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[10:80] == [1.0] * 70
     assert factors[90] == pytest.approx(0.5)
     assert min(factors) > 0
+
+
+def test_learning_rate_is_half_a_cosine_after_the_warm_up() -> None:
+    factors = [cosine(steps=110, warmup_steps=10, floor=0.1)(step) for step in range(111)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[10] == 1.0
+    assert factors[60] == pytest.approx(0.55)
+    assert factors[110] == pytest.approx(0.1)
+    assert factors[10:] == sorted(factors[10:], reverse=True)
 
 
 def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
@@ -157,25 +218,44 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
 
 
-def test_interrupted_training_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_interrupted_training_ends_with_the_same_weights_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0, progress=False)
 
-    torch.manual_seed(OPTIONS.seed)
-    trainer = Trainer(new_model(SHAPE, 0), corpus(), corpus(200), tmp_path / "cut", OPTIONS)
-    original, calls = trainer._train_step, []
+    original, calls = Trainer.update, []
 
-    def killed_in_the_fourth_step(loss: object) -> tuple[float, list[float]]:
+    def killed_in_the_sixth_step(trainer: Trainer, module: object) -> dict[str, object]:
         calls.append(1)
-        if len(calls) == 4:
+        if len(calls) == 6:  # the last checkpoint was after the fourth
             raise KeyboardInterrupt
-        return original(loss)
+        return original(trainer, module)
 
-    trainer._train_step = killed_in_the_fourth_step  # type: ignore[method-assign]
+    monkeypatch.setattr(Trainer, "update", killed_in_the_sixth_step)
     with pytest.raises(KeyboardInterrupt):
-        trainer.run(progress=False)
+        train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0, progress=False)
+    with open(tmp_path / "cut/training-log.jsonl", "a") as log:
+        log.write('{"step": 5, "lo')
     resumed = train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0, progress=False)
     for (name, expected), (_, got) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.equal(expected, got), name
+    logs = [[json.loads(line) for line in (tmp_path / run / "training-log.jsonl").read_text().splitlines()] for run in ("whole", "cut")]
+    for record in (*logs[0], *logs[1]):
+        del record["tokens_per_second"]
+    assert logs[0] == logs[1]
+
+
+def test_finished_training_writes_its_model_even_if_it_was_killed_before(tmp_path: Path) -> None:
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    (tmp_path / "heads.json").unlink()
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    assert BlockwiseLM.from_pretrained(tmp_path).num_heads == SHAPE.num_heads
+
+
+def test_damaged_checkpoint_is_a_value_error(tmp_path: Path) -> None:
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    path = tmp_path / "training-state.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"training-state\.safetensors: expected a checkpoint"):
+        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
 
 
 def test_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:

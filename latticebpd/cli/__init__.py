@@ -11,7 +11,7 @@ import sys
 import typer
 
 from latticebpd._version import __version__
-from latticebpd.cli import demo, generate, lattices, lm, train
+from latticebpd.cli import demo, distill, generate, lattices, lm, spec_bench, train
 
 app = typer.Typer(
     help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",
@@ -37,6 +37,8 @@ app.command("generate")(generate.generate)
 app.command("lattices")(lattices.lattices)
 app.command("rescore")(lattices.rescore)
 app.command("oracle")(lattices.oracle)
+app.command("spec-bench")(spec_bench.spec_bench)
+app.command("distill")(distill.distill)
 app.add_typer(lm.app, name="lm")
 app.add_typer(train.app, name="train")
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from latticebpd.cli.blocks import blocks_text
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def demo(
         bundle = load_bundle()
     count = min(prompts, len(bundle.prompts))
     with progress() as bar:
-        task = bar.add_task("decoding", total=count * 8)
+        task = bar.add_task("decoding", total=count * 9)
         result = run_demo(
             bundle,
             num_prompts=count,
@@ -60,8 +61,6 @@ def demo(
 
 
 def _print(result: Demo, bundle: Bundle, nodes: int) -> None:
-    from latticebpd.demo import blocks
-
     signature = result.signature
     greedy = next(system for system in result.systems if system.name == "greedy")
     table = Table(box=SIMPLE_HEAD, title=f"{signature['prompts']} held-out prompts, {signature['max_new_tokens']} tokens each")
@@ -86,15 +85,5 @@ def _print(result: Demo, bundle: Bundle, nodes: int) -> None:
     out.print()
     prompt = bundle.prompts[0]
     out.print(Text(f"{prompt.source}, {prompt.id}", style="bold"))
-    text = Text(prompt.text, style="dim")
-    committed: list[int] = []
-    shown = ""
-    for number, block in enumerate(blocks(result.example)):
-        committed += block
-        # Whole prefixes are decoded, because a block may end inside a character.
-        so_far = bundle.tokenizer.decode(committed, skip_special_tokens=False)
-        text.append("┃", style="dim")
-        text.append(so_far[len(shown) :], style=("green", "cyan")[number % 2])
-        shown = so_far
-    out.print(text)
+    out.print(blocks_text(prompt.text, result.example.blocks(), lambda ids: bundle.tokenizer.decode(ids, skip_special_tokens=False)))
     out.print(f"Each ┃ begins the tokens that one call of the model committed ({nodes}-node tree).", style="dim")

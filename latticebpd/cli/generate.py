@@ -1,56 +1,124 @@
-"""``latticebpd generate``: continue a text."""
+"""``latticebpd generate``: continue a text, or translate one, with any model."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, print_json, quiet_transformers
+from latticebpd.cli.blocks import blocks_text
+from latticebpd.cli.console import err, out, print_json, quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from latticebpd.decoding import Generated
+    from latticebpd.drafters import Drafter
+    from latticebpd.models import BlockwiseLM
 
 
 def generate(
-    prompt: str = typer.Argument(..., help="Text to continue; - reads standard input."),
-    model: Path | None = typer.Option(None, help="Directory of a blockwise model; the bundled one by default."),
+    prompt: str | None = typer.Argument(None, help="Text to continue; - reads standard input."),
+    file: Path | None = typer.Option(None, "--file", "-f", help="Read the text from this file instead."),
+    model: Path | None = typer.Option(None, help="Directory of any transformers model, with heads or without; the bundled one by default."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
-    nodes: int = typer.Option(64, min=0, help="Nodes of the draft tree; 0 decodes greedily, one token a call."),
+    nodes: int = typer.Option(16, min=0, help="Nodes of the draft tree; 0 decodes greedily, one token a call."),
+    copy: bool = typer.Option(True, help="Draft by copying from the text so far as well; without heads, by that alone."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    stop: list[str] = typer.Option([], help="End the text behind this string; may be given several times."),
+    temperature: float = typer.Option(0.0, min=0.0, help="Sample at this temperature; 0 is greedy."),
+    top_k: int | None = typer.Option(None, min=1, help="Sample among this many best tokens."),
+    top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."),
+    seed: int | None = typer.Option(None, help="Seed of the sampling."),
+    show_blocks: bool = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed."),
     json: bool = typer.Option(False, "--json", help="Print the text and its cost as one JSON object."),
 ) -> None:
-    """Continue a text; the output is the base model's greedy text, whatever the drafts.
+    """Continue a text; the output is what the base model alone would write, whatever the drafts.
 
-    Example: [bold]latticebpd generate "The history of the city"[/bold]
+    The text appears as it is written.  A model without heads drafts by copying; an encoder–decoder translates.
+
+    Example: [bold]latticebpd generate "The history of the city" --show-blocks[/bold]
     """
+    text = _text(prompt, file)
     quiet_transformers()
-    import sys
+    import torch
+    from transformers import TextStreamer
 
-    import fst
     from latticebpd import bundle
+    from latticebpd.acceptance import Exact, Sampling
+    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding import generate as decode
-    from latticebpd.drafters import NoDrafter, TreeDrafter
     from latticebpd.models import BlockwiseLM
 
     directory = model or bundle.MODEL
-    blockwise = BlockwiseLM.from_pretrained(directory)
-    tokenizer = load_tokenizer(directory / "tokenizer.json")
-    ngram = None
-    if lm is not None or model is None:
-        ngram = fst.NgramModel.load(lm or bundle.LM)
-    weight = alpha if alpha is not None else bundle.settings()["alpha"] if model is None and lm is None else 1.0
-    ids = tokenizer.encode(sys.stdin.read() if prompt == "-" else prompt).ids
-    drafter = TreeDrafter(blockwise, ngram, num_nodes=nodes, alpha=weight, k=k) if nodes else NoDrafter()
-    out = decode(blockwise, ids, drafter, max_new_tokens=max_new_tokens)
-    text = tokenizer.decode(out.sequences[0, len(ids) :].tolist())
+    served = load_model(directory)
+    base = served.base if isinstance(served, BlockwiseLM) else served
+    tokenizer: Any = load_pretrained_tokenizer(directory)
+    ids = tokenizer(text)["input_ids"]
+    bundled = model is None and lm is None
+    weight = alpha if alpha is not None else bundle.settings()["alpha"] if bundled else 1.0
+    drafter = _drafter(served, lm or (bundle.LM if model is None else None), nodes, copy, weight, k)
+    rule: Any = Exact()
+    if temperature:
+        generator = torch.Generator().manual_seed(seed) if seed is not None else None
+        rule = Sampling(temperature, top_k, top_p, generator)
+    streaming = not (json or show_blocks)
+    found = decode(
+        served,
+        ids,
+        drafter,
+        rule,
+        max_new_tokens,
+        attention_mask=[[1] * len(ids)],  # no token of a text is padding, whatever its id
+        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if streaming else None,
+        stop_strings=stop,
+        tokenizer=tokenizer,
+        trace=show_blocks,
+    )
     if json:
-        print_json({
-            "text": text,
-            "tokens": out.num_tokens,
-            "calls": out.num_calls,
-            "block_efficiency": out.block_efficiency if out.num_calls else None,
-            "verified_tokens": out.verified_tokens,
-        })  # fmt: skip
-        return
-    print(text)
-    err.print(f"{out.num_tokens} tokens in {out.num_calls} calls after the prefill", style="dim")
+        print_json(_record(found, tokenizer))
+    elif show_blocks:
+        shown = "" if base.config.is_encoder_decoder else text
+        out.print(blocks_text(shown, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
+    if not json:
+        err.print(f"{found.num_tokens} tokens in {found.num_calls} calls after the prefill", style="dim")
+
+
+def _text(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise ValueError("expected a text, - for standard input, or --file, and just one of them; see --help")
+    if file is not None:
+        return file.read_text(encoding="utf-8")
+    return sys.stdin.read() if prompt == "-" else str(prompt)
+
+
+def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, copy: bool, alpha: float, k: int) -> Drafter:
+    """Copies and heads together where the model has heads, copies alone where it has none."""
+    from latticebpd.drafters import MixtureDrafter, NoDrafter, PromptNgramDrafter, TreeDrafter
+    from latticebpd.models import BlockwiseLM
+    from latticebpd.rescoring import as_rescorer
+
+    if not nodes:
+        return NoDrafter()
+    copying = PromptNgramDrafter(block_size=nodes, num_nodes=nodes)
+    if not isinstance(model, BlockwiseLM):
+        if lm is not None:
+            raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
+        return copying if copy else NoDrafter()
+    heads = TreeDrafter(model, as_rescorer(lm), num_nodes=nodes, alpha=alpha, k=k)
+    return MixtureDrafter(copying, heads, num_nodes=nodes) if copy else heads
+
+
+def _record(found: Generated, tokenizer: Any) -> dict[str, Any]:
+    return {
+        "text": tokenizer.decode(found.sequences[0, found.prompt_length :].tolist(), skip_special_tokens=True),
+        "tokens": found.num_tokens,
+        "calls": found.num_calls,
+        "block_efficiency": found.block_efficiency if found.num_calls else None,
+        "accept_counts": found.accept_counts.tolist(),
+        "verified_tokens": found.verified_tokens,
+    }

@@ -1,0 +1,61 @@
+"""How often text decoded in half precision is not what the base model writes when it reads that text in one pass.
+
+Decodes the bundled prompts with ``generate()`` and with draft trees, in float32, bfloat16 and float16, and checks each
+text by teacher forcing in the same precision.  A divergence is a near tie that a pass over many tokens and a pass over
+few round differently; plain ``generate()`` shows how many of them are no matter of drafting.
+
+    python benchmarks/bench_precision.py [--prompts 12] [--max-new-tokens 128] [--nodes 16] [--device cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+from latticebpd import BlockwiseLM, NoDrafter, TreeDrafter, check_lossless, generate
+from latticebpd.bundle import MODEL, Bundle, load_bundle
+
+
+def decodes(model: BlockwiseLM, bundle: Bundle, nodes: int, new: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """Ways to decode a prompt ``[1, n]`` greedily, by name."""
+    base: Any = model.base
+    tree = TreeDrafter(model, bundle.lm, num_nodes=nodes, alpha=bundle.alpha)
+    return {
+        "generate()": lambda ids: base.generate(ids, do_sample=False, max_new_tokens=new),
+        "no drafts": lambda ids: generate(model, ids, NoDrafter(), max_new_tokens=new).sequences,
+        "tree": lambda ids: generate(model, ids, tree, max_new_tokens=new).sequences,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    bundle = load_bundle()
+    prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[: options.prompts]]
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options}")
+    print(f"{'precision':>9} {'decoded by':>12} {'rows that diverge':>18} {'tokens compared':>16} {'greatest margin':>16}")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = BlockwiseLM.from_pretrained(MODEL, dtype).to(options.device)
+        for name, decode in decodes(model, bundle, options.nodes, options.max_new_tokens).items():
+            margins: list[float] = []
+            compared = 0
+            for prompt in prompts:
+                report = check_lossless(model, decode(torch.tensor([prompt], device=options.device)), len(prompt))
+                margins += [divergence.margin for divergence in report.divergences]
+                compared += report.tokens
+            assert not margins or dtype != torch.float32, f"float32 text of {name} diverges"
+            rows, greatest = f"{len(margins)} of {len(prompts)}", f"{max(margins):.4f}" if margins else "-"
+            print(f"{str(dtype).removeprefix('torch.'):>9} {name:>12} {rows:>18} {compared:>16} {greatest:>16}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""``latticebpd spec-bench``: the Spec-Bench questions, answered with and without drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from latticebpd.cli.console import err, load_tokenizer, out, print_json, progress, quiet_transformers
+
+
+def spec_bench(
+    questions: Path = typer.Argument(..., help="The benchmark's question.jsonl."),
+    limit: int | None = typer.Option(None, min=1, help="Questions per task; all by default."),
+    model: Path | None = typer.Option(None, help="Directory of any causal LM, with heads or without; the bundled one by default."),
+    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
+    nodes: int = typer.Option(16, min=1, help="Nodes of the draft tree."),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
+    slots: int = typer.Option(4, min=1, help="Heads asked, at most; each costs a projection to the vocabulary."),
+    copying: bool = typer.Option(True, help="Draft by copying from the text first, and from heads where that is unsure."),
+    max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the answers in the benchmark's own JSONL."),
+    threads: int = typer.Option(1, min=1, help="Threads for the model."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+) -> None:
+    """Answer Spec-Bench's questions greedily and with drafts; print mean accepted tokens and the speed-up per task.
+
+    Example: [bold]latticebpd spec-bench question.jsonl --limit 3[/bold]
+    """
+    from latticebpd.spec_bench import forward_func, read_questions, run, write_answers
+
+    chosen = read_questions(questions, limit)
+    quiet_transformers()
+    import torch
+
+    import fst
+    from latticebpd import bundle
+    from latticebpd.cli.loading import load_model
+    from latticebpd.drafters import Drafter, MixtureDrafter, PromptNgramDrafter, TreeDrafter
+    from latticebpd.models import BlockwiseLM
+
+    torch.set_num_threads(threads)
+    directory = model or bundle.MODEL
+    tokenizer = load_tokenizer(directory / "tokenizer.json")
+    served = load_model(directory)
+    drafter: Drafter = PromptNgramDrafter(block_size=nodes, num_nodes=nodes)
+    if isinstance(served, BlockwiseLM):
+        ngram = fst.NgramModel.load(lm or bundle.LM) if lm is not None or model is None else None
+        weight = alpha if alpha is not None else bundle.settings()["alpha"] if model is None and lm is None else 1.0
+        tree = TreeDrafter(served, ngram, num_nodes=nodes, alpha=weight, k=k, slots=slots)
+        drafter = MixtureDrafter(drafter, tree, num_nodes=nodes) if copying else tree
+    with progress() as bar:
+        task = bar.add_task("warming up", total=len(chosen))
+        found = run(
+            chosen,
+            served,
+            tokenizer,
+            forward_func,
+            max_new_tokens,
+            on_question=lambda question: bar.update(task, advance=1, description=question.task),
+            drafter=drafter,
+        )
+    if output is not None:
+        write_answers(found.answers, output, f"{directory.name}-latticebpd")
+    results = found.results()
+    if json:
+        print_json({
+            "tasks": [
+                {
+                    "task": result.task,
+                    "questions": result.questions,
+                    "mean_accepted": result.mean_accepted,
+                    "tokens_per_second": result.tokens_per_second,
+                    "greedy_tokens_per_second": result.greedy_tokens_per_second,
+                    "speedup": result.speedup,
+                }
+                for result in results
+            ],
+            "cut_prompts": found.cut,
+            "differing_answers": found.differing,
+        })  # fmt: skip
+        return
+    table = Table(box=SIMPLE_HEAD, title=f"Spec-Bench, up to {max_new_tokens} tokens a turn")
+    table.add_column("task", no_wrap=True)
+    for heading in ("questions", "mean accepted\ntokens", "tokens/s", "greedy\ntokens/s", "speed-up"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        numbers = (result.tokens_per_second, result.greedy_tokens_per_second)
+        table.add_row(
+            result.task, f"{result.questions}", f"{result.mean_accepted:.2f}", *(f"{n:.0f}" for n in numbers), f"{result.speedup:.2f}×"
+        )
+    out.print(table)
+    if found.cut:
+        err.print(f"{found.cut} prompts were longer than the model's context and lost their beginning", style="dim")
+    if found.differing:
+        err.print(f"{found.differing} answers differ from greedy decoding's", style="yellow")

@@ -1,0 +1,91 @@
+"""Verification without a cache: every path of every tree is read from the beginning, as a row of a plain batch.
+
+It asks nothing of a model but that it is causal: no masks, no positions, no cache.  That makes it the yardstick of
+the quicker verifiers, and the one that serves every model; its cost grows with the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from latticebpd.drafts import DraftTree
+from latticebpd.verification.base import Verified
+from latticebpd.verification.forward import Forward, Source
+
+
+def leaf_paths(tree: DraftTree) -> list[list[int]]:
+    """The paths from the root to every leaf, which hold all nodes; one empty path for an empty tree."""
+    inner = set(tree.parents.tolist())
+    return [tree.path(node) for node in range(len(tree)) if node not in inner] or [[]]
+
+
+class RecomputingVerifier:
+    """The base model called on whole texts.
+
+    Args:
+        model: any causal LM or encoder–decoder.
+        source: an encoder–decoder's source.
+    """
+
+    def __init__(self, model: PreTrainedModel, source: Source | None = None) -> None:
+        self.forward = Forward(model, source)
+        self.source = source
+        self.device = model.device
+        self.texts: list[list[int]] = []
+        self.pending: list[tuple[int, DraftTree]] = []
+
+    @property
+    def max_nodes(self) -> None:
+        return None
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
+        self.texts = [list(prompt) for prompt in prompts]
+        last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
+        return self.forward.prompt({"input_ids": self._padded(self.texts), "use_cache": False}, last)
+
+    @torch.inference_mode()
+    def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
+        self.pending = list(zip(next_tokens, trees, strict=True))
+        columns = max(map(len, trees)) + 1
+        sequences: list[list[int]] = []
+        owners: list[int] = []
+        # Where each column is read: the first sequence that holds it, and the place in that sequence.
+        found = np.zeros((2, len(trees), columns), dtype=np.int64)
+        for row, (text, (next_token, tree)) in enumerate(zip(self.texts, self.pending, strict=True)):
+            found[:, row] = [[len(sequences)], [len(text)]]
+            for path in leaf_paths(tree):
+                found[0, row, np.array(path, dtype=np.int64) + 1] = len(sequences)
+                sequences.append([*text, next_token, *tree.tokens[path].tolist()])
+                owners.append(row)
+            found[1, row, 1 : len(tree) + 1] += tree.depths
+        if self.source is not None:
+            self.forward.source = self.source.select(torch.tensor(owners, device=self.device))
+        read = self.forward.nodes({"input_ids": self._padded(sequences), "use_cache": False})
+        sequence, place = found
+        return Verified(
+            read.hidden[torch.from_numpy(sequence).to(self.device), torch.from_numpy(place).to(self.device)],
+            lambda rows, at: read.logits_of(sequence[list(rows), list(at)].tolist(), place[list(rows), list(at)].tolist()),
+        )
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        for text, (next_token, tree), path in zip(self.texts, self.pending, paths, strict=True):
+            text += [next_token, *tree.tokens[list(path)].tolist()]
+
+    def forget(self) -> None:
+        self.pending = []
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.texts = [self.texts[row] for row in rows]
+        if self.source is not None:
+            self.source = self.source.select(torch.tensor(rows, device=self.device))
+
+    def _padded(self, sequences: list[list[int]]) -> Tensor:
+        """Equally long rows; what is added on the right is out of the sight of everything before it."""
+        width = max(map(len, sequences))
+        return torch.tensor([[*sequence, *[sequence[-1]] * (width - len(sequence))] for sequence in sequences], device=self.device)
