@@ -21,6 +21,7 @@ import csv
 import json
 import os
 import platform
+import shlex
 import statistics
 import sys
 import time
@@ -33,7 +34,6 @@ import numpy as np
 import torch
 import transformers
 from rich.console import Console
-from rich.table import Table
 
 import latticebpd
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, decoding, generate
@@ -44,7 +44,6 @@ from latticebpd.payoff import SIZES, pay_off
 from latticebpd.verification import TreeVerifier, verifier_for
 
 err = Console(stderr=True)
-out = Console(highlight=False, width=150)
 
 SHAPES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 """Layers, attention heads, width; 50,257 tokens each."""
@@ -164,53 +163,65 @@ def budget(model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_toke
     return {name: 1e3 * watch.seconds.get(name, 0.0) / max(found.num_passes, 1) for name in PARTS}
 
 
-def prompts_of(bundle: Bundle, batch: int, context: int) -> torch.Tensor:
-    """``[batch, context]``: stretches of the held-out prompts, joined end to end, each row from another place."""
+def prompts_of(bundle: Bundle, batch: int, context: int, groups: int) -> list[torch.Tensor]:
+    """``groups`` tensors ``[batch, context]``: stretches of the held-out prompts, joined end to end, each row from another place."""
     tokens = [token for prompt in bundle.prompts for token in bundle.tokenizer.encode(prompt.text).ids]
     tokens *= 1 + (context + 1) // len(tokens)
-    starts = [row * len(tokens) // batch for row in range(batch)]
-    return torch.tensor([(tokens + tokens)[start : start + context] for start in starts], device=bundle.model.base.device)
+    starts = [row * len(tokens) // (batch * groups) for row in range(batch * groups)]
+    rows = torch.tensor([(tokens + tokens)[start : start + context] for start in starts], device=bundle.model.base.device)
+    return [rows[group::groups] for group in range(groups)]
 
 
 def compare(
-    bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], batch: int, context: int, new_tokens: int, repeats: int, clock: Clock
+    bundle: Bundle,
+    chosen: dict[str, Callable[[], Drafter]],
+    batch: int,
+    context: int,
+    arguments: argparse.Namespace,
+    clock: Clock,
 ) -> list[dict[str, Any]]:
     """One table: every system on the same prompts; the first row is stock ``generate()``."""
-    model, prompts = bundle.model, prompts_of(bundle, batch, context)
+    model: BlockwiseLM = bundle.model
     base: Any = model.base
-    mask = torch.ones_like(prompts)
-    seconds: dict[str, list[float]] = {}
-    found: dict[str, Generated] = {}
-    for repetition in range(repeats + 1):  # the first warms up
-        err.print(f"batch {batch}, context {context}, repetition {repetition} of {repeats}", style="dim")
-        started = clock()
-        reference = base.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
-        elapsed = {"generate()": clock() - started}
-        for name, drafter_of in chosen.items():
-            drafter = drafter_of()
+    new_tokens, repeats = arguments.new_tokens, arguments.repeats
+    groups = prompts_of(bundle, batch, context, arguments.groups)
+    seconds = {name: [0.0] * repeats for name in ("generate()", *chosen)}
+    found: dict[str, list[Generated]] = {name: [] for name in chosen}
+    for repetition in range(-1, repeats):  # the first warms up, on one group
+        for prompts in groups[: None if repetition >= 0 else 1]:
+            err.print(f"batch {batch}, context {context}, repetition {repetition + 1} of {repeats}", style="dim")
+            mask = torch.ones_like(prompts)
             started = clock()
-            found[name] = generate(model, prompts, drafter, max_new_tokens=new_tokens, eos_token_id=())
-            elapsed[name] = clock() - started
-            if not torch.equal(found[name].sequences, reference.cpu()):
-                sys.exit(f"bench_decoding: error: {name} at batch {batch}, context {context}: the text differs from generate()'s")
-        if repetition:
-            for name, value in elapsed.items():
-                seconds.setdefault(name, []).append(value)
-    total = batch * new_tokens
+            reference = base.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
+            elapsed = {"generate()": clock() - started}
+            for name, drafter_of in chosen.items():
+                drafter = drafter_of()
+                started = clock()
+                run = generate(model, prompts, drafter, max_new_tokens=new_tokens, eos_token_id=())
+                elapsed[name] = clock() - started
+                if not torch.equal(run.sequences, reference.cpu()):
+                    sys.exit(f"bench_decoding: error: {name} at batch {batch}, context {context}: the text differs from generate()'s")
+                if repetition == 0:
+                    found[name].append(run)
+            if repetition >= 0:
+                for name, value in elapsed.items():
+                    seconds[name][repetition] += value
     greedy = statistics.median(seconds["generate()"])
     rows: list[dict[str, Any]] = []
     for name, values in seconds.items():
         median = statistics.median(values)
-        run = found.get(name)
+        runs = found.get(name, [])
+        tokens = batch * new_tokens * len(groups)
+        calls = sum(run.num_calls for run in runs) or tokens - batch * len(groups)
         rows.append({
             "system": name,
             "batch": batch,
             "context": context,
-            "tokens_per_second": total / median,
+            "tokens_per_second": tokens / median,
             "speedup": greedy / median,
-            "block_efficiency": run.block_efficiency if run else 1.0,
-            "verified_per_call": run.verified_tokens / run.num_calls if run else 0.0,
-            "calls": run.num_calls if run else batch * (new_tokens - 1),
+            "block_efficiency": (tokens - batch * len(groups)) / calls,
+            "verified_per_call": sum(run.verified_tokens for run in runs) / calls,
+            "calls": calls,
             "spread": (max(values) - min(values)) / median,
         })  # fmt: skip
     return rows
@@ -232,10 +243,10 @@ def bundled(arguments: argparse.Namespace, device: torch.device, clock: Clock) -
         # The bundled model has 1,024 positions: where prompt and text do not fit, the prompt is cut to what does.
         fitting = min(context, positions - arguments.new_tokens)
         for batch in arguments.batch:
-            rows = compare(bundle, chosen, batch, fitting, arguments.new_tokens, arguments.repeats, clock)
+            rows = compare(bundle, chosen, batch, fitting, arguments, clock)
             record["decoding"] += rows
             show(
-                f"batch {batch}, context {fitting}, {arguments.new_tokens} new tokens a row",
+                f"batch {batch}, context {fitting}, {arguments.new_tokens} new tokens a row, {arguments.groups} batches of prompts pooled",
                 ["system", "tokens/s", "vs. generate()", "tokens/call", "verified/call", "calls", "spread"],
                 [
                     [
@@ -251,7 +262,7 @@ def bundled(arguments: argparse.Namespace, device: torch.device, clock: Clock) -
                 ],
             )
             if arguments.budget:
-                prompts = prompts_of(bundle, batch, fitting)
+                prompts = prompts_of(bundle, batch, fitting, 1)[0]
                 parts = {name: budget(bundle.model, prompts, of(), arguments.new_tokens, clock) for name, of in chosen.items()}
                 record["budget"] += [{"system": name, "batch": batch, "context": fitting, **found} for name, found in parts.items()]
                 show(
@@ -317,7 +328,7 @@ def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) ->
     rows = []
     for batch in arguments.batch:
         for context in arguments.context:
-            verifier = verifier_for(model, context + 256)
+            verifier = verifier_for(model)
             verifier.prefill(rng.integers(0, 50257, (batch, context)).tolist())
             seconds: dict[int, list[float]] = {n: [] for n in arguments.nodes}
             for repetition in range(arguments.repeats + 1):  # the first warms up; sizes take turns
@@ -346,12 +357,15 @@ def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) ->
 
 
 def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    """A table in Markdown, as `benchmarks/README.md` holds them."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    lines = [[heading.ljust(width) for heading, width in zip(headings, widths, strict=True)]]
+    lines.append(["-" * (width - 1) + ("-" if number == 0 else ":") for number, width in enumerate(widths)])
+    lines += [
+        [cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    ]
+    print(f"\n{title}\n", *("| " + " | ".join(line) + " |" for line in lines), sep="\n")
 
 
 def machine(device: torch.device, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -360,7 +374,7 @@ def machine(device: torch.device, arguments: argparse.Namespace) -> dict[str, An
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), processor)
     return {
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "processor": processor,
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
@@ -386,9 +400,10 @@ def main() -> None:
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16], help="rows, separated by commas")
     parser.add_argument("--context", type=numbers, default=[128, 1024], help="prompt tokens, separated by commas")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens decoded per row")
+    parser.add_argument("--groups", type=int, default=3, help="batches of different prompts, pooled")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
     parser.add_argument("--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default")
-    parser.add_argument("--slots", type=int, default=4, help="heads that the small and the mixed trees draft with")
+    parser.add_argument("--slots", type=int, default=3, help="heads that the small and the mixed trees draft with")
     parser.add_argument("--budget", action="store_true", help="where a call's time goes")
     parser.add_argument("--pay-off", action="store_true", help="which size of tree pays best here")
     parser.add_argument("--shape", choices=SHAPES, help="measure passes of a random model of this shape instead")
@@ -406,7 +421,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     clock = Clock(arguments.clock, device)
     signature = machine(device, arguments)
-    out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
+    print(" | ".join(f"{name} {value}" for name, value in signature.items()))
     try:
         record = shaped(arguments, device, clock) if arguments.shape else bundled(arguments, device, clock)
     except ValueError as error:

@@ -22,6 +22,7 @@ import numpy as np
 
 from fst import _core
 from fst.const_file import ALIGNMENT, ARC, STATE, Records
+from fst.files import release
 from fst.table import BOS, EOS, UNK, NgramTable
 
 LOG_ZERO = -1000.0
@@ -52,6 +53,12 @@ def from_table(table: NgramTable) -> Automaton:
 
     Missing suffixes are added at the probability they have by backing off, so scores are the table's.
     """
+    builder, unk_label = build(table)
+    return collect(builder, unk_label)
+
+
+def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
+    """A finished builder that holds the automaton of ``table``, and the label of ``<unk>``; see `from_table`."""
     num_tokens = max([int(rows.max(initial=-1)) + 1 for rows in table.ngrams] + [len(table.symbols or [])])
     if num_tokens > LARGEST_TOKEN + 1:
         raise ValueError(f"expected token ids of at most {LARGEST_TOKEN}, got {num_tokens - 1}")
@@ -62,11 +69,16 @@ def from_table(table: NgramTable) -> Automaton:
             raise ValueError(f"order {order}: expected token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}, got others")
         if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
             raise ValueError(f"order {order}: expected <s> only at the beginning of an n-gram and </s> only at its end")
-        labels = rows.astype(np.int32) + 1
+        labels = rows.astype(np.int32)
+        labels += 1
         labels[rows == EOS], labels[rows == UNK] = END_LABEL, unk_label
-        builder.add_order(labels, -log_probs, -backoffs)
+        release(rows)
+        costs, backoff_costs = -log_probs, -backoffs
+        release(log_probs)
+        release(backoffs)
+        builder.add_order(labels, costs, backoff_costs)
     builder.finish()
-    return collect(builder, unk_label)
+    return builder, unk_label
 
 
 def collect(builder: _core.AutomatonBuilder | _core.ArpaParser, unk_label: int) -> Automaton:

@@ -1,11 +1,14 @@
-"""Writing files whole or not at all."""
+"""Writing files whole or not at all; letting go of mapped ones."""
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
 
 
 @contextmanager
@@ -21,3 +24,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def release(array: np.ndarray) -> None:
+    """Let the pages of a mapped array go; they come back from the file when they are needed.  Other arrays stay as they are."""
+    mapped: object = array
+    while isinstance(mapped, np.ndarray):
+        mapped = mapped.base
+    if isinstance(mapped, mmap.mmap):
+        mapped.madvise(mmap.MADV_DONTNEED)

@@ -164,6 +164,20 @@ class NgramModel:
         return f"NgramModel({len(self.states)} states, {len(self.arcs)} arcs, vocab_size={self.vocab_size})"
 
 
+def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
+    """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
+
+    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and one order's arrays.
+    """
+    builder, unk_label = _automaton.build(table)
+    tokens = table.ngrams[0][:, 0]
+    symbols = _symbols_to_embed(tokens[tokens >= 0].tolist(), table.symbols, unk_label, table.fingerprint)
+    with replacing(output) as temporary, open(temporary, "wb") as file:
+        file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, *symbols))
+        builder.write(file.write)
+    return builder.num_ngrams
+
+
 def arpa_to_fst(
     arpa: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -31,10 +31,26 @@ from latticebpd.rescoring import Rescorer, draft_tree, rescore
 if TYPE_CHECKING:
     from latticebpd.acceptance import Acceptance, Distance, Exact, MinimumBlock, Sampling, TopBeta, TopK
     from latticebpd.decoding import Generated, Step, generate
-    from latticebpd.drafters import Drafter, GoldDrafter, NoDrafter, OracleDrafter, PathsDrafter, State, TreeDrafter, VanillaDrafter
+    from latticebpd.drafters import (
+        Drafter,
+        GoldDrafter,
+        MixtureDrafter,
+        NoDrafter,
+        OracleDrafter,
+        PathsDrafter,
+        PreviousOutputDrafter,
+        PromptNgramDrafter,
+        SavedTopKDrafter,
+        State,
+        TreeDrafter,
+        VanillaDrafter,
+        load_top_k,
+    )
     from latticebpd.heads import BlockHeads
     from latticebpd.lossless import Divergence, Losslessness, check_lossless
+    from latticebpd.medusa import load_medusa
     from latticebpd.models import BlockwiseLM
+    from latticebpd.payoff import PayOff, pay_off
 
 _NEED_TORCH = {
     "Acceptance": "acceptance",
@@ -48,10 +64,15 @@ _NEED_TORCH = {
     "GoldDrafter": "drafters",
     "Losslessness": "lossless",
     "MinimumBlock": "acceptance",
+    "MixtureDrafter": "drafters",
     "NoDrafter": "drafters",
     "OracleDrafter": "drafters",
     "PathsDrafter": "drafters",
+    "PayOff": "payoff",
+    "PreviousOutputDrafter": "drafters",
+    "PromptNgramDrafter": "drafters",
     "Sampling": "acceptance",
+    "SavedTopKDrafter": "drafters",
     "State": "drafters",
     "Step": "decoding",
     "TopBeta": "acceptance",
@@ -60,6 +81,9 @@ _NEED_TORCH = {
     "VanillaDrafter": "drafters",
     "check_lossless": "lossless",
     "generate": "decoding",
+    "load_medusa": "medusa",
+    "load_top_k": "drafters",
+    "pay_off": "payoff",
 }
 
 __all__ = [
@@ -77,12 +101,17 @@ __all__ = [
     "LatticeSet",
     "Losslessness",
     "MinimumBlock",
+    "MixtureDrafter",
     "NoDrafter",
     "OracleDrafter",
     "PathsDrafter",
+    "PayOff",
+    "PreviousOutputDrafter",
+    "PromptNgramDrafter",
     "Rescorer",
     "Sampling",
     "SausageLattice",
+    "SavedTopKDrafter",
     "State",
     "Step",
     "TopBeta",
@@ -93,7 +122,10 @@ __all__ = [
     "check_lossless",
     "draft_tree",
     "generate",
+    "load_medusa",
+    "load_top_k",
     "oracle_path",
+    "pay_off",
     "rescore",
 ]
 

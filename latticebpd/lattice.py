@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -186,15 +186,25 @@ class LatticeSet:
     continuation: ``[n, slots]`` int32, the base model's greedy tokens; -1 where its text has ended.
     context: ``[n, c]`` int32, the last tokens before the lattice; -1 pads on the left.
     fingerprint: hash of the vocabulary that the ids belong to, where it is known.
+    sequence: ``[n]`` the number of the text that each lattice belongs to, where it is known; the lattices of a text
+        stand together, one for each position, in order.
     """
+
+    ARRAYS: ClassVar = ("tokens", "log_probs", "continuation", "context")
 
     tokens: np.ndarray
     log_probs: np.ndarray
     continuation: np.ndarray
     context: np.ndarray
     fingerprint: str | None = None
+    sequence: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        if self.sequence is not None and (self.sequence.shape != self.tokens.shape[:1] or self.sequence.dtype.kind not in "iu"):
+            raise ValueError(
+                f"expected sequence [n] integers, one for each of {self.tokens.shape[:1]} lattices, "
+                f"got {self.sequence.dtype} {self.sequence.shape}"
+            )
         shapes = {name: array.shape for name, array in self._arrays().items()}
         n = shapes["tokens"][:1]
         if (
@@ -216,7 +226,7 @@ class LatticeSet:
                 raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding), got {array.min()}")
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        return {name: getattr(self, name) for name in _ARRAYS}
+        return {name: getattr(self, name) for name in self.ARRAYS}
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -232,11 +242,18 @@ class LatticeSet:
         """The tokens before the ``index``-th lattice, padding left out."""
         return [token for token in self.context[index].tolist() if token != PADDING]
 
+    def take(self, rows: np.ndarray) -> LatticeSet:
+        """The lattices that ``rows`` selects, by indices or by truth values."""
+        sequence = None if self.sequence is None else self.sequence[rows]
+        return LatticeSet(**{name: array[rows] for name, array in self._arrays().items()}, fingerprint=self.fingerprint, sequence=sequence)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a compressed ``.npz``; the file appears when it is complete."""
         arrays: dict[str, Any] = self._arrays()
         if self.fingerprint is not None:
             arrays["fingerprint"] = np.array(self.fingerprint)
+        if self.sequence is not None:
+            arrays["sequence"] = self.sequence
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez_compressed(file, **arrays)
 
@@ -252,15 +269,13 @@ class LatticeSet:
             with np.load(path, allow_pickle=False) as archive:
                 if not isinstance(archive, np.lib.npyio.NpzFile):
                     raise ValueError("expected an .npz archive of named arrays, got a single array")
-                missing = [name for name in _ARRAYS if name not in archive]
+                missing = [name for name in cls.ARRAYS if name not in archive]
                 if missing:
-                    raise ValueError(f"expected the arrays {', '.join(_ARRAYS)}; missing: {', '.join(missing)}")
+                    raise ValueError(f"expected the arrays {', '.join(cls.ARRAYS)}; missing: {', '.join(missing)}")
                 fingerprint = str(archive["fingerprint"]) if "fingerprint" in archive else None
-                return cls(**{name: archive[name] for name in _ARRAYS}, fingerprint=fingerprint)
+                sequence = archive.get("sequence")
+                return cls(**{name: archive[name] for name in cls.ARRAYS}, fingerprint=fingerprint, sequence=sequence)
         except FileNotFoundError:
             raise
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
             raise ValueError(f"{path}: not a lattice file: {error}") from error
-
-
-_ARRAYS = ("tokens", "log_probs", "continuation", "context")

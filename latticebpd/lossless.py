@@ -71,8 +71,8 @@ def check_lossless(
     sequences: Tensor | Sequence[Sequence[int]],
     prompt_length: int = 1,
     *,
-    attention_mask: Tensor | None = None,
-    input_ids: Tensor | None = None,
+    attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
+    input_ids: Tensor | Sequence[Sequence[int]] | None = None,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     batch_size: int = 8,
@@ -99,17 +99,17 @@ def check_lossless(
         raise ValueError(f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and {prompt_length}")
     if base.config.is_encoder_decoder != (input_ids is not None):
         raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
-    source_mask = attention_mask if attention_mask is not None else None if input_ids is None else torch.ones_like(input_ids)
-    visible = torch.ones(len(ids), prompt_length, dtype=torch.bool)
-    if input_ids is None and attention_mask is not None:
-        visible = attention_mask.cpu().bool()
-    for name, tensor in (("attention_mask", visible if input_ids is None else source_mask), ("input_ids", input_ids)):
-        wanted = (len(ids), prompt_length) if input_ids is None else (len(ids), input_ids.shape[-1])
-        if tensor is not None and tuple(tensor.shape) != wanted:
-            raise ValueError(f"expected {name} of shape {wanted}, got {tuple(tensor.shape)}")
+    sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
+    # The mask is that of the prompts or, for an encoder–decoder, of the sources.
+    masked = (len(ids), prompt_length) if sources is None else (len(ids), sources.shape[-1])
+    mask = torch.ones(masked, dtype=torch.long) if attention_mask is None else torch.as_tensor(attention_mask)
+    for name, tensor in (("attention_mask", mask), ("input_ids", sources)):
+        if tensor is not None and tuple(tensor.shape) != masked:
+            raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
+    visible = mask.cpu().bool() if sources is None else torch.ones(len(ids), 1, dtype=torch.bool)
     eos_ids = end_of_text_ids(base, eos_token_id)
     pad = pad_token_id if pad_token_id is not None else pad_id(base)
-    prompts = [row[:prompt_length][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
+    prompts = [row[: len(kept)][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
     texts = [_text(row[prompt_length:].tolist(), eos_ids, pad) for row in ids]
     processors = node_processors(base, None, prompts, ids.shape[1], eos_ids)
 
@@ -120,11 +120,10 @@ def check_lossless(
         read = [prompts[row] + texts[row] for row in rows]
         width = max(map(len, read))
         tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
-        if input_ids is None:
+        if sources is None:
             logits = base(input_ids=tokens, use_cache=False).logits
         else:
-            assert source_mask is not None
-            source = Source.encode(base, input_ids[start : rows.stop].to(base.device), source_mask[start : rows.stop].to(base.device))
+            source = Source.encode(base, sources[start : rows.stop], mask[start : rows.stop].to(base.device))
             logits = base(decoder_input_ids=tokens, use_cache=False, **source.arguments).logits
         for place, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]

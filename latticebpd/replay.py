@@ -41,8 +41,8 @@ def collect_lattices(
     if context_length < 1:
         raise ValueError(f"expected context_length >= 1 (the next token belongs to it), got {context_length}")
     slots = model.num_heads - 1
-    tokens, log_probs, continuations, contexts = [], [], [], []
-    for prompt in prompts:
+    tokens, log_probs, continuations, contexts, sequence = [], [], [], [], []
+    for number, prompt in enumerate(prompts):
         text = generate(model, prompt, NoDrafter(), max_new_tokens=max_new_tokens).sequences
         hidden = model.base(input_ids=text, output_hidden_states=True, logits_to_keep=1).hidden_states[-1][0]
         row = text[0].tolist()
@@ -54,6 +54,7 @@ def collect_lattices(
             continuations.append(row[t + 2 : t + 2 + slots])
             context = row[: t + 2][-context_length:]
             contexts.append([PADDING] * (context_length - len(context)) + context)
+            sequence.append(number)
         if on_prompt is not None:
             on_prompt()
     return LatticeSet(
@@ -62,6 +63,7 @@ def collect_lattices(
         np.array(continuations, dtype=np.int32).reshape(-1, slots),
         np.array(contexts, dtype=np.int32).reshape(-1, context_length),
         model.tokenizer_fingerprint,
+        np.array(sequence, dtype=np.int64),
     )
 
 
@@ -86,16 +88,4 @@ def accept_lengths(
         lengths[index] = accept_length(draft(lattices[index], lattices.context_of(index)), lattices.continuation[index])
         if on_lattice is not None:
             on_lattice()
-    return lengths
-
-
-def oracle_accept_lengths(lattices: LatticeSet, k: int | None = None) -> np.ndarray:
-    """``[n]`` tokens that the best path of each lattice's ``k`` best arcs per slot would have accepted."""
-    tokens, log_probs = lattices.tokens, lattices.log_probs
-    if k is not None and k < tokens.shape[2]:
-        order = np.argsort(-np.where(tokens == PADDING, -np.inf, log_probs), axis=2, kind="stable")[:, :, :k]
-        tokens, log_probs = np.take_along_axis(tokens, order, axis=2), np.take_along_axis(log_probs, order, axis=2)
-    wanted = lattices.continuation[:, :, None]
-    held = ((tokens == wanted) & (wanted != PADDING) & (log_probs > -np.inf)).any(axis=2)
-    lengths: np.ndarray = np.cumprod(held, axis=1).sum(axis=1)
     return lengths

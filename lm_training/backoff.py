@@ -15,17 +15,18 @@ object of a class derived from ``Smoothing``; ``lm_training.katz`` has Katz's, `
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from fst.files import release
 from fst.table import BOS, EOS, NgramTable
-from lm_training.columns import InMemory, Store, release
+from lm_training.columns import InMemory, Store
 from lm_training.counts import NgramCounts, in_order
-from lm_training.links import NgramLinks, first_of_each
+from lm_training.links import NgramLinks, Rows, first_of_each, groups_of_contexts
 
 NO_MASS = 1e-9
 """Probability below which a sum that should be 0 or 1 is one, rounding aside."""
@@ -33,24 +34,20 @@ NO_MASS = 1e-9
 
 @dataclass(frozen=True)
 class OrderCounts:
-    """What a smoothing method sees of one order.
+    """What a smoothing method sees of some contexts of one order.
 
-    order: the order, 1 for unigrams.
     counts: ``[n]`` int64, the n-grams that the model keeps, context after context.
     starts: ``[contexts]`` where the n-grams of each context begin.
     totals: ``[contexts]`` int64, c(h): all that was seen after the context, dropped n-grams included.
     types: ``[contexts]`` int64, how many different words that was.
-    counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, dropped ones included.
     closing: ``[n]`` bool, whether the n-gram ends in ``</s>``.
     exhaustive: ``[contexts]`` bool, whether every word of the vocabulary was seen after the context.
     """
 
-    order: int
     counts: np.ndarray
     starts: np.ndarray
     totals: np.ndarray
     types: np.ndarray
-    counts_of_counts: np.ndarray
     closing: np.ndarray
     exhaustive: np.ndarray
 
@@ -69,6 +66,10 @@ class OrderCounts:
         return np.diff(self.starts, append=len(self.counts))
 
 
+Estimator = Callable[[OrderCounts], np.ndarray]
+"""Gives ``[n]`` p̂(w | h) of each n-gram; what they leave of a context's mass goes to the words not seen there."""
+
+
 class Smoothing(ABC):
     """How the mass after a context is shared between the words seen there and all others."""
 
@@ -76,10 +77,13 @@ class Smoothing(ABC):
     """Whether the probabilities after every context sum to 1."""
 
     @abstractmethod
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        """``[n]`` p̂(w | h) of each n-gram; what they leave of a context's mass goes to the words not seen there."""
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        """Settle what all contexts of an order share.
 
-    def unigrams(self, seen: OrderCounts, unseen: int) -> tuple[np.ndarray, float]:
+        counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, dropped ones included.
+        """
+
+    def unigrams(self, seen: OrderCounts, counts_of_counts: np.ndarray, unseen: int) -> tuple[np.ndarray, float]:
         """``[n]`` p(w) of the words seen, and that of each of the ``unseen`` others; all together 1.
 
         Where all were seen there is nothing to save mass for, and p is the relative frequency.  Otherwise what the
@@ -88,7 +92,7 @@ class Smoothing(ABC):
         if not unseen:
             frequencies: np.ndarray = seen.counts / seen.counts.sum()
             return frequencies, 0.0
-        probs = self.probabilities(seen)
+        probs = self.fit(1, counts_of_counts)(seen)
         left = 1 - probs.sum()
         if left <= NO_MASS:
             left = 1 / (seen.counts.sum() + 1)
@@ -132,7 +136,8 @@ def estimate_backoff(
     vocabulary_size = int(np.count_nonzero(tokens != BOS))
     with ThreadPoolExecutor(threads) as pool:
         for order in range(2, counts.order + 1):
-            estimator = _OrderEstimator(counts, order, smoothing, links, lower, vocabulary_size)
+            fitted = smoothing.fit(order, counts.counts_of_counts[order - 1])
+            estimator = _OrderEstimator(counts, order, smoothing, fitted, links, lower, vocabulary_size)
             columns = {
                 "ngrams": store.column(f"ngrams-{order}", np.int32, order),
                 "log_probs": store.column(f"log_probs-{order}", np.float64),
@@ -140,7 +145,7 @@ def estimate_backoff(
             if order < counts.order:  # what the next order looks up
                 columns |= {name: store.column(f"{name}-{order}", np.int64) for name in ("keys", "prefixes", "suffixes")}
                 columns["probs"] = store.column(f"probs-{order}", np.float64)
-            for group in in_order(pool, estimator.estimate, _groups(counts.ngrams[order - 1]), 2 * threads):
+            for group in in_order(pool, estimator.estimate, groups_of_contexts(counts.ngrams[order - 1]), 2 * threads):
                 for name, column in columns.items():
                     column.append(vars(group)[name])
                 backoffs[-1][group.contexts] = group.log_weights
@@ -160,42 +165,6 @@ def _stored(store: Store, name: str, values: np.ndarray) -> np.ndarray:
     column = store.column(name, values.dtype, *values.shape[1:])
     column.append(values)
     return column.finish()
-
-
-GROUP = 1 << 18
-"""About so many n-grams are estimated at a time."""
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows ``begin`` to ``end`` - 1 of an order, whose contexts are whole and begin with the one numbered ``context``."""
-
-    begin: int
-    end: int
-    context: int
-    first: np.ndarray
-
-
-def _groups(rows: np.ndarray) -> Iterator[_Rows]:
-    """Cut the n-grams of an order ``[n, o]`` between contexts."""
-    begin, context = 0, 0
-    while begin < len(rows):
-        end = min(begin + GROUP, len(rows))
-        first = first_of_each(rows[begin:end, :-1])
-        if end < len(rows):
-            last = begin + int(np.flatnonzero(first)[-1])
-            if last > begin:  # the last context may go on: it is for the next group
-                end, first = last, first[: last - begin]
-            else:
-                while end < len(rows) and (more := first_of_each(rows[end - 1 : end + GROUP, :-1])[1:]).size:
-                    change = np.flatnonzero(more)
-                    end += int(change[0]) if len(change) else len(more)
-                    if len(change):
-                        break
-                first = np.append(first, np.zeros(end - begin - len(first), dtype=bool))
-        yield _Rows(begin, end, context, first)
-        context += int(first.sum())
-        begin = end
 
 
 @dataclass(frozen=True)
@@ -219,11 +188,12 @@ class _OrderEstimator:
     counts: NgramCounts
     order: int
     smoothing: Smoothing
+    fitted: Estimator
     links: NgramLinks
     lower: np.ndarray
     vocabulary_size: int
 
-    def estimate(self, group: _Rows) -> _Group:
+    def estimate(self, group: Rows) -> _Group:
         o = self.order - 1
         rows = np.asarray(self.counts.ngrams[o][group.begin : group.end])
         numbers = np.asarray(self.counts.counts[o][group.begin : group.end])
@@ -234,16 +204,14 @@ class _OrderEstimator:
             rows, numbers, context_of, prefixes, suffixes = (array[whole] for array in (rows, numbers, context_of, prefixes, suffixes))
         starts = np.flatnonzero(first_of_each(prefixes))
         seen = OrderCounts(
-            order=self.order,
             counts=numbers,
             starts=starts,
             totals=self.counts.totals[o][context_of[starts]],
             types=self.counts.types[o][context_of[starts]],
-            counts_of_counts=np.asarray(self.counts.counts_of_counts[o]),
             closing=rows[:, -1] == EOS,
             exhaustive=np.diff(starts, append=len(rows)) == self.vocabulary_size,
         )
-        weights, probs = self.smoothing.backoff_weights(self.smoothing.probabilities(seen), self.lower[suffixes], starts)
+        weights, probs = self.smoothing.backoff_weights(self.fitted(seen), self.lower[suffixes], starts)
         keys = self.links.keys_of(rows[:, -1], prefixes)
         return _Group(rows, keys, prefixes, suffixes, probs, np.log(probs), prefixes[starts], np.log(weights))
 
@@ -294,14 +262,12 @@ def _unigram_probabilities(tokens: np.ndarray, counts: np.ndarray, counts_of_cou
         probs[unseen] = 1 / unseen.sum()
         return probs
     order = OrderCounts(
-        order=1,
         counts=counts[seen],
         starts=np.zeros(1, dtype=np.int64),
         totals=counts[seen].sum(keepdims=True),
         types=np.array([seen.sum()]),
-        counts_of_counts=counts_of_counts,
         closing=tokens[seen] == EOS,
         exhaustive=np.array([not unseen.any()]),
     )
-    probs[seen], probs[unseen] = smoothing.unigrams(order, int(unseen.sum()))
+    probs[seen], probs[unseen] = smoothing.unigrams(order, counts_of_counts, int(unseen.sum()))
     return probs

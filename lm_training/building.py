@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fst.model import NgramModel
+from fst.model import NgramModel, table_to_fst
 from fst.table import UNK, NgramTable
 from lm_training.backoff import Smoothing, estimate_backoff
 from lm_training.columns import OnDisk, Store, load_array
-from lm_training.counts import NgramCounts, Resources, TokenStream, count_windows
+from lm_training.counts import NgramCounts, Resources, TokenStream, count_windows, minimum_of
 from lm_training.inputs import Encoder, Inputs, load_corpus, write_corpus
 from lm_training.ngram import MIN_COUNTS, SMOOTHINGS, refuse_scores
 from lm_training.pruning import prune
@@ -94,6 +94,7 @@ class Means:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
+        Resources(self.threads, self.memory)  # refuses what cannot be
 
     @property
     def resources(self) -> Resources:
@@ -134,12 +135,13 @@ def build(
             report("pruning", 0, None)
             table = prune(table, recipe.prune_theta, recipe.max_ngrams)
         report("writing", 0, None)
-        model = NgramModel.from_table(replace(table, symbols=symbols, fingerprint=recipe.fingerprint))
+        table = replace(table, symbols=symbols, fingerprint=recipe.fingerprint)
         if output.suffix == ".fst":
-            model.save(output)
-        else:
-            model.to_arpa(output)
-    return model.num_ngrams
+            return table_to_fst(table, output)
+        automaton = stages.path / "model.fst"
+        num_ngrams = table_to_fst(table, automaton)
+        NgramModel.load(automaton).to_arpa(output)
+        return num_ngrams
 
 
 def _check(stream: TokenStream, symbols: list[str] | None, inputs: Inputs, recipe: Recipe) -> None:
@@ -154,7 +156,8 @@ def _check(stream: TokenStream, symbols: list[str] | None, inputs: Inputs, recip
 def _count(stream: TokenStream, recipe: Recipe, means: Means, stages: WorkDirectory, store: Store, report: Report) -> NgramCounts:
     engine = means.engine
     if engine == "auto":
-        engine = "sort" if means.resources.passes(stream.size, recipe.order, stream.bits) <= MANY_PASSES else "duckdb"
+        minimums = [minimum_of(recipe.min_counts, order) for order in range(1, recipe.order + 1)]
+        engine = "sort" if means.resources.passes(stream.size, stream.bits, minimums) <= MANY_PASSES else "duckdb"
 
     def progress(done: int, total: int) -> None:
         report("counting", done, total)

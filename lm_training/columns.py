@@ -6,12 +6,13 @@ Arrays in files are mapped, so that the system may drop from memory what is not 
 
 from __future__ import annotations
 
-import mmap
 from pathlib import Path
 from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from fst.files import release
 
 
 class Column(Protocol):
@@ -128,12 +129,3 @@ def load_array(path: Path, mode: Literal["r", "r+"] = "r") -> np.ndarray:
     """Map a ``.npy`` file; an empty array, which cannot be mapped, is read."""
     array: np.ndarray = np.load(path, mmap_mode=mode, allow_pickle=False)
     return array
-
-
-def release(array: np.ndarray) -> None:
-    """Let a mapped array's pages go; they are read from the file when they are needed again.  Other arrays stay as they are."""
-    mapped: object = array
-    while isinstance(mapped, np.ndarray):
-        mapped = mapped.base
-    if isinstance(mapped, mmap.mmap):
-        mapped.madvise(mmap.MADV_DONTNEED)

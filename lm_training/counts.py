@@ -86,9 +86,13 @@ class Resources:
         if self.threads < 1 or self.memory < 1 << 20:
             raise ValueError(f"expected at least one thread and 1 MiB of memory, got {self.threads} and {self.memory} bytes")
 
-    def passes(self, windows: int, order: int, bits: int) -> int:
-        """How often the tokens must be gone through, so that what is made of ``windows`` of them fits into the memory."""
-        each = BYTES_A_WINDOW if order * bits <= 64 else BYTES_A_WIDE_WINDOW
+    def passes(self, windows: int, bits: int, minimums: Sequence[int]) -> int:
+        """How often the tokens must be gone through, so that what is made of ``windows`` of them fits into the memory.
+
+        minimums: the minimum count of each order.  Where all n-grams of a high order are kept, they may be as many as windows.
+        """
+        each = BYTES_A_WINDOW if len(minimums) * bits <= 64 else BYTES_A_WIDE_WINDOW
+        each += sum(4 * order + 16 for order, minimum in enumerate(minimums, 1) if order > 2 and minimum == 1)
         return max(self.threads, -(-windows * each * self.threads // self.memory))
 
 
@@ -271,11 +275,12 @@ def count_windows(
     if order < 1:
         raise ValueError(f"expected an order of at least 1, got {order}")
     store = store or InMemory()
-    ranges = _ranges(stream, resources.passes(stream.size, order, stream.bits))
+    minimums = [minimum_of(min_counts, o) for o in range(1, order + 1)]
+    ranges = _ranges(stream, resources.passes(stream.size, stream.bits, minimums))
     longer = [OrderCollector(store, stream, o) for o in range(2, order + 1)]
     tokens, counts = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
     with ThreadPoolExecutor(resources.threads) as pool:
-        parts = in_order(pool, lambda codes: _count_range(stream, order, min_counts, codes), ranges, resources.threads)
+        parts = in_order(pool, lambda codes: _count_range(stream, minimums, codes), ranges, resources.threads)
         for done, (unigrams, *others) in enumerate(parts, 1):
             tokens.append(unigrams.ngrams[:, 0])
             counts.append(unigrams.counts)
@@ -326,9 +331,9 @@ def _joined(parts: Sequence[Part]) -> Part:
     return Part(ngrams, counts, totals, types, np.sum([part.counts_of_counts for part in parts], axis=0))
 
 
-def _count_range(stream: TokenStream, order: int, min_counts: Sequence[int], codes: _Range) -> list[Part]:
-    """Count the windows that begin with a code of the range."""
-    bits = stream.bits
+def _count_range(stream: TokenStream, minimums: list[int], codes: _Range) -> list[Part]:
+    """Count the windows that begin with a code of the range; ``minimums`` are those of all orders."""
+    order, bits = len(minimums), stream.bits
     last_code = np.uint64(2**bits - 1)
     orders: list[Part] = []
     positions: np.ndarray | None = None  # of the windows that go on after those before; None is everywhere
@@ -348,9 +353,8 @@ def _count_range(stream: TokenStream, order: int, min_counts: Sequence[int], cod
             whole, ranks = np.unique(keys[goes_on], return_inverse=True)
             ranks = ranks.astype(np.uint64)
         keys.sort()
-        minimums = [minimum_of(min_counts, done + taken) for taken in range(1, packed + 1)]
         blocks = [
-            _count_sorted(keys[begin:end], heads, packed, bits, minimums)
+            _count_sorted(keys[begin:end], heads, packed, bits, minimums[done : done + packed])
             for begin, end in _blocks(keys, bits * (packed if done else packed - 1))
         ]
         orders += [_joined(parts) for parts in zip(*blocks, strict=True)]

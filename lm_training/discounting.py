@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lm_training.backoff import OrderCounts, Smoothing
+from lm_training.backoff import Estimator, Smoothing
 
 
 def absolute_discount(counts_of_counts: np.ndarray) -> float:
@@ -28,9 +28,8 @@ def absolute_discount(counts_of_counts: np.ndarray) -> float:
 class WittenBell(Smoothing):
     """A context gives new words as much as if each kind of word seen there had been new once."""
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        probs: np.ndarray = seen.counts / seen.spread(seen.totals + seen.types)
-        return probs
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        return lambda seen: seen.counts / seen.spread(seen.totals + seen.types)
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,9 @@ class AbsoluteDiscounting(Smoothing):
         if self.discount is not None and not 0 < self.discount < 1:
             raise ValueError(f"expected a discount between 0 and 1, got {self.discount}")
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        amount = absolute_discount(seen.counts_of_counts) if self.discount is None else self.discount
-        probs: np.ndarray = (seen.counts - amount) / seen.spread(seen.totals)
-        return probs
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        amount = absolute_discount(counts_of_counts) if self.discount is None else self.discount
+        return lambda seen: (seen.counts - amount) / seen.spread(seen.totals)
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,8 @@ class StupidBackoff(Smoothing):
         if not 0 < self.weight <= 1:
             raise ValueError(f"expected a backoff weight above 0 and at most 1, got {self.weight}")
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        frequencies: np.ndarray = seen.counts / seen.spread(seen.totals)
-        return frequencies
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        return lambda seen: seen.counts / seen.spread(seen.totals)
 
     def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(starts), self.weight), explicit

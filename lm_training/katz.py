@@ -14,12 +14,13 @@ the classes here differ in.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from lm_training.backoff import NO_MASS, OrderCounts, Smoothing
+from lm_training.backoff import NO_MASS, Estimator, OrderCounts, Smoothing
 from lm_training.discounting import absolute_discount
 
 logger = logging.getLogger(__name__)
@@ -60,25 +61,30 @@ class Katz(Smoothing):
     def __post_init__(self) -> None:
         _check_cutoff(self.cutoff)
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        discounted = self._discounted(seen)
-        totals = seen.totals.astype(np.float64)
-        totals[seen.sums(discounted) > totals * (1 - NO_MASS)] += 1
-        probs: np.ndarray = discounted / seen.spread(totals)
-        return probs
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        discount = self._discount(order, counts_of_counts)
 
-    def _discounted(self, seen: OrderCounts) -> np.ndarray:
+        def probabilities(seen: OrderCounts) -> np.ndarray:
+            discounted = discount(seen.counts)
+            totals = seen.totals.astype(np.float64)
+            totals[seen.sums(discounted) > totals * (1 - NO_MASS)] += 1
+            probs: np.ndarray = discounted / seen.spread(totals)
+            return probs
+
+        return probabilities
+
+    def _discount(self, order: int, counts_of_counts: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         for cutoff in range(self.cutoff, 0, -1):
-            factors = good_turing_discounts(seen.counts_of_counts, cutoff)
+            factors = good_turing_discounts(counts_of_counts, cutoff)
             if np.all((factors[1:] > 0) & (factors[1:] < 1)):
                 shown = ", ".join(f"{factor:.3f}" for factor in factors[1:])
                 fallen = f" (cutoff {self.cutoff} is not possible)" if cutoff < self.cutoff else ""
-                logger.info("%d-grams: Good-Turing discounts of counts 1 to %d%s: %s", seen.order, cutoff, fallen, shown)
-                discounted: np.ndarray = seen.counts * np.append(factors, 1.0)[np.minimum(seen.counts, cutoff + 1)]
-                return discounted
-        amount = absolute_discount(seen.counts_of_counts)
-        logger.info("%d-grams: counts of counts allow no Good-Turing discount; absolute discounting by %.3f", seen.order, amount)
-        return seen.counts.astype(np.float64) - amount
+                logger.info("%d-grams: Good-Turing discounts of counts 1 to %d%s: %s", order, cutoff, fallen, shown)
+                table, last = np.append(factors, 1.0), cutoff + 1
+                return lambda counts: counts * table[np.minimum(counts, last)]
+        amount = absolute_discount(counts_of_counts)
+        logger.info("%d-grams: counts of counts allow no Good-Turing discount; absolute discounting by %.3f", order, amount)
+        return lambda counts: counts.astype(np.float64) - amount
 
 
 @dataclass(frozen=True)
@@ -95,18 +101,21 @@ class OpenGrmKatz(Smoothing):
     def __post_init__(self) -> None:
         _check_cutoff(self.cutoff)
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        if seen.order == 1:
-            frequencies: np.ndarray = seen.counts / seen.spread(seen.totals)
-            return frequencies
-        factors = good_turing_discounts(seen.counts_of_counts, self.cutoff)
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        if order == 1:
+            return lambda seen: seen.counts / seen.spread(seen.totals)
+        factors = good_turing_discounts(counts_of_counts, self.cutoff)
         factors = np.append(np.where((factors > 0) & (factors < 1), factors, 0.999), 0.999)
-        discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
-        left = seen.totals - seen.sums(discounted)
-        discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))
-        totals = seen.totals + np.where(~seen.exhaustive & (left <= seen.totals * NO_MASS), 1.0, 0.0)
-        probs: np.ndarray = discounted / seen.spread(totals)
-        return probs
+
+        def probabilities(seen: OrderCounts) -> np.ndarray:
+            discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
+            left = seen.totals - seen.sums(discounted)
+            discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))
+            totals = seen.totals + np.where(~seen.exhaustive & (left <= seen.totals * NO_MASS), 1.0, 0.0)
+            probs: np.ndarray = discounted / seen.spread(totals)
+            return probs
+
+        return probabilities
 
 
 @dataclass(frozen=True)
@@ -129,29 +138,33 @@ class SrilmKatz(Smoothing):
         _check_cutoff(self.unigram_cutoff)
         _check_cutoff(self.cutoff)
 
-    def probabilities(self, seen: OrderCounts) -> np.ndarray:
-        factors = self._factors(seen)
-        discounted = seen.counts * np.append(factors, 1.0)[np.minimum(seen.counts, len(factors))]
-        sums = seen.sums(discounted)
-        spent = ~seen.exhaustive & (sums > seen.totals * (1 - self.least_mass))
-        totals = np.where(spent, np.maximum(seen.totals + 1, np.ceil(sums / (1 - self.least_mass))), seen.totals)
-        probs: np.ndarray = discounted / seen.spread(totals)
-        return probs
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        factors = np.append(self._factors(order, counts_of_counts), 1.0)
 
-    def unigrams(self, seen: OrderCounts, unseen: int) -> tuple[np.ndarray, float]:
-        probs = self.probabilities(seen)
+        def probabilities(seen: OrderCounts) -> np.ndarray:
+            discounted = seen.counts * factors[np.minimum(seen.counts, len(factors) - 1)]
+            sums = seen.sums(discounted)
+            spent = ~seen.exhaustive & (sums > seen.totals * (1 - self.least_mass))
+            totals = np.where(spent, np.maximum(seen.totals + 1, np.ceil(sums / (1 - self.least_mass))), seen.totals)
+            probs: np.ndarray = discounted / seen.spread(totals)
+            return probs
+
+        return probabilities
+
+    def unigrams(self, seen: OrderCounts, counts_of_counts: np.ndarray, unseen: int) -> tuple[np.ndarray, float]:
+        probs = self.fit(1, counts_of_counts)(seen)
         left = 1 - float(probs.sum())
         if left < 0:  # factors above 1, where there is no one to take from
             return probs / probs.sum(), 0.0
         return (probs, left / unseen) if unseen else (probs + left / len(probs), 0.0)
 
-    def _factors(self, seen: OrderCounts) -> np.ndarray:
-        cutoff = self.unigram_cutoff if seen.order == 1 else self.cutoff
-        n = np.append(seen.counts_of_counts, np.zeros(MAX_CUTOFF + 2, dtype=np.int64)).astype(np.float64)
+    def _factors(self, order: int, counts_of_counts: np.ndarray) -> np.ndarray:
+        cutoff = self.unigram_cutoff if order == 1 else self.cutoff
+        n = np.append(counts_of_counts, np.zeros(MAX_CUTOFF + 2, dtype=np.int64)).astype(np.float64)
         while cutoff > 0 and n[cutoff + 1] == 0:
             cutoff -= 1
         if n[1] == 0 or cutoff == 0:
-            logger.info("%d-grams: counts of counts allow no Good-Turing discount; none made", seen.order)
+            logger.info("%d-grams: counts of counts allow no Good-Turing discount; none made", order)
             return np.ones(1)
         factors = good_turing_discounts(n, cutoff)
         r = np.arange(1, cutoff + 1)
@@ -159,6 +172,6 @@ class SrilmKatz(Smoothing):
             undiscounted = (r + 1) * n[2 : cutoff + 2] / (r * n[1 : cutoff + 1])
         possible = np.isfinite(factors[1:]) & (factors[1:] > self.least_mass) & (undiscounted <= 1)
         if not possible.all():
-            logger.info("%d-grams: no Good-Turing discount for counts %s", seen.order, ", ".join(map(str, r[~possible])))
+            logger.info("%d-grams: no Good-Turing discount for counts %s", order, ", ".join(map(str, r[~possible])))
         factors[1:][~possible] = 1.0
         return factors

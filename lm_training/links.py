@@ -12,10 +12,12 @@ of a row is then one lookup too: ``suffix(row) = find(suffix(prefix(row)), last 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from fst.files import release
 from fst.table import UNK
 
 LOWEST_ID = UNK
@@ -41,6 +43,49 @@ def take(values: np.ndarray, rows: np.ndarray, missing: float) -> np.ndarray:
     if not len(values):
         return np.full(len(rows), missing, dtype=values.dtype)
     return np.where(rows < 0, np.asarray(missing, dtype=values.dtype), values[rows])
+
+
+GROUP = 1 << 18
+"""About so many n-grams are worked on at a time, so that a processor's cache holds what is made of them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows ``begin`` to ``end`` - 1 of an order, whose contexts are whole and begin with the one numbered ``context``.
+
+    first: ``[end - begin]`` bool, which rows are the first of their context.
+    """
+
+    begin: int
+    end: int
+    context: int
+    first: np.ndarray
+
+    @property
+    def there(self) -> slice:
+        return slice(self.begin, self.end)
+
+
+def groups_of_contexts(rows: np.ndarray) -> Iterator[Rows]:
+    """Cut the n-grams of an order ``[n, o]`` between contexts."""
+    begin, context = 0, 0
+    while begin < len(rows):
+        end = min(begin + GROUP, len(rows))
+        first = first_of_each(rows[begin:end, :-1])
+        if end < len(rows):
+            last = begin + int(np.flatnonzero(first)[-1])
+            if last > begin:  # the last context may go on: it is for the next group
+                end, first = last, first[: last - begin]
+            else:
+                while end < len(rows) and (more := first_of_each(rows[end - 1 : end + GROUP, :-1])[1:]).size:
+                    change = np.flatnonzero(more)
+                    end += int(change[0]) if len(change) else len(more)
+                    if len(change):
+                        break
+                first = np.append(first, np.zeros(end - begin - len(first), dtype=bool))
+        yield Rows(begin, end, context, first)
+        context += int(first.sum())
+        begin = end
 
 
 class NgramLinks:
@@ -69,7 +114,10 @@ class NgramLinks:
         """
         links = cls(ngrams[0])
         for order, rows in enumerate(ngrams[1:], 2):
-            prefixes, suffixes = links.locate(rows)
+            prefixes, suffixes = np.empty((2, len(rows)), dtype=np.int64)
+            for group in groups_of_contexts(rows):
+                prefixes[group.there], suffixes[group.there] = links.locate(rows[group.there])
+                release(rows)
             orphans = np.flatnonzero((prefixes < 0) | (suffixes < 0))
             if len(orphans):
                 raise ValueError(

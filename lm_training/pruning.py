@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fst.files import release
 from fst.table import BOS, EOS, NgramTable
 from lm_training.backoff import backoff_weights
-from lm_training.links import NgramLinks, first_of_each
+from lm_training.links import NgramLinks, first_of_each, groups_of_contexts
 
 
 def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None = None) -> NgramTable:
@@ -61,25 +62,35 @@ def losses(table: NgramTable, links: NgramLinks) -> list[np.ndarray]:
     history = _start_log_probs(table)
     result = [np.full(len(history), np.inf)]
     for order in range(2, table.order + 1):
-        prefixes, suffixes = links.prefixes[order - 1], links.suffixes[order - 1]
-        log_high, log_low = table.log_probs[order - 1], table.log_probs[order - 2][suffixes]
-        high, low = np.exp(log_high), np.exp(log_low)
-        first = first_of_each(prefixes)
-        starts, context_of = np.flatnonzero(first), np.cumsum(first) - 1
-        if len(starts):
-            left = (1 - np.add.reduceat(high, starts))[context_of].clip(min=0)
-            unseen = (1 - np.add.reduceat(low, starts))[context_of].clip(min=0)
-        else:
-            left = unseen = high
-        log_backoff = table.backoffs[order - 2][prefixes]
-        with np.errstate(divide="ignore", invalid="ignore"):  # a probability of 0 makes nan
-            log_new_backoff = np.log((left + high) / (unseen + low))
-            own_part = high * (log_low + log_new_backoff - log_high)
-            unseen_part = left * (log_new_backoff - log_backoff)
-            loss = np.expm1(-np.exp(history[prefixes]) * (own_part + unseen_part))
-        result.append(np.where(np.isfinite(loss), loss.clip(min=0), np.inf))
-        history = history[prefixes] + log_high
+        loss, longer = np.empty((2, table.num_ngrams[order - 1]))
+        for group in groups_of_contexts(table.ngrams[order - 1]):
+            prefixes, suffixes = links.prefixes[order - 1][group.there], links.suffixes[order - 1][group.there]
+            log_high, log_low = table.log_probs[order - 1][group.there], table.log_probs[order - 2][suffixes]
+            log_backoff = table.backoffs[order - 2][prefixes]
+            loss[group.there] = _losses(log_high, log_low, log_backoff, history[prefixes], group.first)
+            longer[group.there] = history[prefixes] + log_high
+            release(table.ngrams[order - 1])
+        result.append(loss)
+        history = longer
     return result
+
+
+def _losses(log_high: np.ndarray, log_low: np.ndarray, log_backoff: np.ndarray, log_history: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """``[n]`` losses of n-grams context after context: exp(D) - 1 with all its parts as they stand in the formula above.
+
+    log_high, log_low, log_backoff, log_history: ``[n]`` natural logs of p(w | h), p(w | h'), α(h) and P(h).
+    first: ``[n]`` bool, where each context begins.
+    """
+    high, low = np.exp(log_high), np.exp(log_low)
+    starts, context_of = np.flatnonzero(first), np.cumsum(first) - 1
+    left = (1 - np.add.reduceat(high, starts))[context_of].clip(min=0)
+    unseen = (1 - np.add.reduceat(low, starts))[context_of].clip(min=0)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a probability of 0 makes nan
+        log_new_backoff = np.log((left + high) / (unseen + low))
+        own_part = high * (log_low + log_new_backoff - log_high)
+        unseen_part = left * (log_new_backoff - log_backoff)
+        loss: np.ndarray = np.expm1(-np.exp(log_history) * (own_part + unseen_part))
+    return np.where(np.isfinite(loss), loss.clip(min=0), np.inf)
 
 
 def _start_log_probs(table: NgramTable) -> np.ndarray:

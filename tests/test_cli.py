@@ -36,7 +36,8 @@ def test_version_and_help_name_every_command(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "generate", "lattices", "rescore", "oracle", "lm train", "lm arpa2fst", "lm fst2arpa", "lm info", "lm perplexity",
+    ["demo", "generate", "lattices", "rescore", "oracle", "merge", "compare",
+     "lm train", "lm interpolate", "lm kenlm", "lm arpa2fst", "lm fst2arpa", "lm info", "lm perplexity",
      "train tokenizer", "train encode", "train blockwise"],
 )  # fmt: skip
 def test_help_of_every_command_has_an_example(run: Run, command: str) -> None:
@@ -53,6 +54,33 @@ def test_oracle_counts_what_the_lattices_hold(run: Run, lattice_file: Path) -> N
     assert rows[2]["block_efficiency"] == rows[4]["block_efficiency"] == 1 + (3 * 3 + 3 * 1) / 6
     assert rows[4]["accept_counts"] == [0, 3, 0, 3]
     assert "3.000" in run("oracle", lattice_file)[1]
+
+
+def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    for name, shard in (("whole", "0/1"), ("a", "0/2"), ("b", "1/2")):
+        found = LatticeSet.load(lattice_file)
+        LatticeSet(found.tokens, found.log_probs, found.continuation, found.context, sequence=np.arange(6) // 2).save(tmp_path / "l.npz")
+        assert run("oracle", tmp_path / "l.npz", "--shard", shard, "--tally", tmp_path / f"{name}.json")[0] == 0
+    status, out, _ = run(
+        "merge", tmp_path / "a.json", tmp_path / "b.json", "--tally", tmp_path / "sum.json", "--csv", "--plot", tmp_path / "o.svg"
+    )
+    assert status == 0
+    assert (tmp_path / "sum.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert out.splitlines()[0] == "k,heads,block_efficiency,decoded_block_efficiency,best_block_efficiency"
+    assert out.splitlines()[-1].startswith("16,4,3.0,")
+    assert (tmp_path / "o.svg").read_text().startswith("<?xml")
+
+
+def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    trigram().save(tmp_path / "lm.fst")
+    status, out, _ = run("compare", lattice_file, "--lm", tmp_path / "lm.fst", "-s", "9-best", "--json")
+    assert status == 0
+    rows = {row["system"]: row for row in json.loads(out)["systems"]}
+    assert list(rows) == ["vanilla", "9-best", "oracle"]
+    assert rows["vanilla"]["block_efficiency"] == 1.0
+    assert rows["oracle"]["block_efficiency"] == 3.0
+    assert rows["oracle"]["decoded_block_efficiency"] is None  # the file does not number its texts
+    assert "9-best" in run("compare", lattice_file, "-s", "9-best")[1]
 
 
 def test_rescore_prints_the_drafts_of_the_library(run: Run, lattice_file: Path, tmp_path: Path) -> None:
@@ -128,6 +156,9 @@ def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     return {
         "missing lattices": (("oracle", directory / "none.npz"), "none.npz: expected a file, found none"),
         "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: not a lattice file"),
+        "no system": (("compare", directory / "garbage.npz", "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
+        "no tally": (("merge", directory / "garbage.npz"), "garbage.npz: "),
+        "no shard": (("oracle", directory / "garbage.npz", "--shard", "2/2"), "expected a shard i/n"),
         "k that is no number": (("oracle", directory / "garbage.npz", "--k", "x"), "expected --k as numbers"),
         "missing model": (("lm", "info", directory / "none.fst"), "none.fst: expected a file, found none"),
         "corrupt model": (("lm", "info", directory / "garbage"), "garbage"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from latticebpd import BlockwiseLM, LatticeSet, TreeDrafter, generate
-from latticebpd.drafters import Drafter, PreviousOutputDrafter, PromptNgramDrafter, SavedTopKDrafter, State, load_top_k
+from latticebpd.drafters import Drafter, MixtureDrafter, PreviousOutputDrafter, PromptNgramDrafter, SavedTopKDrafter, State, load_top_k
 from latticebpd.drafters.matching import SuffixIndex, copied, weighted_tree
 from latticebpd.drafts import DraftTree
 from latticebpd.replay import accept_length, collect_lattices
@@ -237,23 +237,47 @@ def test_damaged_safetensors_are_refused(tmp_path: Path) -> None:
         load_top_k(tmp_path / "none.safetensors")
 
 
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 3), prompt=st.lists(st.integers(1, 22), min_size=1, max_size=8), data=st.data())
-def test_every_copying_drafter_yields_the_text_of_generate(seed: int, prompt: list[int], data: st.DataObject) -> None:
-    model = tiny_model(seed)
-    text = greedy(model, prompt, 24)
-    edited = list(text)
-    for _ in range(data.draw(st.integers(0, 4))):
-        place = data.draw(st.integers(0, len(edited)))
-        edited[place : place + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 22), max_size=2))
-    lattices = collect_lattices(model, [prompt], k=3, max_new_tokens=16, context_length=data.draw(st.integers(1, 3)))
+def check_copying_drafters(data: st.DataObject) -> None:
+    """Batches of one to three prompts, left-padded; earlier outputs with random edits; lattices of half the text."""
+    seed = data.draw(st.integers(0, 3))
+    stop = data.draw(st.sampled_from([None, 5, 11]))
+    model = tiny_model(seed, eos_token_id=stop)
+    prompts = data.draw(st.lists(st.lists(st.integers(1, 22), min_size=1, max_size=8), min_size=1, max_size=3))
+    texts = [greedy(model, prompt, 20) for prompt in prompts]
+    edited = []
+    for text in texts:
+        edited.append(list(text))
+        for _ in range(data.draw(st.integers(0, 4))):
+            place = data.draw(st.integers(0, len(edited[-1])))
+            edited[-1][place : place + data.draw(st.integers(0, 2))] = data.draw(st.lists(st.integers(0, 22), max_size=2))
+    lattices = collect_lattices(model, prompts, k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))
+    copying = PromptNgramDrafter(max_ngram=data.draw(st.integers(1, 4)))
+    width = max(map(len, prompts))
+    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
     for drafter in (
-        PromptNgramDrafter(max_ngram=data.draw(st.integers(1, 4))),
+        copying,
         PreviousOutputDrafter(edited),
         SavedTopKDrafter(lattices, trigram(), num_nodes=6),
+        MixtureDrafter(copying, TreeDrafter(model, None, num_nodes=6, k=3), num_nodes=8, sure=data.draw(st.sampled_from([0.0, 0.5, 2.0]))),
     ):
-        out = generate(model, prompt, drafter, max_new_tokens=24)
-        assert out.sequences[0, len(prompt) :].tolist() == text
+        out = generate(model, ids, drafter, max_new_tokens=20, attention_mask=mask)
+        for row, text in zip(out.sequences.tolist(), texts, strict=True):
+            assert row[width : width + len(text)] == text
+        assert out.num_tokens == sum(map(len, texts))
+
+
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_every_copying_drafter_yields_the_text_of_generate(data: st.DataObject) -> None:
+    check_copying_drafters(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(data=st.data())
+def test_every_copying_drafter_yields_the_text_of_generate_in_many_cases(data: st.DataObject) -> None:
+    check_copying_drafters(data)
 
 
 def test_options_that_make_no_sense_are_refused() -> None:

@@ -45,7 +45,8 @@ class ScriptedDrafter:
 
 def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
     """The oracle: transformers' own greedy decoding, the new tokens only."""
-    out = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=new, pad_token_id=0)
+    ids = torch.tensor([prompt])
+    out = model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0)
     return [int(token) for token in out[0, len(prompt) :]]
 
 
@@ -174,12 +175,108 @@ def test_plain_transformers_model_needs_no_heads() -> None:
     assert out.num_calls == 10  # the first token of every draft is right: two tokens a call, the last alone
 
 
+def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> None:
+    """Left or right padding, ragged acceptance, and counts that do not depend on batching."""
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+    lm = trigram()
+    alone = [generate(model, prompt, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW) for prompt in prompts]
+    for left in (True, False):
+        pads = [[0] * (5 - len(prompt)) for prompt in prompts]
+        ids = [pad + prompt if left else prompt + pad for pad, prompt in zip(pads, prompts, strict=True)]
+        mask = [[1] * len(prompt) for prompt in prompts]
+        mask = [[0] * len(pad) + ones if left else ones + [0] * len(pad) for pad, ones in zip(pads, mask, strict=True)]
+        out = generate(model, ids, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW, attention_mask=mask, trace=True)
+        assert out.sequences[:, :5].tolist() == ids
+        assert out.sequences[:, 5:].tolist() == [single.sequences[0, -NEW:].tolist() for single in alone]
+        assert out.num_calls == sum(single.num_calls for single in alone)
+        assert out.num_passes == max(single.num_calls for single in alone)
+        assert out.verified_tokens == sum(single.verified_tokens for single in alone)
+        assert out.trace is not None
+        for row, single in enumerate(alone):
+            assert out.blocks(row) == [[int(out.sequences[row, 5])], *(step.committed for step in out.trace if step.row == row)]
+            assert single.num_calls == len(out.blocks(row)) - 1
+
+
+def test_two_call_form_writes_the_same_text_in_twice_the_calls(model: BlockwiseLM) -> None:
+    merged = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW)
+    two = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW, merged=False)
+    assert two.sequences.tolist() == merged.sequences.tolist()
+    assert two.accept_counts.tolist() == merged.accept_counts.tolist()
+    assert (two.num_calls, two.num_passes) == (2 * merged.num_calls, 2 * merged.num_passes)
+    assert two.block_efficiency == merged.block_efficiency / 2
+
+
+def test_streamer_hears_the_prompt_and_every_token_once(model: BlockwiseLM) -> None:
+    class Recorder:
+        def __init__(self) -> None:
+            self.heard: list[list[int]] = []
+
+        def put(self, tokens: torch.Tensor) -> None:
+            self.heard.append(tokens.flatten().tolist())
+
+        def end(self) -> None:
+            self.heard.append([-1])
+
+    recorder, text = Recorder(), greedy(model, [7, 8])
+    generate(
+        model,
+        [7, 8],
+        ScriptedDrafter(lambda state: DraftTree.from_paths([text[len(state.tokens) - 2 :][:5]])),
+        max_new_tokens=NEW,
+        streamer=recorder,
+    )
+    assert recorder.heard[0] == [7, 8]
+    assert recorder.heard[-1] == [-1]
+    assert [token for block in recorder.heard[1:-1] for token in block] == text
+    assert len(recorder.heard) < NEW
+    with pytest.raises(ValueError, match="expected a single prompt with a streamer, got 2"):
+        generate(model, [[7], [8]], NoDrafter(), streamer=recorder)
+
+
+@pytest.mark.parametrize(
+    ("trees", "message"),
+    [
+        ([DraftTree.from_paths([[3, 23]])], r"expected drafted tokens below 23 \(the model's vocabulary\), got 23 from Rogue"),
+        ([], "expected one tree for each of 1 states, got 0 from Rogue"),
+    ],
+)
+def test_drafter_that_breaks_its_promise_is_named(model: BlockwiseLM, trees: list[DraftTree], message: str) -> None:
+    class Rogue(NoDrafter):
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            return trees
+
+    with pytest.raises(ValueError, match=message):
+        generate(model, [3], Rogue(), max_new_tokens=8)
+
+
+def test_mask_of_another_shape_and_prompts_without_tokens_are_refused(model: BlockwiseLM) -> None:
+    with pytest.raises(ValueError, match=r"attention_mask of the prompts' shape \(1, 2\), got \(1, 3\)"):
+        generate(model, [[1, 2]], NoDrafter(), attention_mask=[[1, 1, 1]])
+    with pytest.raises(ValueError, match="at least one token in every prompt, got none in row 1"):
+        generate(model, [[1, 2], [1, 2]], NoDrafter(), attention_mask=[[1, 1], [0, 0]])
+
+
+def test_padding_is_found_without_a_mask_as_generate_finds_it() -> None:
+    from tests.tiny_families import tiny
+
+    gpt2 = tiny("gpt2")
+    prompts = torch.tensor([[0, 0, 4, 9], [5, 6, 7, 8]])
+    reference = gpt2.generate(prompts, do_sample=False, max_new_tokens=12)  # type: ignore[operator]
+    assert generate(gpt2, prompts, NoDrafter(), max_new_tokens=12).sequences.tolist() == reference.tolist()
+
+
 def test_trace_accounts_for_every_token(model: BlockwiseLM) -> None:
     out = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW, trace=True)
     assert out.trace is not None
     tokens = [token for step in out.trace for token in step.committed]
     assert tokens == out.sequences[0, 2:].tolist()
     assert sum(len(step.tree) for step in out.trace) == out.verified_tokens
+    for step in out.trace:
+        assert step.committed[:-1] == step.tree.tokens[step.accepted[: len(step.committed) - 1]].tolist()
+        assert step.tree.lattice is None or step.tree.lattice.tokens[:, 0].tolist() == step.tree.tokens.tolist()
+    assert out.trace[0].tree.lattice is not None
+    with pytest.raises(ValueError, match="pass trace=True"):
+        generate(model, [7], NoDrafter(), max_new_tokens=3).blocks()
 
 
 @pytest.mark.parametrize(

@@ -176,39 +176,40 @@ def test_opengrm_context_of_all_words_leaves_its_mass_to_the_end():
     assert table[(0,)][1] == 0
 
 
-def srilm_order(order, counts, counts_of_counts, total, exhaustive=False):
-    """One context of one order, with given counts of counts."""
-    return OrderCounts(
-        order, np.array(counts), np.array([0]), np.array([total]), np.array([len(counts)]), np.array(counts_of_counts),
-        np.zeros(len(counts), dtype=bool), np.array([exhaustive]),
-    )  # fmt: skip
+def one_context(counts, total, exhaustive=False):
+    starts, types = np.array([0]), np.array([len(counts)])
+    return OrderCounts(np.array(counts), starts, np.array([total]), types, np.zeros(len(counts), dtype=bool), np.array([exhaustive]))
 
 
 def test_srilm_rules_on_paper():
     # Bigrams with n_1..n_3 = 10, 4, 2 and no more: the cutoff falls from 7 to 2, A = 3*2/10 = 3/5;
     # d_1 = (2*4/10 - 3/5)/(2/5) = 1/2; d_2 = (3*2/8 - 3/5)/(2/5) = 3/8.
-    found = SrilmKatz().probabilities(srilm_order(2, [1, 2, 5], [0, 10, 4, 2], 9))
+    found = SrilmKatz().fit(2, np.array([0, 10, 4, 2]))(one_context([1, 2, 5], 9))
     np.testing.assert_allclose(found, [0.5 / 9, 0.75 / 9, 5 / 9])
     # n_2 > n_1 / 2 makes the undiscounted ratio of ones exceed 1, and they stay as they are.
     # A = 3*1/2 makes d_2 = (3*1/8 - 3/2)/(1 - 3/2) = 9/4, which SRILM lets stand.
-    found = SrilmKatz(cutoff=2).probabilities(srilm_order(2, [1, 2, 5], [0, 2, 4, 1], 20))
+    found = SrilmKatz(cutoff=2).fit(2, np.array([0, 2, 4, 1]))(one_context([1, 2, 5], 20))
     np.testing.assert_allclose(found, [1 / 20, 4.5 / 20, 5 / 20])
     # No singletons: nothing is discounted, and the denominator grows to leave mass.
-    found = SrilmKatz().probabilities(srilm_order(3, [2, 2], [0, 0, 4], 4))
+    found = SrilmKatz().fit(3, np.array([0, 0, 4]))(one_context([2, 2], 4))
     np.testing.assert_allclose(found, [2 / 5, 2 / 5])
     # ... but not where every word was seen.
-    found = SrilmKatz().probabilities(srilm_order(3, [2, 2], [0, 0, 4], 4, exhaustive=True))
+    found = SrilmKatz().fit(3, np.array([0, 0, 4]))(one_context([2, 2], 4, exhaustive=True))
     np.testing.assert_allclose(found, [1 / 2, 1 / 2])
 
 
 def test_srilm_unigrams_share_what_is_left_with_the_unseen_or_with_all():
     # With the cutoff 1 the formula's two terms are the same, so that d_1 = 0, no discount, and ones stay; 6 becomes 7 to leave mass.
-    order = srilm_order(1, [1, 1, 1, 1, 2], [0, 4, 1], 6)
-    probs, each = SrilmKatz().unigrams(order, unseen=2)
+    counts_of_counts, order = np.array([0, 4, 1]), one_context([1, 1, 1, 1, 2], 6)
+    probs, each = SrilmKatz().unigrams(order, counts_of_counts, unseen=2)
     np.testing.assert_allclose(probs, np.array([1, 1, 1, 1, 2]) / 7)
     assert each == pytest.approx(1 / 7 / 2)
-    order = srilm_order(1, [1, 1, 2, 3], [0, 6, 2, 1], 7, exhaustive=True)  # k = 2: A = 1/2, d_1 = (2/3 - 1/2)/(1/2) = 1/3, d_2 = 1/2
-    probs, each = SrilmKatz(unigram_cutoff=2).unigrams(order, unseen=0)
+    counts_of_counts, order = (
+        np.array([0, 6, 2, 1]),
+        one_context([1, 1, 2, 3], 7, exhaustive=True),
+        # k = 2: A = 1/2, d_1 = (2/3 - 1/2)/(1/2) = 1/3, d_2 = 1/2
+    )
+    probs, each = SrilmKatz(unigram_cutoff=2).unigrams(order, counts_of_counts, unseen=0)
     discounted = np.array([1 / 3, 1 / 3, 1, 3]) / 7
     np.testing.assert_allclose(probs, discounted + (1 - discounted.sum()) / 4)
     assert each == 0
@@ -263,8 +264,8 @@ def test_cutoff_out_of_range_is_refused(method, cutoff):
 
 def test_any_object_with_probabilities_is_a_smoothing_method():
     class HalfForTheUnseen(Smoothing):
-        def probabilities(self, seen: OrderCounts) -> np.ndarray:
-            return seen.counts / seen.spread(seen.totals) / 2
+        def fit(self, order, counts_of_counts):
+            return lambda seen: seen.counts / seen.spread(seen.totals) / 2
 
     table = estimate(zipf_text(500), 3, HalfForTheUnseen(), (1,), end_of_text=None)
     first = table.ngrams[1][:, 0] == 1
@@ -279,7 +280,7 @@ def test_contexts_estimated_in_groups_come_out_the_same_to_the_bit(monkeypatch, 
     counts = count_stream(zipf_text(4000), 4, None, min_counts)
     whole = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64))
     for group, threads, store in ((1, 1, InMemory()), (40, 2, OnDisk(tmp_path)), (1000, 3, InMemory())):
-        monkeypatch.setattr("lm_training.backoff.GROUP", group)
+        monkeypatch.setattr("lm_training.links.GROUP", group)
         parts = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64), store, threads)
         for name in ("ngrams", "log_probs", "backoffs"):
             for ours, theirs in zip(getattr(parts, name), getattr(whole, name), strict=True):

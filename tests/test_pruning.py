@@ -160,3 +160,12 @@ def test_opengrm_pruning_is_reproduced_entry_for_entry(order, theta):
     assert found.keys() == expected.keys()
     for gram, (prob, backoff) in expected.items():
         assert found[gram] == (pytest.approx(prob, abs=2e-3), pytest.approx(backoff, abs=2e-3)), gram
+
+
+@pytest.mark.parametrize("group", [1, 30, 10**6])
+def test_losses_do_not_depend_on_how_many_contexts_are_worked_on_at_a_time(monkeypatch, group):
+    table = estimate(zipf_text(), 4, min_counts=(1,), end_of_text=None)
+    expected = losses(table, NgramLinks.of(table.ngrams))
+    monkeypatch.setattr("lm_training.links.GROUP", group)
+    for ours, theirs in zip(losses(table, NgramLinks.of(table.ngrams)), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -16,7 +16,7 @@ def python_blocks(text: str) -> list[str]:
 
 
 def test_ten_line_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = python_blocks(README)
+    example, *others = python_blocks(README)
     assert len([line for line in example.splitlines() if line.strip() and not line.startswith("#")]) <= 10
     names: dict[str, object] = {}
     exec(example, names)
@@ -24,6 +24,9 @@ def test_ten_line_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(names["tree"]) == 3  # type: ignore[arg-type]
     assert names["out"].sequences.shape[1] == len(names["prompt"]) + 32  # type: ignore[attr-defined,arg-type]
     assert capsys.readouterr().out.startswith("The history of the city")
+    for other in others:  # they go on from the first one's names
+        exec(other, names)
+    assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
 
 
 def test_contributing_example_drafts_losslessly() -> None:

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from latticebpd._version import __version__
-from latticebpd.cli import demo, distill, generate, lattices, lm, spec_bench, train
+from latticebpd.cli import analysis, demo, distill, generate, lattices, lm, spec_bench, train
 
 app = typer.Typer(
     help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",
@@ -36,7 +36,9 @@ app.command("demo")(demo.demo)
 app.command("generate")(generate.generate)
 app.command("lattices")(lattices.lattices)
 app.command("rescore")(lattices.rescore)
-app.command("oracle")(lattices.oracle)
+app.command("oracle")(analysis.oracle)
+app.command("merge")(analysis.merge)
+app.command("compare")(analysis.compare)
 app.command("spec-bench")(spec_bench.spec_bench)
 app.command("distill")(distill.distill)
 app.add_typer(lm.app, name="lm")

@@ -1,15 +1,13 @@
-"""``latticebpd lattices | rescore | oracle``: lattice files, made, rescored, measured."""
+"""``latticebpd lattices | rescore``: lattice files, made and rescored."""
 
 from __future__ import annotations
 
 import json as json_module
 from pathlib import Path
 
-import numpy as np
 import typer
-from rich.table import Table
 
-from latticebpd.cli.console import err, load_tokenizer, out, positive_numbers, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
 from latticebpd.lattice import LatticeSet
 
 
@@ -67,35 +65,3 @@ def rescore(
             lattice = found[index]
             tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, model, p=p, alpha=alpha, context=found.context_of(index))
             print(json_module.dumps({"file": str(file), "lattice": index, "tokens": tokens.tolist(), "scores": scores.tolist()}))
-
-
-def oracle(
-    files: list[Path] = typer.Argument(..., help="Lattice files (.npz)."),
-    k: str = typer.Option("1,2,4,8,16", help="Arcs per slot to try, separated by commas."),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-) -> None:
-    """Oracle top-k block efficiency by replay at every position: what perfect rescoring could reach.
-
-    k = 1 is vanilla blockwise decoding.  The numbers are per position of the greedy text, not of a decode.
-
-    Example: [bold]latticebpd oracle lattices.npz --k 1,4,16[/bold]
-    """
-    from latticebpd.replay import oracle_accept_lengths
-
-    widths = positive_numbers("--k", k)
-    sets = [LatticeSet.load(file) for file in files]
-    if not sum(map(len, sets)):
-        raise ValueError("expected at least one lattice, got files without any")
-    rows = []
-    for width in widths:
-        lengths = np.concatenate([oracle_accept_lengths(found, width) for found in sets])
-        rows.append({"k": width, "block_efficiency": float(lengths.mean()) + 1, "accept_counts": np.bincount(lengths).tolist()})
-    if json:
-        print_json({"method": "per-position replay", "lattices": sum(map(len, sets)), "rows": rows})
-        return
-    table = Table(title=f"oracle top-k, per-position replay of {sum(map(len, sets))} lattices")
-    table.add_column("k", justify="right")
-    table.add_column("block efficiency", justify="right")
-    for row in rows:
-        table.add_row(f"{row['k']}", f"{row['block_efficiency']:.3f}")
-    out.print(table)

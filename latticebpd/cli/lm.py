@@ -94,7 +94,7 @@ def _log_lines() -> Iterator[None]:
 
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        err.print(record.getMessage())
+        err.print(record.getMessage(), soft_wrap=True)
 
 
 @contextmanager
@@ -230,7 +230,10 @@ def kenlm(
     from lm_training.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
 
     _check_output(output)
-    dropped = [number - 1 for number in positive_numbers("--prune", ",".join(_incremented(part) for part in prune.split(",")))]
+    try:
+        dropped = [int(part) for part in prune.split(",")]
+    except ValueError:
+        raise ValueError(f"expected --prune as numbers separated by commas, such as 0,0,1, got {prune!r}") from None
     programs.program("lmplz")
     if binary is not None:
         programs.program("build_binary")
@@ -261,10 +264,6 @@ def kenlm(
         else:
             fst.NgramModel.load(model).to_arpa(output)
     err.print(_summary(output, counts))
-
-
-def _incremented(number: str) -> str:
-    return str(int(number) + 1) if number.strip().isdigit() else number
 
 
 def _tokens_to_score(

@@ -51,13 +51,21 @@ class HeadsDrafter:
 
     @torch.inference_mode()
     def lattices(self, states: Sequence[State]) -> list[SausageLattice]:
-        """The lattice that starts right after each state's tokens; all have as many slots as the longest may use."""
+        """The lattice that starts right after each state's tokens, with as many slots as the length limit leaves."""
         reachable = max(state.max_depth for state in states)
         slots = reachable if self.slots is None else min(reachable, self.slots)
-        return lattices_from_logits(self.model.head_logits(torch.stack([state.hidden for state in states]), slots), self.k)
+        logits = self.model.head_logits(torch.stack([state.hidden for state in states]), slots)
+        return [_cut(lattice, state.max_depth) for lattice, state in zip(lattices_from_logits(logits, self.k), states, strict=True)]
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        return self.draft(self.lattices(states), states)
+        lattices = self.lattices(states)
+        trees = [DraftTree.empty()] * len(states)
+        # Rows close to their limit have shorter lattices; a batch of searches wants one length.
+        for slots in {lattice.slots for lattice in lattices}:
+            rows = [row for row, lattice in enumerate(lattices) if lattice.slots == slots]
+            for row, tree in zip(rows, self.draft([lattices[row] for row in rows], [states[row] for row in rows]), strict=True):
+                trees[row] = tree
+        return trees
 
     def draft(self, lattices: list[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
         """One tree for each lattice; every lattice has the same number of slots and arcs."""
@@ -110,6 +118,10 @@ class TreeDrafter(HeadsDrafter):
 
     def draft(self, lattices: list[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
         return draft_tree_batch(lattices, self.rescorer, self.num_nodes, self.alpha, [state.tokens for state in states])
+
+
+def _cut(lattice: SausageLattice, slots: int) -> SausageLattice:
+    return lattice if lattice.slots <= slots else SausageLattice(lattice.tokens[:slots], lattice.log_probs[:slots])
 
 
 def _fitting_rescorer(model: HasHeads, lm: LanguageModel) -> Rescorer:

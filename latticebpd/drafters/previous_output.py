@@ -17,10 +17,10 @@ from latticebpd.drafts import DraftTree
 
 @dataclass
 class _Reading:
-    """One row's earlier output: how much of the new text is seen, and where the earlier one is taken to go on."""
+    """One row's earlier output: how many of the row's tokens are seen, and where the earlier one is taken to go on."""
 
     index: SuffixIndex
-    seen: int = 0
+    seen: int
     places: list[int] = field(default_factory=lambda: [0])
 
 
@@ -68,26 +68,28 @@ class PreviousOutputDrafter:
         if not state.row < len(self._indexes):
             raise ValueError(f"expected an earlier output for row {state.row} as well, got {len(self._indexes)}; [] stands for none")
         if len(state.tokens) == state.prompt_length + 1 or state.row not in self._readings:
-            self._readings[state.row] = _Reading(self._indexes[state.row])
+            self._readings[state.row] = _Reading(self._indexes[state.row], state.prompt_length)
         reading = self._readings[state.row]
-        self._follow(reading, state.tokens[state.prompt_length :])
+        self._follow(reading, state)
         old = reading.index.tokens
         depth = min(self.block_size, state.max_depth)
         paths = [old[place : place + depth] for place in reading.places if place < len(old)]
         # Earlier named places are likelier: each weighs twice the next.
         return weighted_tree(paths, [0.5**rank for rank in range(len(paths))], self.keep, self.num_nodes)
 
-    def _follow(self, reading: _Reading, text: Sequence[int]) -> None:
+    def _follow(self, reading: _Reading, state: State) -> None:
         """Move on by what has been committed since the last draft."""
-        new = list(text[reading.seen :])
-        reading.seen = len(text)
+        new = list(state.tokens[reading.seen :])
+        reading.seen = len(state.tokens)
         old = reading.index.tokens
         for place in reading.places:
             if old[place : place + len(new)] == new:
                 reading.places = [place + len(new)]
                 return
         expected = reading.places[0] + len(new)
-        for _, places in reading.index.matches(text):
+        # Of the new text alone: the prompt is no part of what the earlier output could go on from.
+        tail = state.tokens[max(state.prompt_length, len(state.tokens) - reading.index.max_length) :]
+        for _, places in reading.index.matches(tail):
             reading.places = sorted(places, key=lambda place: abs(place - expected))[: self.max_places]
             return
         reading.places = [expected]

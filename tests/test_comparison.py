@@ -1,0 +1,123 @@
+"""Comparisons of systems against drafting and verifying one lattice at a time, by hand, and their identities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+from latticebpd import DraftTree, draft_tree, rescore
+from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system
+from latticebpd.lattice import PADDING, LatticeSet
+from latticebpd.replay import accept_length
+from tests.fuzz import good_model
+from tests.test_oracle import by_hand, decode, lattice_sets
+
+LM = good_model()
+
+
+def drafts_one_by_one(name: str, lattices: LatticeSet, index: int, lm: fst.NgramModel | None) -> DraftTree:
+    size, kind = name.split(":")[0].split("-")
+    model = None if ":" in name else lm
+    lattice, context = lattices[index], lattices.context_of(index)
+    if kind == "best":
+        return DraftTree.from_paths(rescore(lattice, model, int(size), 0.5, context).tokens)
+    return draft_tree(lattice, model, int(size), 0.5, context)
+
+
+@given(found=lattice_sets(), name=st.sampled_from(["1-best", "3-best", "400-best", "1-tree", "5-tree", "3-best:0-gram", "4-tree:0-gram"]))
+@settings(max_examples=40)
+def test_outcomes_equal_drafting_and_verifying_one_by_one(found: LatticeSet, name: str) -> None:
+    outcome = run_system(name, found, LM, 0.5)
+    for i in range(len(found)):
+        tree = drafts_one_by_one(name, found, i, LM)
+        assert outcome.nodes[i] == len(tree)
+        assert outcome.lengths[i] == accept_length(tree, found.continuation[i])
+        path, node = [], -1
+        while len(children := tree.children(node)):
+            node = int(children[0])
+            path.append(int(tree.tokens[node]))
+        assert outcome.first[i].tolist() == path + [PADDING] * (found.tokens.shape[1] - len(path))
+
+
+@given(found=lattice_sets())
+@settings(max_examples=20)
+def test_identities(found: LatticeSet) -> None:
+    n = len(found)
+    found = replace(found, log_probs=found.log_probs - found.tokens.astype(np.float32) / 64)  # no ties: vanilla breaks them by column
+    result = compare([found], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
+    assert result.systems == ("vanilla", "1-best:0-gram", "256-best", "3-best", "oracle")
+    np.testing.assert_array_equal(run_system("vanilla", found, None).lengths, lengths_of(ranks(found), 1))
+    assert (result.outcomes.sum(axis=1) == n).all()
+    assert result.outcomes[0].tolist() == [0, n, 0]
+    assert result.counts[1].tolist() == result.counts[0].tolist()  # the best path of an unrescored lattice is vanilla's draft
+    assert result.counts[2].tolist() == result.counts[-1].tolist()  # all paths are as good as the oracle
+    oracle = run_system("oracle", found, None).lengths
+    for name in ("vanilla", "3-best", "5-tree"):
+        assert (run_system(name, found, LM).lengths <= oracle).all()
+    assert found.sequence is not None
+    lengths = run_system("3-best", found, LM).lengths
+    texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
+    assert result.walked[3, :2].tolist() == [n, sum(map(decode, texts))]
+    assert result.resampled[:, 0].tolist() == result.resampled[:, 1].tolist()
+
+
+def test_hand_computed_comparison() -> None:
+    found = by_hand()  # vanilla accepts 1, 0, 2, 0; vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    result = compare([found], ["4-best"])
+    assert result.systems == ("vanilla", "4-best", "oracle")
+    assert result.block_efficiency.tolist() == [1.75, 2.25, 2.25]  # all four paths: 2, 0, 2, 1
+    assert result.headroom_recovered.tolist() == [0, 1, 1]
+    assert result.outcomes.tolist() == [[0, 4, 0], [2, 2, 0], [2, 2, 0]]
+    assert result.verified_tokens.tolist() == [2, 6, 2]
+    assert result.repeats[0].tolist() == [1, 4, 5]  # (1 1) repeats; runs of 1, 1, 2, 1
+    assert result.mended[2].tolist() == [0, 1]  # the oracle's first draft is (1 1) where vanilla's is (1 2)
+    assert result.decoded_block_efficiency.tolist() == [2, 2, 2]
+
+
+def test_swapping_systems_swaps_wins_and_losses() -> None:
+    rng = np.random.default_rng(0)
+    tokens = np.stack([rng.permutation(9)[:3] for _ in range(400 * 2)]).reshape(400, 2, 3).astype(np.int32)
+    found = LatticeSet(
+        tokens, np.zeros((400, 2, 3), np.float32), rng.integers(0, 9, (400, 2)).astype(np.int32), np.zeros((400, 1), np.int32)
+    )
+    a, b = (run_system(name, found, LM).lengths for name in ("1-best", "2-tree"))
+    assert ((a > b).sum(), (a < b).sum()) == ((b < a).sum(), (b > a).sum())
+    reversed_columns = LatticeSet(tokens[:, :, ::-1].copy(), found.log_probs, found.continuation, found.context)
+    # With tied log-probabilities the first column is vanilla's: reversing them makes another vanilla, whose wins are the first's losses.
+    first, second = (run_system("vanilla", lattices, None).lengths for lattices in (found, reversed_columns))
+    assert (first > second).sum() > 0 < (first < second).sum()
+
+
+def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "UNIT", 1)
+    rng = np.random.default_rng(1)
+
+    def sample(n: int) -> LatticeSet:
+        tokens = np.stack([rng.permutation(6)[:3] for _ in range(n * 3)]).reshape(n, 3, 3).astype(np.int32)
+        continuation = np.take_along_axis(tokens, rng.choice(3, (n, 3, 1), p=[0.5, 0.3, 0.2]), axis=2)[:, :, 0]
+        return LatticeSet(tokens, -np.tile(np.arange(3, dtype=np.float32), (n, 3, 1)), continuation, np.zeros((n, 1), np.int32))
+
+    widths = []
+    for n in (200, 3200):
+        result = compare([sample(n)], ["3-best"])
+        low, high = result.gain_interval()[1]
+        assert low < result.block_efficiency[1] - result.block_efficiency[0] < high
+        # Gains of single positions lie between 0 and 3, so the interval of their mean is about as wide as theory says.
+        gains = run_system("3-best", sample(n), None).lengths - run_system("vanilla", sample(n), None).lengths
+        assert 0 < high - low < 8 * gains.std() / math.sqrt(n)
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 2
+
+
+def test_bad_requests_are_named() -> None:
+    for name in ("best", "0-best", "16-best:1-gram", "tree-4", ""):
+        with pytest.raises(ValueError, match="expected vanilla, oracle, P-best or N-tree"):
+            compare([by_hand()], [name])
+    with pytest.raises(ValueError, match="at least one lattice"):
+        compare([], ["1-best"])
