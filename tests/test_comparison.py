@@ -78,6 +78,8 @@ def test_hand_computed_comparison() -> None:
     assert result.repeats[0].tolist() == [1, 4, 5]  # (1 1) repeats; runs of 1, 1, 2, 1
     assert result.mended[2].tolist() == [0, 1]  # the oracle's first draft is (1 1) where vanilla's is (1 2)
     assert result.decoded_block_efficiency.tolist() == [2, 2, 2]
+    # vanilla: slot 1 held it, slot 0 lacked it, never, slot 0 held it; all paths: never, slot 0 lacked it, never, the text had ended
+    assert result.lost.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
 
 
 def test_swapping_systems_swaps_wins_and_losses() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import fst
-from latticebpd.analysis.oracle import Walk
+from latticebpd.analysis.oracle import Walk, losses, ranks
 from latticebpd.analysis.systems import ORACLE, VANILLA, Outcome, check_system, run_system
 from latticebpd.lattice import PADDING, LatticeSet
 
@@ -29,6 +29,8 @@ class Comparison:
     outcomes: ``[systems, 3]`` positions where a system accepts more than vanilla, as many, fewer.
     mended: ``[systems, 2]`` positions whose vanilla draft repeats a token and the system's first draft does not, and the reverse.
     repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run.
+    lost: ``[systems, 3]`` positions where the drafts end before the lattice does: at a slot that holds the right token (misranked,
+        or cut by the budget of nodes), at one that lacks it, at the end of the text.
     walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
     resampled: ``[RESAMPLES, systems + 1]`` accepted drafted tokens of every system, and lattices, under Poisson weights.
     """
@@ -39,6 +41,7 @@ class Comparison:
     outcomes: np.ndarray
     mended: np.ndarray
     repeats: np.ndarray
+    lost: np.ndarray
     walked: np.ndarray
     resampled: np.ndarray
 
@@ -100,13 +103,13 @@ def compare(
         slots = block.tokens.shape[1]
         if result is None:
             size = len(names)
-            shapes = ((size, slots + 1), (size,), (size, 3), (size, 2), (size, 3), (size, 3), (RESAMPLES, size + 1))
+            shapes = ((size, slots + 1), (size,), (size, 3), (size, 2), (size, 3), (size, 3), (size, 3), (RESAMPLES, size + 1))
             result = Comparison(names, *(np.zeros(shape, np.int64) for shape in shapes))
             walk = Walk(result.walked)
         if slots != result.counts.shape[1] - 1:
             raise ValueError(f"expected lattices of {result.counts.shape[1] - 1} slots, as the first, got {slots}")
         outcomes = [run_system(name, block, lm, alpha) for name in names]
-        _add(result, outcomes)
+        _add(result, block, outcomes)
         lengths = np.stack([outcome.lengths for outcome in outcomes], axis=1)
         units = block.sequence if block.sequence is not None else (seen + np.arange(len(block))) // UNIT
         _resample(result.resampled, units, lengths, seed)
@@ -118,8 +121,8 @@ def compare(
     return result
 
 
-def _add(result: Comparison, outcomes: Sequence[Outcome]) -> None:
-    vanilla = outcomes[0]
+def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome]) -> None:
+    vanilla, place = outcomes[0], ranks(block)
     looped = _repeats(vanilla.first)[0] > 0
     for row, outcome in enumerate(outcomes):
         result.counts[row] += np.bincount(outcome.lengths, minlength=result.counts.shape[1])
@@ -129,6 +132,7 @@ def _add(result: Comparison, outcomes: Sequence[Outcome]) -> None:
         equal, neighbours, longest = _repeats(outcome.first)
         result.mended[row] += [(looped & (equal == 0)).sum(), (~looped & (equal > 0)).sum()]
         result.repeats[row] += [equal.sum(), neighbours.sum(), longest.sum()]
+        result.lost[row] += np.bincount(losses(block, place, outcome.lengths)[1], minlength=3)
 
 
 def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

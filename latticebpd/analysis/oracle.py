@@ -50,6 +50,17 @@ def lengths_of(place: np.ndarray, k: int, heads: int | None = None) -> np.ndarra
     return lengths
 
 
+def losses(lattices: LatticeSet, place: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where drafts end before the lattice does: slots, and causes: 0 the slot holds the right token, 1 lacks it, 2 the text has ended.
+
+    place: ``ranks(lattices)``; lengths: ``[n]`` accepted drafted tokens.
+    """
+    rows = np.flatnonzero(lengths < place.shape[1])
+    slots = lengths[rows]
+    ended = lattices.continuation[rows, slots] == PADDING
+    return slots, np.where(ended, 2, place[rows, slots] == ABSENT)
+
+
 @dataclass(frozen=True)
 class OracleTally:
     """Sums over lattices, for every width ``ks[i]`` and number of heads ``heads[j]``.
@@ -158,12 +169,7 @@ def tally(blocks: Iterable[LatticeSet], ks: Sequence[int], heads: Sequence[int] 
         for i in range(len(ks)):
             for j in range(len(result.heads)):
                 result.counts[i, j] += np.bincount(lengths[:, i, j], minlength=slots + 1)
-        end = lengths_of(place, 1)
-        rows = np.flatnonzero(end < slots)
-        at = end[rows]
-        ended = block.continuation[rows, at] == PADDING
-        cause = np.where(ended, 2, place[rows, at] == ABSENT)
-        np.add.at(result.lost, (at, cause), 1)
+        np.add.at(result.lost, losses(block, place, lengths_of(place, 1)), 1)
         if block.sequence is not None and walk is not None:
             walk.go_on(block.sequence, lengths)
     if result is None or walk is None:

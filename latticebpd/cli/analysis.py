@@ -94,7 +94,7 @@ def compare(
 
     Tokens a call are by position, the 95% interval of their gain over vanilla comes from drawing texts anew; "decoding" goes
     through each text, where the files number their texts. Repair and regress: the first draft loses or gains an immediate
-    repetition. Repeats: equal neighbours in first drafts; run: their longest run, on average.
+    repetition.
 
     Example: [bold]latticebpd compare lattices.npz --lm lm.fst --system 16-best --system 64-tree[/bold]
     """
@@ -126,21 +126,33 @@ def compare(
 
 
 def _print_comparison(rows: list[dict[str, Any]], title: str) -> None:
-    table = _table(title, "system", "tokens/call", "decoding", "gain, 95%", "headroom", "verified")
+    table = _table(title, "system", "tokens/call", "decoding", "gain (95%)", "headroom", "verified")
     for row in rows:
         table.add_row(
             row["system"],
             f"{row['block_efficiency']:.3f}",
             _number(row["decoded_block_efficiency"], ".3f"),
-            f"{_number(row['gain_low'], '+.2f')} to {_number(row['gain_high'], '+.2f')}",
+            f"{_number(row['gain_low'], '+.2f')}…{_number(row['gain_high'], '+.2f')}",
             _number(row["headroom_recovered"], ".0%"),
             f"{row['verified_tokens']:.1f}",
         )
     out.print(table)
-    table = _table("first drafts and positions against vanilla, %", "system", "win", "tie", "loss", "repair", "regress", "repeats", "run")
+    _print_percentages(
+        rows,
+        "against vanilla, and where drafts end, % of positions",
+        {"win": "win", "tie": "tie", "loss": "loss", "lost_in_lattice": "misranked or cut", "lost_not_in_lattice": "not in lattice"},
+    )
+    _print_percentages(
+        rows,
+        "repetition in first drafts, % of positions and of neighbours",
+        {"repair": "repair", "regress": "regress", "consecutive_repeats": "equal neighbours"},
+    )
+
+
+def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:
+    table = _table(title, "system", *columns.values())
     for row in rows:
-        names = ("win", "tie", "loss", "repair", "regress", "consecutive_repeats")
-        table.add_row(row["system"], *(f"{row[name]:.1f}" for name in names), f"{row['longest_run']:.2f}")
+        table.add_row(row["system"], *(f"{row[name]:.1f}" for name in columns))
     out.print(table)
 
 
@@ -169,6 +181,7 @@ def _comparison_rows(found: Comparison) -> list[dict[str, Any]]:
         "verified_tokens": found.verified_tokens,
         **dict(zip(("win", "tie", "loss"), (100 * found.outcomes / n).T, strict=True)),
         **dict(zip(("repair", "regress"), (100 * found.mended / n).T, strict=True)),
+        **dict(zip(("lost_in_lattice", "lost_not_in_lattice", "lost_at_end"), (100 * found.lost / n).T, strict=True)),
         "consecutive_repeats": 100 * found.repeats[:, 0] / found.repeats[:, 1].clip(min=1),
         "longest_run": found.repeats[:, 2] / n,
     }
