@@ -61,13 +61,11 @@ def mixture(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
 def systems(bundle: Bundle, slots: int | None) -> dict[str, Callable[[], Drafter]]:
     """A fresh drafter by name: what a drafter has learnt from one text is not carried to the next."""
     model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
-
     return {
         "greedy, this loop": NoDrafter,
         "vanilla BPD": lambda: VanillaDrafter(model),
         "16-best 4-gram": lambda: PathsDrafter(model, lm, p=16, alpha=alpha),
-        **{f"tree, {nodes} nodes": lambda nodes=nodes: tree(bundle, nodes, None) for nodes in (4, 8, 16, 32, 64)},
-        f"tree, 16 nodes, {slots} slots": lambda: tree(bundle, 16, slots),
+        **{f"tree, {nodes} nodes": lambda nodes=nodes: tree(bundle, nodes, slots) for nodes in (4, 8, 16, 32, 64)},
         "prompt n-grams, 16 nodes": lambda: PromptNgramDrafter(block_size=16, num_nodes=16),
         **{f"n-grams + tree, {nodes} nodes": lambda nodes=nodes: mixture(bundle, nodes, slots) for nodes in (8, 16, 32)},
     }
@@ -403,7 +401,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=3, help="batches of different prompts, pooled")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
     parser.add_argument("--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default")
-    parser.add_argument("--slots", type=int, default=3, help="heads that the small and the mixed trees draft with")
+    parser.add_argument("--slots", type=int, help="heads that trees draft with; all by default")
     parser.add_argument("--budget", action="store_true", help="where a call's time goes")
     parser.add_argument("--pay-off", action="store_true", help="which size of tree pays best here")
     parser.add_argument("--shape", choices=SHAPES, help="measure passes of a random model of this shape instead")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import math
 import os
 import platform
@@ -42,20 +43,25 @@ class Run:
     memory: int
 
 
-def measured(commands: list[list[str]], stdin: Path | None = None, cwd: Path | None = None) -> Run:
+LAUNCHER = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10]))
+"""
+"""Starts a program from a small process: a child's peak memory begins with that of the process that started it."""
+
+
+def measured(commands: list[list[str]], stdin: Path | None = None) -> Run:
     """Run commands one after another; the largest takes the memory."""
     start, cpu, memory = time.perf_counter(), 0.0, 0
     for command in commands:
         with open(stdin or os.devnull, "rb") as file:
-            process = subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=cwd)
-        assert process.stderr is not None
-        messages = process.stderr.read().decode(errors="replace")
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise SystemExit(f"{' '.join(command)}: failed\n{messages}")
-        cpu += usage.ru_utime + usage.ru_stime
-        memory = max(memory, usage.ru_maxrss << 10)
+            done = subprocess.run([sys.executable, "-c", LAUNCHER, *command], stdin=file, capture_output=True, text=True, check=True)
+        status, seconds, peak = json.loads(done.stdout)
+        if status:
+            raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr}")
+        cpu, memory = cpu + seconds, max(memory, peak)
     return Run(time.perf_counter() - start, cpu, memory)
 
 

@@ -202,8 +202,8 @@ def walk(
     """
     # Only the nodes on the way are asked for logits, which on a CPU is a fraction of the work; elsewhere all nodes in
     # one go are cheaper than a transfer per step.  What a processor adjusts is costly anywhere.
-    pick = _picked_on_the_way if adjust is not None or verified.hidden.device.type == "cpu" else _picked_at_once
-    choose = pick(rule, trees, verified, adjust)
+    one_by_one = adjust is not None or verified.hidden.device.type == "cpu"
+    choose = (_picked_on_the_way if one_by_one else _picked_at_once)(rule, trees, verified, adjust)
     paths: list[list[int]] = [[] for _ in trees]
     next_tokens = [0] * len(trees)
     walking = list(range(len(trees)))

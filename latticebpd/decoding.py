@@ -183,7 +183,7 @@ def generate(
         accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
         num_calls=len(counts) * (1 if merged else 2),
         num_passes=passes * (1 if merged else 2),
-        num_tokens=sum(len(text.tokens) - text.prompt_length for text in texts),
+        num_tokens=sum(len(text.new_tokens) for text in texts),
         verified_tokens=drafted,
         trace=steps if trace else None,
     )
@@ -262,6 +262,6 @@ def _fill(base: PreTrainedModel, pad_token_id: int | None, eos_ids: frozenset[in
 
 def _padded(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:
     """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
-    new = [text.tokens[text.prompt_length :] for text in texts]
+    new = [text.new_tokens for text in texts]
     width = max(map(len, new))
     return torch.cat([prompts.given, torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])], dim=1)

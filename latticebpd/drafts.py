@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -87,6 +87,7 @@ class DraftTree:
         return cls(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), lattice=lattice)
 
     @classmethod
+    @lru_cache(maxsize=1)
     def empty(cls) -> DraftTree:
         """The tree that drafts nothing: plain greedy decoding."""
         return cls(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))

@@ -58,6 +58,11 @@ class BlockwiseLM(nn.Module):
     def vocab_size(self) -> int:
         return int(self.base.config.get_text_config().vocab_size)
 
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence that the base model can read; None where nothing is said."""
+        return max_positions(self.base)
+
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
         """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, vocab]``: heads 2..slots + 1, by default all."""
         return self.heads.logits(hidden, self.base.get_output_embeddings(), slots)
@@ -119,6 +124,12 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error
     base.eval()
     return base
+
+
+def max_positions(base: PreTrainedModel) -> int | None:
+    """The longest sequence that a model can read; None where its configuration says nothing."""
+    limit: int | None = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    return limit
 
 
 def is_blockwise(model: str | os.PathLike[str]) -> bool:

@@ -71,6 +71,8 @@ def as_rescorer(lm: LanguageModel) -> Rescorer:
     Raises:
         ValueError: ``lm`` is none of these, or the file is no model.
     """
+    if isinstance(lm, NgramRescorer):  # the usual case at every call; the protocol below is slow to ask
+        return lm
     if lm is None or isinstance(lm, fst.NgramModel):
         return NgramRescorer(lm)
     if isinstance(lm, str | os.PathLike):

@@ -89,13 +89,16 @@ class BlockwiseObjective(Objective):
     ) -> None:
         super().__init__()
         for name, sequences in (("training", data), ("validation", validation)):
-            highest = int(sequences.tokens[: 1 << 24].max(initial=0))
+            highest = int(sequences.tokens.max(initial=0))
             if highest >= model.vocab_size:
                 raise ValueError(
                     f"expected {name} token ids below {model.vocab_size} (the model's vocabulary), got {highest}; "
                     "was the text encoded with another tokenizer?"
                 )
-        if not len(data) or int(data.lengths.max()) < 3:
+            longest, limit = int(sequences.lengths.max(initial=0)), model.max_positions
+            if limit is not None and longest > limit:
+                raise ValueError(f"expected {name} sequences of at most {limit} tokens (the model's positions), got one of {longest}")
+        if int(data.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and labels for two heads), got none")
         weights = head_weights or (1.0,) * (model.num_heads - 1)
         if len(weights) != model.num_heads - 1 or min(weights) < 0 or sum(weights) <= 0:
@@ -111,6 +114,8 @@ class BlockwiseObjective(Objective):
 
     def batch(self, step: int, part: int, parts: int) -> Batch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
+        if parts > self.batch_size:
+            raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {self.batch_size}; use fewer parts")
         order = range(step * self.batch_size, (step + 1) * self.batch_size)
         chosen = [int(_epoch_order(len(self.data), self.seed, index // len(self.data))[index % len(self.data)]) for index in order]
         return self.labelled(self.data, chosen, self.selection, [self.seed, step], part, parts)

@@ -25,6 +25,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fst.files import replacing
+from latticebpd.models import max_positions
 from lm_training.sequences import Sequences
 
 SETTINGS = "distill.json"
@@ -102,6 +103,12 @@ def distill(
     index, parts = part
     if not 0 <= index < parts:
         raise ValueError(f"expected a part i/n with 0 <= i < n, got {index}/{parts}")
+    vocab_size, limit = int(base.config.get_text_config().vocab_size), max_positions(base)
+    if limit is not None and options.prompt_tokens + options.max_new_tokens > limit:
+        raise ValueError(
+            f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
+            f"got {options.prompt_tokens} + {options.max_new_tokens}; ask for shorter ones"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     _claim(directory, {"options": asdict(options), "model": weights_fingerprint(base), "corpus_tokens": len(corpus)})
     starts = prompt_starts(corpus, options, end_ids_of(base))
@@ -115,11 +122,17 @@ def distill(
         rows: list[np.ndarray] = []
         for first in range(0, len(chosen), batch_size):
             prompts = np.stack([corpus[s : s + options.prompt_tokens] for s in chosen[first : first + batch_size]]).astype(np.int64)
+            if prompts.max() >= vocab_size:
+                raise ValueError(
+                    f"expected token ids below {vocab_size} (the model's vocabulary), got {prompts.max()}; "
+                    "was the corpus encoded with another tokenizer?"
+                )
             written = list(_continue(base, torch.from_numpy(prompts), options))
             rows += written
             if on_batch is not None:
                 on_batch(len(written), sum(map(len, written)) - prompts.size)
-        Sequences.of_rows(rows, [options.prompt_tokens] * len(rows), corpus.dtype).save(path)
+        dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+        Sequences.of_rows(rows, [options.prompt_tokens] * len(rows), dtype).save(path)
 
 
 def prompt_starts(corpus: np.ndarray, options: DistillOptions, end_ids: list[int]) -> np.ndarray:

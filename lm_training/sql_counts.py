@@ -296,7 +296,7 @@ class DuckDb:
 
 
 def rows_in_order(
-    connection: duckdb.DuckDBPyConnection, query: str, keys: Sequence[str], piece: int = 4 << 20
+    connection: duckdb.DuckDBPyConnection, query: str, keys: Sequence[str], piece: int = 1 << 19
 ) -> Iterator[dict[str, np.ndarray]]:
     """A query's rows in order of ``keys``, about ``piece`` at a time: each holds a range of the first key, sorted by itself."""
     (count,) = connection.execute(f"SELECT count(*) FROM ({query}) AS q").fetchall()[0]

@@ -334,21 +334,3 @@ def test_job_that_fails_before_its_first_stage_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(ValueError, match="no"), working(tmp_path / "w", {}) as work:
         work.stage("corpus", fail)
     assert not (tmp_path / "w").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["sort", "duckdb"])
-def test_memory_stays_under_the_option(tmp_path: Path, engine: str) -> None:
-    """24M windows of 8 bytes do not fit; the process' peak stays within the option, the program itself and the mapped corpus."""
-    rng = np.random.default_rng(0)
-    np.save(tmp_path / "ids.npy", (rng.zipf(1.2, 24_000_000) % 5000).astype(np.uint16))
-    command = [
-        sys.executable, "-m", "latticebpd", "lm", "train", "ids.npy", "-o", "lm.fst", "--min-count", "1,3,6,12",
-        "--engine", engine, "--memory", "128M", "--threads", "2",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
-    program, corpus = 110 << 20, 48 << 20
-    assert usage.ru_maxrss << 10 < (128 << 20) + program + corpus

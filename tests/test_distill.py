@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
@@ -105,6 +106,33 @@ def test_directory_of_other_settings_or_another_model_is_refused(model: Blockwis
 def test_corpus_with_too_few_prompts_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a corpus with 10 prompts of 5 tokens, got 4 from 24 tokens"):
         distill(model.base, corpus(24), tmp_path, OPTIONS)
+
+
+def test_corpus_of_another_vocabulary_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"token ids below 23 .* got 77; was the corpus encoded with another tokenizer"):
+        distill(model.base, np.full(400, 77, np.uint16), tmp_path, OPTIONS)
+
+
+def test_text_longer_than_the_model_reads_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at most 128 tokens .* got 5 \+ 124"):
+        distill(model.base, corpus(), tmp_path, replace(OPTIONS, max_new_tokens=124))
+    assert not any(tmp_path.iterdir())
+
+
+def test_large_vocabularies_are_stored_whole(tmp_path: Path) -> None:
+    """A corpus may hold small ids only; what the model writes need not."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=70000, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    base = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        base.lm_head.weight[:66000] = 0
+    distill(base, corpus(), tmp_path, replace(OPTIONS, prompts=4, max_new_tokens=3))
+    text = load_distilled(tmp_path)
+    assert text.tokens.dtype == np.uint32
+    assert text.tokens.max() >= 66000
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"options": {"prompts": 0}}', b'{"options": {"beams": 2}}'])

@@ -194,6 +194,18 @@ def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
         train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
 
 
+def test_sequences_longer_than_the_model_reads_are_refused(tmp_path: Path) -> None:
+    data = Sequences.of_corpus(np.full(400, 7), 129)
+    with pytest.raises(ValueError, match=r"training sequences of at most 128 tokens .* got one of 129"):
+        train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
+
+
+def test_more_parts_than_sequences_are_refused(distilled: Path, tmp_path: Path) -> None:
+    data = load_distilled(distilled)
+    with pytest.raises(ValueError, match="a batch of at least 5 sequences, one for each part, got 4"):
+        train_heads(untrained(), data, data, tmp_path, replace(QUICK, accumulate=5), progress=False)
+
+
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
 def test_impossible_head_weights_are_refused(distilled: Path, tmp_path: Path, weights: tuple[float, ...]) -> None:
     data = load_distilled(distilled)

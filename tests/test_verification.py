@@ -177,8 +177,8 @@ def test_trial_notices_a_placement_that_is_wrong() -> None:
     from latticebpd.verification.choice import _agrees
 
     model = tiny("gpt2")
-    assert _agrees(model, ByPositionIds(model))
-    assert not _agrees(model, Shifted(model))
+    assert _agrees(model, ByPositionIds)
+    assert not _agrees(model, Shifted)
 
 
 def test_attention_without_masks_is_refused_with_the_remedy() -> None:
@@ -238,3 +238,20 @@ def test_layers_that_cannot_forget_are_recomputed() -> None:
     assert isinstance(verifier_for(model), RecomputingVerifier)
     for drafter in (NoDrafter(), GoldDrafter(reference[0, 3:].tolist(), 3)):
         assert generate(model, [3, 4, 5], drafter, max_new_tokens=12).sequences.tolist() == reference.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "bart"])
+def test_model_may_change_precision_weights_and_attention_between_decodes(family: str) -> None:
+    """What was found out about a model is not taken from weights that it no longer has."""
+    model = tiny(family)
+    for change in ("none", "float64", "other weights", "eager"):
+        if change == "float64":
+            model.double()
+        elif change == "other weights":
+            model.load_state_dict(tiny(family, seed=3, dtype=torch.float64).state_dict())
+        elif change == "eager":
+            model.set_attn_implementation("eager")
+        reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=12)  # type: ignore[operator]
+        text = reference[0, 1 if model.config.is_encoder_decoder else 3 :].tolist()
+        out = generate(model, [4, 5, 6], GoldDrafter(text, 3), max_new_tokens=12)
+        assert out.sequences.tolist() == reference.tolist(), change

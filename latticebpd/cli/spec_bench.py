@@ -19,7 +19,7 @@ def spec_bench(
     nodes: int = typer.Option(16, min=1, help="Nodes of the draft tree."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
-    slots: int = typer.Option(3, min=1, help="Heads asked, at most; each costs a projection to the vocabulary."),
+    slots: int | None = typer.Option(None, min=1, help="Heads asked, at most; all by default, and each costs a projection."),
     copying: bool = typer.Option(True, help="Draft by copying from the text first, and from heads where that is unsure."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the answers in the benchmark's own JSONL."),

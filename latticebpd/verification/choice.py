@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -23,7 +25,10 @@ from latticebpd.verification.placement import ByEmbedding, ByPositionIds, ByRela
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.tree import TreeVerifier
 
-_known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Placement | None]] = weakref.WeakKeyDictionary()
+Kind: TypeAlias = Callable[[PreTrainedModel], Placement]
+
+_known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Kind | None]] = weakref.WeakKeyDictionary()
+"""What each model agreed with, and under which attention implementation."""
 
 
 def verifier_for(model: PreTrainedModel, source: Source | None = None, use_cache: bool = True) -> Verifier:
@@ -51,48 +56,46 @@ def tree_placement(model: PreTrainedModel) -> Placement | None:
     """How the model is told positions in tree attention; None if it cannot be."""
     implementation = _attention(model)
     if model not in _known or _known[model][0] != implementation:
-        _known[model] = implementation, next((p for p in _placements(model) if _agrees(model, p)), None)
-    return _known[model][1]
+        _known[model] = implementation, next((kind for kind in _kinds(model) if _agrees(model, kind)), None)
+    kind = _known[model][1]
+    return None if kind is None else kind(model)
 
 
 def _attention(model: PreTrainedModel) -> str:
     return str(getattr(model.config, "_attn_implementation", "eager"))
 
 
-def _placements(model: PreTrainedModel) -> list[Placement]:
-    """The placements that a model has the parts for; none if it does more than attend, because only attention can forget."""
+def _kinds(model: PreTrainedModel) -> tuple[Kind, ...]:
+    """The placements that may fit; none if a model does more than attend, because only attention can forget."""
     if not layers_of(model).only_attention:
-        return []
-    placements: list[Placement] = []
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        placements.append(ByPositionIds(model))
-    for kind in (ByRelativeBias, ByEmbedding) if model.config.is_encoder_decoder else ():
-        try:
-            placements.append(kind(model))
-        except (AttributeError, IndexError, TypeError):
-            continue
-    return placements
+        return ()
+    if model.config.is_encoder_decoder:
+        return ByRelativeBias, ByEmbedding
+    return (ByPositionIds,) if "position_ids" in inspect.signature(model.forward).parameters else ()
 
 
-def _agrees(model: PreTrainedModel, placement: Placement) -> bool:
+def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
     """Whether tree attention gives what plain causal passes give, on two rows of different lengths and branching trees."""
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
-    a, b, c, d = (np.arange(4) * 5 + 3) % vocabulary
-    prompts = [[a, b, c], [b]] if not model.config.is_encoder_decoder else [[a], [b]]
+    if vocabulary < 4:
+        return False
+    a, b, c, d = range(vocabulary // 2 - 2, vocabulary // 2 + 2)
+    prompts = [[a], [b]] if model.config.is_encoder_decoder else [[a, b, c], [b]]
     trees = [DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1])), DraftTree(np.array([b, d]), np.array([-1, -1]))]
-    paths = [[1, 3], []]  # the longer row grows by two drafted tokens, the other by none
-    tokens = torch.tensor([[a, b], [c, d]], device=model.device)
-    source = Source.encode(model, tokens, torch.ones_like(tokens)) if model.config.is_encoder_decoder else None
+    source = None
+    if model.config.is_encoder_decoder:
+        tokens = torch.tensor([[a, b], [c, d]], device=model.device)
+        source = Source.encode(model, tokens, torch.ones_like(tokens))
     found = []
-    for verifier in (TreeVerifier(model, placement, source), RecomputingVerifier(model, source)):
-        try:
-            verifier.prefill([[int(token) for token in prompt] for prompt in prompts])
-            passes = [verifier.verify([int(d), int(a)], trees)]
-            verifier.keep(paths)
-            passes.append(verifier.verify([int(c), int(b)], trees))
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError):
-            return False  # the model takes no such arguments
-        found.append(torch.cat([torch.cat([p.hidden[0], p.hidden[1, :3]]) for p in passes]).float())
+    try:
+        for verifier in (TreeVerifier(model, kind(model), source), RecomputingVerifier(model, source)):
+            verifier.prefill(prompts)
+            passes = [verifier.verify([d, a], trees)]
+            verifier.keep([[1, 3], []])  # the longer row grows by two drafted tokens, the other by none
+            passes.append(verifier.verify([c, b], trees))
+            found.append(torch.cat([torch.cat([each.hidden[0], each.hidden[1, :3]]) for each in passes]).float())
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, NotImplementedError):
+        return False  # the model has no such parts or takes no such arguments
     tree, plain = found
     tolerance = 0.1 if model.dtype in (torch.float16, torch.bfloat16) else 1e-3
     return bool((tree - plain).abs().max() <= tolerance * plain.abs().max())
