@@ -86,7 +86,7 @@ def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: 
         f"{p}-best {order}": PathsDrafter(model, lm, p=p, alpha=alpha, k=k),
         f"{num_nodes}-node tree": TreeDrafter(model, lm, num_nodes=num_nodes, alpha=alpha, k=k),
         "copies + small tree": MixtureDrafter(
-            PromptNgramDrafter(block_size=SMALL, num_nodes=SMALL), TreeDrafter(model, lm, SMALL, alpha, k, slots=3), num_nodes=SMALL
+            PromptNgramDrafter(block_size=SMALL, num_nodes=SMALL), TreeDrafter(model, lm, SMALL, alpha, k), num_nodes=SMALL
         ),
         "oracle": OracleDrafter(model, continuation, k=k),
     }

@@ -53,7 +53,7 @@ MEASURED = replace(DISTILLED, prompts=256)
 """Text that the model writes for its heads to learn from; and, after held-out documents, to measure them by."""
 
 HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_every=100, checkpoint_every=50)
-HEAD_WIDTH = 512
+HEAD_WIDTH = 160
 ORDER = 4
 ALPHAS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0)
 

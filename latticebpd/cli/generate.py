@@ -109,8 +109,7 @@ def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, 
         if lm is not None:
             raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
         return copying if copy else NoDrafter()
-    # A small tree seldom reaches beyond the third head, and every head costs a projection to the vocabulary.
-    heads = TreeDrafter(model, as_rescorer(lm), num_nodes=nodes, alpha=alpha, k=k, slots=3 if nodes <= 16 else None)
+    heads = TreeDrafter(model, as_rescorer(lm), num_nodes=nodes, alpha=alpha, k=k)
     return MixtureDrafter(copying, heads, num_nodes=nodes) if copy else heads
 
 

@@ -307,9 +307,11 @@ def arpa2fst(
         fingerprint = vocabulary_fingerprint(load_tokenizer(tokenizer).get_vocab())
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
-        counts = fst.arpa_to_fst(
-            arpa, output, fingerprint=fingerprint, progress=lambda done, total: bar.update(task, completed=done, total=total)
-        )
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description="reading" if done < total else "linking and writing")
+
+        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show)
     err.print(_summary(output, counts))
 
 

@@ -106,8 +106,9 @@ class PathsDrafter(HeadsDrafter):
 class TreeDrafter(HeadsDrafter):
     """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
 
-    Every slot is taken to hold the right token.  The heads' own top-k mass is a poor price for depth: they are
-    trained on people's text, and the base model's greedy text, which decides, is far easier to guess.
+    Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
+    depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
+    text it makes no difference (`benchmarks/README.md`).
     """
 
     def __init__(
