@@ -34,6 +34,9 @@ END_LABEL = 0
 LARGEST_TOKEN = 2**31 - 3
 """Leaves labels for it and for ``<unk>``."""
 
+PIECE = 1 << 20
+"""N-grams handed to the core at a time."""
+
 MAX_ORDER = 255
 """Longest n-grams accepted; no real model comes near."""
 
@@ -59,24 +62,27 @@ def from_table(table: NgramTable) -> Automaton:
 
 def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
     """A finished builder that holds the automaton of ``table``, and the label of ``<unk>``; see `from_table`."""
-    num_tokens = max([int(rows.max(initial=-1)) + 1 for rows in table.ngrams] + [len(table.symbols or [])])
+    num_tokens = max(int(table.ngrams[0].max(initial=-1)) + 1, len(table.symbols or []))
     if num_tokens > LARGEST_TOKEN + 1:
         raise ValueError(f"expected token ids of at most {LARGEST_TOKEN}, got {num_tokens - 1}")
     unk_label = num_tokens + 1 if (table.ngrams[0] == UNK).any() else 0
     builder = _core.AutomatonBuilder()
-    for order, (rows, log_probs, backoffs) in enumerate(zip(table.ngrams, table.log_probs, table.backoffs, strict=True), 1):
-        if (rows < UNK).any() or (rows == -1).any():
-            raise ValueError(f"order {order}: expected token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}, got others")
-        if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
-            raise ValueError(f"order {order}: expected <s> only at the beginning of an n-gram and </s> only at its end")
-        labels = rows.astype(np.int32)
-        labels += 1
-        labels[rows == EOS], labels[rows == UNK] = END_LABEL, unk_label
-        release(rows)
-        costs, backoff_costs = -log_probs, -backoffs
-        release(log_probs)
-        release(backoffs)
-        builder.add_order(labels, costs, backoff_costs)
+    for order, columns in enumerate(zip(table.ngrams, table.log_probs, table.backoffs, strict=True), 1):
+        for begin in range(0, len(columns[0]), PIECE):
+            rows, log_probs, backoffs = (column[begin : begin + PIECE] for column in columns)
+            if (rows < UNK).any() or (rows == -1).any():
+                raise ValueError(f"order {order}: expected token ids of 0 and above or the markers {BOS}, {EOS}, {UNK}, got others")
+            if rows.max() >= num_tokens:
+                raise ValueError(f"order {order}: expected tokens of the unigrams, whose highest id is {num_tokens - 1}, got {rows.max()}")
+            if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
+                raise ValueError(f"order {order}: expected <s> only at the beginning of an n-gram and </s> only at its end")
+            labels = rows.astype(np.int32)
+            labels += 1
+            labels[rows == EOS], labels[rows == UNK] = END_LABEL, unk_label
+            builder.add_ngrams(labels, -log_probs, -backoffs)
+            for column in columns:
+                release(column)
+        builder.end_order()
     builder.finish()
     return builder, unk_label
 

@@ -167,7 +167,7 @@ class NgramModel:
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
-    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and one order's arrays.
+    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and 12 for each that is a context.
     """
     builder, unk_label = _automaton.build(table)
     tokens = table.ngrams[0][:, 0]

@@ -165,8 +165,10 @@ def test_symbols_and_fingerprint_are_embedded(tmp_path: Path) -> None:
         (table({(-1,): (-1.0, 0.0)}), "token ids of 0 and above or the markers"),
         (table(UNIGRAMS, {(0, fst.BOS): (-1.0, 0.0)}), "<s> only at the beginning"),
         (table(UNIGRAMS, {(fst.EOS, 0): (-1.0, 0.0)}), "</s> only at its end"),
-        (table(UNIGRAMS, {(7, 0): (-1.0, 0.0)}), "expected its context"),
-        (table(UNIGRAMS, {(0, 7): (-1.0, 0.0)}), "not among the unigrams"),
+        (table(UNIGRAMS, {(7, 0): (-1.0, 0.0)}), "expected tokens of the unigrams, whose highest id is"),
+        (table(UNIGRAMS, {(0, 7): (-1.0, 0.0)}), "expected tokens of the unigrams, whose highest id is"),
+        (table({**UNIGRAMS, (9,): (-1.0, 0.0)}, {(7, 0): (-1.0, 0.0)}), "expected its context"),
+        (table({**UNIGRAMS, (9,): (-1.0, 0.0)}, {(0, 7): (-1.0, 0.0)}), "not among the unigrams"),
         (fst.NgramTable([np.zeros((2, 1), np.int32)], [np.zeros(2)], [np.zeros(2)]), "occurs twice"),
     ],
 )

@@ -98,6 +98,9 @@ class AutomatonBuilder {
 
     std::size_t num_orders() const { return orders_.size(); }
 
+    // How many n-grams of the order being built were added.
+    std::size_t num_added() const { return building_.size(); }
+
     // The row of an n-gram of a closed order, kNone where it is missing.
     std::uint32_t find(const std::int32_t* labels, std::size_t order) const;
 

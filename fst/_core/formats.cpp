@@ -38,8 +38,8 @@ void write(const AutomatonBuilder& builder, const py::function& sink) {
     builder.write([&sink](const char* data, std::size_t size) { sink(py::bytes(data, size)); });
 }
 
-// One order of a table: rows of labels, [n, order], with natural costs.
-void add_order(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
+// Some n-grams of the order being built: rows of labels, [n, order], with natural costs.
+void add_ngrams(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
                const py::array_t<double, py::array::c_style | py::array::forcecast>& costs,
                const py::array_t<double, py::array::c_style | py::array::forcecast>& backoffs) {
     with_value_errors([&] {
@@ -50,15 +50,15 @@ void add_order(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::ar
         if (order != builder.num_orders() + 1)
             throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) + "-grams next, got " +
                                         std::to_string(order) + "-grams");
+        const std::size_t before = builder.num_added();
         for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
             const std::int32_t* ngram = labels.data(row, 0);
             const std::uint32_t context = builder.find(ngram, order - 1);
             if (context == AutomatonBuilder::kNone)
-                throw std::invalid_argument("row " + std::to_string(row) + " of the " + std::to_string(order) +
+                throw std::invalid_argument("row " + std::to_string(before + static_cast<std::size_t>(row)) + " of the " + std::to_string(order) +
                                             "-grams: expected its context among the n-grams one order below");
             builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
         }
-        builder.end_order();
     });
 }
 
@@ -132,7 +132,8 @@ void bind_result(py::class_<Owner>& type, Get get) {
 void bind_arpa(py::module_& module) {
     py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder", "Builds a backoff automaton from n-grams, order by order.");
     builder.def(py::init<>())
-        .def("add_order", &add_order, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
+        .def("add_ngrams", &add_ngrams, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
+        .def("end_order", [](AutomatonBuilder& self) { with_value_errors([&] { self.end_order(); }); })
         .def("finish", [](AutomatonBuilder& self) { with_value_errors([&] { self.finish(); }); });
     bind_result(builder, [](const AutomatonBuilder& self) -> const AutomatonBuilder& { return self; });
 
