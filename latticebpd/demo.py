@@ -73,7 +73,7 @@ class Demo:
 def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: int) -> dict[str, Drafter]:
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle.
 
-    All but one draft from the heads alone; "copies + small tree" also copies from the text so far, which is no part of
+    All but one draft from the heads alone; "copies + tree" also copies from the text so far, which is no part of
     blockwise decoding but what one would run.
     """
     model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
@@ -85,7 +85,8 @@ def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: 
         f"{p}-best 0-gram": PathsDrafter(model, None, p=p, k=k),
         f"{p}-best {order}": PathsDrafter(model, lm, p=p, alpha=alpha, k=k),
         f"{num_nodes}-node tree": TreeDrafter(model, lm, num_nodes=num_nodes, alpha=alpha, k=k),
-        "copies + small tree": MixtureDrafter(
+        f"{SMALL}-node tree": TreeDrafter(model, lm, num_nodes=SMALL, alpha=alpha, k=k),
+        "copies + tree": MixtureDrafter(
             PromptNgramDrafter(block_size=SMALL, num_nodes=SMALL), TreeDrafter(model, lm, SMALL, alpha, k), num_nodes=SMALL
         ),
         "oracle": OracleDrafter(model, continuation, k=k),
