@@ -71,14 +71,19 @@ class Text:
         return committed
 
 
+def own_end_of_text_ids(model: PreTrainedModel) -> list[int]:
+    """The tokens that end a model's text, in the model's own order; none for some models."""
+    chosen = model.generation_config.eos_token_id if model.generation_config is not None else model.config.eos_token_id
+    if chosen is None:
+        return []
+    return [chosen] if isinstance(chosen, int) else list(chosen)
+
+
 def end_of_text_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
     """The given ids, or the model's own; an empty sequence stands for none."""
-    chosen = eos_token_id
-    if chosen is None:
-        chosen = model.generation_config.eos_token_id if model.generation_config is not None else model.config.eos_token_id
-    if chosen is None:
-        return frozenset()
-    return frozenset([chosen] if isinstance(chosen, int) else chosen)
+    if eos_token_id is None:
+        return frozenset(own_end_of_text_ids(model))
+    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
 
 
 def length_limits(model: PreTrainedModel, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:

@@ -13,7 +13,6 @@ any number of processes may each make every n-th (``part``).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -25,7 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from fst.files import replacing
-from latticebpd.models import max_positions
+from latticebpd.models import max_positions, weights_fingerprint
+from latticebpd.stopping import own_end_of_text_ids
 from lm_training.sequences import Sequences
 
 SETTINGS = "distill.json"
@@ -111,7 +111,7 @@ def distill(
         )
     directory.mkdir(parents=True, exist_ok=True)
     _claim(directory, {"options": asdict(options), "model": weights_fingerprint(base), "corpus_tokens": len(corpus)})
-    starts = prompt_starts(corpus, options, end_ids_of(base))
+    starts = prompt_starts(corpus, options, own_end_of_text_ids(base))
     for shard in range(index, options.num_shards, parts):
         path = _shard_path(directory, shard)
         chosen = starts[shard * options.shard_prompts : (shard + 1) * options.shard_prompts]
@@ -155,7 +155,7 @@ def prompt_starts(corpus: np.ndarray, options: DistillOptions, end_ids: list[int
 def _continue(base: PreTrainedModel, prompts: torch.Tensor, options: DistillOptions) -> Iterator[np.ndarray]:
     """``[batch, prompt_tokens]`` -> one array per prompt: prompt and continuation, up to and with its end of text."""
     prompts = prompts.to(base.device)
-    end_ids = end_ids_of(base)
+    end_ids = own_end_of_text_ids(base)
     out = base.generate(  # type: ignore[operator]
         prompts,
         attention_mask=torch.ones_like(prompts),
@@ -167,23 +167,6 @@ def _continue(base: PreTrainedModel, prompts: torch.Tensor, options: DistillOpti
     for row in out.cpu().numpy():
         ends = np.flatnonzero(np.isin(row[options.prompt_tokens :], end_ids))
         yield row[: options.prompt_tokens + int(ends[0]) + 1] if len(ends) else row
-
-
-def weights_fingerprint(base: PreTrainedModel) -> str:
-    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(base.named_parameters()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()[:16]}"
-
-
-def end_ids_of(base: PreTrainedModel) -> list[int]:
-    """The tokens that end a model's text; none for some models."""
-    chosen = base.generation_config.eos_token_id if base.generation_config is not None else base.config.eos_token_id
-    if chosen is None:
-        return []
-    return [chosen] if isinstance(chosen, int) else list(chosen)
 
 
 def _shard_path(directory: Path, shard: int) -> Path:

@@ -83,17 +83,22 @@ def test_hand_computed_comparison() -> None:
 
 
 def test_swapping_systems_swaps_wins_and_losses() -> None:
+    """Of two tied columns vanilla takes the first, the 0-gram's best path that of the lower token."""
     rng = np.random.default_rng(0)
-    tokens = np.stack([rng.permutation(9)[:3] for _ in range(400 * 2)]).reshape(400, 2, 3).astype(np.int32)
-    found = LatticeSet(
-        tokens, np.zeros((400, 2, 3), np.float32), rng.integers(0, 9, (400, 2)).astype(np.int32), np.zeros((400, 1), np.int32)
-    )
-    a, b = (run_system(name, found, LM).lengths for name in ("1-best", "2-tree"))
-    assert ((a > b).sum(), (a < b).sum()) == ((b < a).sum(), (b > a).sum())
-    reversed_columns = LatticeSet(tokens[:, :, ::-1].copy(), found.log_probs, found.continuation, found.context)
-    # With tied log-probabilities the first column is vanilla's: reversing them makes another vanilla, whose wins are the first's losses.
-    first, second = (run_system("vanilla", lattices, None).lengths for lattices in (found, reversed_columns))
-    assert (first > second).sum() > 0 < (first < second).sum()
+    pairs = np.stack([np.sort(rng.permutation(9)[:2])[::-1] for _ in range(400 * 2)]).reshape(400, 2, 2).astype(np.int32)
+    wanted = rng.integers(0, 9, (400, 2)).astype(np.int32)
+
+    def outcomes(tokens: np.ndarray, continuation: np.ndarray) -> list[int]:
+        found = LatticeSet(tokens, np.zeros((400, 2, 2), np.float32), continuation, np.zeros((400, 1), np.int32))
+        wins_ties_losses: list[int] = compare([found], ["1-best:0-gram"]).outcomes[1].tolist()
+        return wins_ties_losses
+
+    low_against_high = outcomes(pairs, wanted)
+    # With all ids turned round and the columns too, vanilla takes what was the lower token and the best path the higher.
+    high_against_low = outcomes(np.ascontiguousarray(8 - pairs[:, :, ::-1]), 8 - wanted)
+    assert high_against_low == low_against_high[::-1]
+    assert low_against_high[0] > 0 < low_against_high[2]
+    assert low_against_high[0] != low_against_high[2]
 
 
 def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:

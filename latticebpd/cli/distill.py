@@ -44,8 +44,9 @@ def distill(
 
     from fst.files import replacing
     from latticebpd.models import load_base
+    from latticebpd.stopping import own_end_of_text_ids
     from lm_training.corpus import corpus_ids
-    from lm_training.distill import DistillOptions, end_ids_of, load_distilled
+    from lm_training.distill import DistillOptions, load_distilled
     from lm_training.distill import distill as write
 
     index, slash, parts = part.partition("/")
@@ -57,7 +58,7 @@ def distill(
     tokens = corpus_ids(corpus, encoder, field)
     options = DistillOptions(prompts, prompt_tokens, max_new_tokens, num_beams, shard_prompts, seed)
     base = load_base(model)
-    end_ids = end_ids_of(base)
+    end_ids = own_end_of_text_ids(base)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
