@@ -97,7 +97,7 @@ void Graph::open_slot(std::int32_t slot) {
             }
             const StateRecord record = model_->state(node(index).state);
             __builtin_prefetch(model_->arcs_at(record.first_arc));
-            if (record.num_arcs > 3) __builtin_prefetch(model_->arcs_at(record.first_arc) + 64);
+            __builtin_prefetch(model_->arcs_at(record.first_arc) + 64);
             pending_.push_back({index, record});
         }
         for (const auto& [index, record] : pending_) {
