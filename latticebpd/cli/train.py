@@ -6,9 +6,11 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli import train_translation
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
 
-app = typer.Typer(help="Train tokenizers, blockwise models and heads.", no_args_is_help=True)
+app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
+app.command("translation")(train_translation.translation)
 
 
 @app.command()

@@ -1,0 +1,65 @@
+"""``latticebpd train translation``: small encoder-decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+
+
+def translation(
+    pairs: list[Path] = typer.Argument(..., help="JSONL files, a sentence and its translation a line (plain, .gz or .xz)."),
+    validation: Path = typer.Option(..., help="The same kind of file, not among what is learnt."),
+    output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
+    source: str = typer.Option("en", help="Field of the sentence to translate."),
+    target: str = typer.Option("de", help="Field of its translation."),
+    shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
+    vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to be used again."),
+    steps: int = typer.Option(2000, min=1, help="Updates in all."),
+    batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
+    learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms and biases."),
+    muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate: the layers' matrices."),
+    seed: int = typer.Option(0, help="Seed of everything random."),
+    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
+) -> None:
+    """Train a small Marian translation model from scratch.
+
+    The run can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
+
+    Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o translator[/bold]
+    """
+    quiet_transformers()
+    import torch
+
+    from lm_training.corpus import end_of_text_id
+    from lm_training.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+    from lm_training.training import Process
+    from lm_training.translation import SHAPES, TranslationTraining, new_translator, train_translation
+
+    if shape not in SHAPES:
+        raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
+    learnt, held_out = (list(read_pairs(paths, source, target)) for paths in (pairs, [validation]))
+    kept = tokenizer or output / "tokenizer.json"
+    if kept.exists():
+        bpe = load_tokenizer(kept)
+    else:
+        bpe = train_pair_tokenizer((text for pair in learnt for text in (pair.source, pair.target)), vocab_size)
+    padding = bpe.token_to_id(PADDING)
+    if padding is None:
+        raise ValueError(f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}")
+    options = TranslationTraining(
+        steps=steps, batch_tokens=batch_tokens, learning_rate=learning_rate, muon_learning_rate=muon_learning_rate, seed=seed
+    )
+    torch.manual_seed(seed)
+    model = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
+    with Process.join(device) as process:
+        if process.rank == 0:
+            output.mkdir(parents=True, exist_ok=True)
+            save_tokenizer(bpe, output)
+        train_translation(encode_pairs(learnt, bpe), encode_pairs(held_out, bpe), output, model, options, process, progress=err.is_terminal)
+        if process.rank == 0:
+            err.print(f"{output}: trained for {steps} steps")
