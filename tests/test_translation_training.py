@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianMTModel
+from typer.testing import CliRunner
 
+from latticebpd.cli import app
 from lm_training.pairs import MASK, PADDING, Pair, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.sequences import Sequences
 from lm_training.training import Trainer
@@ -151,3 +154,33 @@ def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):
     long = Sequences.of_rows([np.arange(3, 23).repeat(20)], [10], np.dtype(np.uint16))
     with pytest.raises(ValueError, match=r"at most 256 tokens .* got one of 390"):
         train_translation(long, rule_pairs(2), tmp_path, new_translator(SHAPE, 24, EOS, PAD), TranslationTraining(), progress=False)
+
+
+def test_the_command_trains_from_text_and_a_student_from_what_a_teacher_wrote(tmp_path):
+    pairs = tmp_path / "pairs.v1.jsonl"
+    pairs.write_text("".join(json.dumps({"from": pair.source, "to": pair.target}) + "\n" for pair in PAIRS))
+
+    def command(data, output, *more):
+        arguments = ["train", "translation", str(tmp_path / data), "--validation", str(tmp_path / data), "-o", str(tmp_path / output)]
+        return CliRunner().invoke(app, [*arguments, "--shape", "small", "--steps", "2", *more], catch_exceptions=False)
+
+    fields = ("--source", "from", "--target", "to", "--vocab-size", "300")
+    assert command("pairs.v1.jsonl", "teacher", *fields).exit_code == 0
+    tokenizer = tmp_path / "teacher" / "tokenizer.json"
+    encode_pairs(PAIRS, Tokenizer.from_file(str(tokenizer))).save(tmp_path / "written.npz")
+    with pytest.raises(ValueError, match=r"written\.npz: expected --tokenizer"):
+        command("written.npz", "student")
+    assert command("written.npz", "student", "--tokenizer", str(tokenizer)).exit_code == 0
+    student = MarianMTModel.from_pretrained(tmp_path / "student")
+    assert student.config.vocab_size == Tokenizer.from_file(str(tokenizer)).get_vocab_size()
+    assert (tmp_path / "student" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+
+
+def test_the_command_refuses_another_kind_of_tokenizer(tmp_path):
+    from lm_training.corpus import train_tokenizer
+
+    train_tokenizer(["some text"], 260).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "pairs.jsonl").write_text('{"en": "a", "de": "b"}\n')
+    arguments = ["train", "translation", str(tmp_path / "pairs.jsonl"), "--validation", str(tmp_path / "pairs.jsonl")]
+    with pytest.raises(ValueError, match=r"expected a tokenizer of `latticebpd train translation`, got one without the token <\|pad\|>"):
+        CliRunner().invoke(app, [*arguments, "-o", str(tmp_path), "--tokenizer", str(tmp_path / "tokenizer.json")], catch_exceptions=False)

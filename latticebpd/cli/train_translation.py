@@ -10,8 +10,10 @@ from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
 
 
 def translation(
-    pairs: list[Path] = typer.Argument(..., help="JSONL files, a sentence and its translation a line (plain, .gz or .xz)."),
-    validation: Path = typer.Option(..., help="The same kind of file, not among what is learnt."),
+    pairs: list[Path] = typer.Argument(
+        ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
+    ),
+    validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
     output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
     source: str = typer.Option("en", help="Field of the sentence to translate."),
     target: str = typer.Option("de", help="Field of its translation."),
@@ -36,18 +38,27 @@ def translation(
     import torch
 
     from lm_training.corpus import end_of_text_id
+    from lm_training.heads import load_sequences
     from lm_training.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+    from lm_training.sequences import Sequences
     from lm_training.training import Process
     from lm_training.translation import SHAPES, TranslationTraining, new_translator, train_translation
 
     if shape not in SHAPES:
         raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
-    learnt, held_out = (list(read_pairs(paths, source, target)) for paths in (pairs, [validation]))
     kept = tokenizer or output / "tokenizer.json"
+    texts = [path for path in [*pairs, validation] if ".jsonl" in path.suffixes]
     if kept.exists():
         bpe = load_tokenizer(kept)
+    elif pairs[0] in texts:
+        read = read_pairs([path for path in pairs if path in texts], source, target)
+        bpe = train_pair_tokenizer((text for pair in read for text in (pair.source, pair.target)), vocab_size)
     else:
-        bpe = train_pair_tokenizer((text for pair in learnt for text in (pair.source, pair.target)), vocab_size)
+        raise ValueError(f"{pairs[0]}: expected --tokenizer, the one that the token ids were made with, got none")
+
+    def load(path: Path) -> Sequences:
+        return encode_pairs(read_pairs([path], source, target), bpe) if path in texts else load_sequences(path, sequence_length=0)
+
     padding = bpe.token_to_id(PADDING)
     if padding is None:
         raise ValueError(f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}")
@@ -60,6 +71,7 @@ def translation(
         if process.rank == 0:
             output.mkdir(parents=True, exist_ok=True)
             save_tokenizer(bpe, output)
-        train_translation(encode_pairs(learnt, bpe), encode_pairs(held_out, bpe), output, model, options, process, progress=err.is_terminal)
+        learnt = Sequences.joined([load(path) for path in pairs])
+        train_translation(learnt, load(validation), output, model, options, process, progress=err.is_terminal)
         if process.rank == 0:
             err.print(f"{output}: trained for {steps} steps")
