@@ -1,7 +1,8 @@
-"""Pictures of small models and lattices: DOT text, and SVG where Graphviz is installed.
+"""Pictures of small models and lattices: DOT text, SVG where Graphviz is installed, and of lattices SVG without it.
 
     print(fst.drawing.model_dot(lm))                             # paste it into any viewer of DOT
-    Path("lattice.svg").write_text(fst.drawing.svg(fst.drawing.lattice_dot(tokens, log_probs)))
+    Path("model.svg").write_text(fst.drawing.svg(fst.drawing.model_dot(lm)))
+    Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
 
 Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from html import escape
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +36,84 @@ def lattice_dot(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, symbols: Sequen
         for token, log_prob in sorted(arcs, key=lambda arc: (-arc[1], arc[0])):
             lines.append(_arc(slot, slot + 1, f"{name(token)} {log_prob:.2f}"))
     return _graph(lines)
+
+
+SLOT_WIDTH, ROW_HEIGHT, RADIUS, MARGIN = 156, 30, 11, 22
+LONGEST_NAME = 12
+
+
+def lattice_svg(
+    tokens: npt.ArrayLike,
+    log_probs: npt.ArrayLike,
+    symbols: Sequence[str] | Callable[[int], str] | None = None,
+    right: Sequence[int] = (),
+    draft: Sequence[int] = (),
+    most: int = 5,
+) -> str:
+    """SVG of a sausage lattice in a row, each slot's best arcs from above (Kim 2024, figure 4).
+
+    Colours are CSS variables (``--ink``, ``--faint``, ``--c2``, ``--c3``) where the page around defines them, else fit for white.
+
+    Args:
+        tokens, log_probs: ``[slots, k]``; -1 pads.
+        symbols: the word of every id.
+        right: what the base model writes: the arcs of its tokens are green and bold.
+        draft: a draft, whose arcs are marked with a diamond.
+        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best takes the last place.
+    """
+    if most < 1:
+        raise ValueError(f"expected at least 1 arc of each slot to draw, got {most}")
+    name = symbols if callable(symbols) else _namer(symbols)
+    slots = []
+    for slot, arcs in enumerate(slots_of(tokens, log_probs)):
+        ranked = sorted(arcs, key=lambda arc: (-arc[1], arc[0]))
+        wanted = [sequence[slot] for sequence in (right, draft) if slot < len(sequence)]
+        behind = [arc for arc in ranked[most:] if arc[0] in wanted]
+        drawn = [arc for arc in ranked[:most] if arc[0] in wanted or ranked.index(arc) < most - len(behind)]
+        slots.append((ranked, [*drawn, *behind]))
+    _limit(sum(len(drawn) for _, drawn in slots))
+    height = 2 * MARGIN + ROW_HEIGHT * max((len(drawn) for _, drawn in slots), default=1)
+    width = 2 * (MARGIN + RADIUS) + SLOT_WIDTH * len(slots)
+    middle = height / 2
+    lines = []
+    for slot, (ranked, drawn) in enumerate(slots):
+        left = MARGIN + RADIUS + SLOT_WIDTH * slot
+        for row, arc in enumerate(drawn):
+            y = middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5
+            is_right = slot < len(right) and arc[0] == right[slot]
+            is_drafted = slot < len(draft) and arc[0] == draft[slot]
+            lines.append(_svg_arc(left, y, middle, name(arc[0]), arc, ranked.index(arc), is_right, is_drafted))
+    for state in range(len(slots) + 1):
+        x = MARGIN + RADIUS + SLOT_WIDTH * state
+        rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
+        lines += [f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="fill:none;stroke:{_INK};stroke-width:1.3"/>' for r in rings]
+        lines.append(f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>')
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">{"".join(lines)}</svg>'
+    )
+
+
+_INK, _FAINT, _DRAFT, _RIGHT = "var(--ink,#1c2024)", "var(--faint,#60666c)", "var(--c2,#c45100)", "var(--c3,#00835e)"
+
+
+def _svg_arc(left: float, y: float, middle: float, word: str, arc: tuple[int, float], rank: int, is_right: bool, is_drafted: bool) -> str:
+    """One arc from the state at ``left`` to the next: a line at height ``y`` that bends to both states."""
+    begin, end = left + RADIUS, left + SLOT_WIDTH - RADIUS
+    path = f"M{begin:g},{middle:g} C{begin + 12:g},{middle:g} {begin + 6:g},{y:g} {begin + 22:g},{y:g} H{end - 22:g} "
+    path += f"C{end - 6:g},{y:g} {end - 12:g},{middle:g} {end:g},{middle:g}"
+    colour, weight = (_RIGHT, 2.4) if is_right else (_FAINT, 1)
+    shown = word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…"
+    shown = escape(shown.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
+    mark = f'<tspan style="fill:{_DRAFT}">◆ </tspan>' if is_drafted else ""
+    bold = ";font-weight:700" if is_right else ""
+    title = escape(f"token {arc[0]} {word!r}, log-probability {arc[1]:.3f}, rank {rank + 1}")
+    return (
+        f'<g><title>{title}</title><path d="{path}" style="fill:none;stroke:{colour};stroke-width:{weight}"/>'
+        f'<text x="{(begin + end) / 2:g}" y="{y - 4:g}" '
+        f'style="font-size:11px;text-anchor:middle;fill:{_RIGHT if is_right else _INK}{bold}">'
+        f'{mark}{shown} <tspan style="fill:{_FAINT};font-size:9.5px;font-weight:400">{arc[1]:.2f}</tspan></text></g>'
+    )
 
 
 def model_dot(model: NgramModel) -> str:

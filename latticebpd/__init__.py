@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from latticebpd.decoding import Generated, Step, generate
     from latticebpd.drafters import (
         Drafter,
+        GadDrafter,
+        GadPathsDrafter,
+        GadTreeDrafter,
         GoldDrafter,
         MixtureDrafter,
         NoDrafter,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from latticebpd.lossless import Divergence, Losslessness, check_lossless
     from latticebpd.medusa import load_medusa
     from latticebpd.models import BlockwiseLM
+    from latticebpd.neural import NeuralRescorer, ParallelNeuralRescorer
     from latticebpd.payoff import PayOff, pay_off
 
 _NEED_TORCH = {
@@ -60,13 +64,18 @@ _NEED_TORCH = {
     "Divergence": "lossless",
     "Drafter": "drafters",
     "Exact": "acceptance",
+    "GadDrafter": "drafters",
+    "GadPathsDrafter": "drafters",
+    "GadTreeDrafter": "drafters",
     "Generated": "decoding",
     "GoldDrafter": "drafters",
     "Losslessness": "lossless",
     "MinimumBlock": "acceptance",
     "MixtureDrafter": "drafters",
+    "NeuralRescorer": "neural",
     "NoDrafter": "drafters",
     "OracleDrafter": "drafters",
+    "ParallelNeuralRescorer": "neural",
     "PathsDrafter": "drafters",
     "PayOff": "payoff",
     "PreviousOutputDrafter": "drafters",
@@ -96,14 +105,19 @@ __all__ = [
     "Drafter",
     "Drafts",
     "Exact",
+    "GadDrafter",
+    "GadPathsDrafter",
+    "GadTreeDrafter",
     "Generated",
     "GoldDrafter",
     "LatticeSet",
     "Losslessness",
     "MinimumBlock",
     "MixtureDrafter",
+    "NeuralRescorer",
     "NoDrafter",
     "OracleDrafter",
+    "ParallelNeuralRescorer",
     "PathsDrafter",
     "PayOff",
     "PreviousOutputDrafter",

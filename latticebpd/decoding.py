@@ -178,7 +178,7 @@ def generate(
     stream.end()
 
     return Generated(
-        sequences=_padded(prompts, texts, _fill(base, pad_token_id, eos_ids)),
+        sequences=padded_sequences(prompts, texts, fill_token(base, pad_token_id, eos_ids)),
         prompt_length=prompts.given.shape[1],
         accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
         num_calls=len(counts) * (1 if merged else 2),
@@ -254,13 +254,13 @@ class _Stream:
             self.streamer.end()
 
 
-def _fill(base: PreTrainedModel, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
+def fill_token(base: PreTrainedModel, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
     """What stands behind rows that end early."""
     own = pad_id(base) if pad_token_id is None else pad_token_id
     return own if own is not None else min(eos_ids, default=0)
 
 
-def _padded(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:
+def padded_sequences(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:
     """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
     new = [text.new_tokens for text in texts]
     width = max(map(len, new))

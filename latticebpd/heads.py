@@ -13,11 +13,36 @@ Every kind begins as a copy of head 1.  A new kind is one class: four members an
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Projection:
+    """How a base model turns a final hidden state into logits: ``embedding(scale * hidden) + bias``.
+
+    embedding: the model's output embedding.
+    scale: 1, but for those of T5's family that tie their embeddings.
+    bias: ``[vocab]``, of encoder-decoders such as BART and Marian.
+    """
+
+    embedding: nn.Module
+    scale: float = 1.0
+    bias: Tensor | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
+        hidden = hidden.to(self.embedding.weight.dtype)  # type: ignore[arg-type]
+        logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
+        return self.biased(logits)
+
+    def biased(self, logits: Tensor) -> Tensor:
+        """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
+        return logits if self.bias is None else logits + self.bias
 
 
 class Heads(nn.Module):
@@ -37,6 +62,11 @@ class Heads(nn.Module):
             raise ValueError(f"expected num_heads >= 2 (head 1 is the base model), got {num_heads}")
         self.hidden_size, self.num_heads = hidden_size, num_heads
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the heads' weights; the base model's may be kept in another."""
+        return next(self.parameters()).dtype
+
     def settings(self) -> dict[str, int]:
         """The constructor's arguments."""
         raise NotImplementedError
@@ -51,15 +81,13 @@ class Heads(nn.Module):
         states = torch.stack([self.alone(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
         return states.reshape(*hidden.shape[:-1], states.shape[1], self.hidden_size)
 
-    def project(self, index: int, states: Tensor, output: nn.Module) -> Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]``: one head's logits; ``output`` is the base model's output embedding."""
-        logits: Tensor = output(states)
-        return logits
+    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]``: one head's logits; ``output`` is the base model's projection."""
+        return output(states)
 
-    def logits(self, hidden: Tensor, output: nn.Module, slots: int | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
         """``[..., hidden]`` -> ``[..., slots, vocab]``: logits of the first ``slots`` heads, or of all."""
-        logits: Tensor = output(self(hidden, slots))
-        return logits
+        return output(self(hidden, slots))
 
 
 class BlockHeads(Heads):
@@ -142,20 +170,20 @@ class MedusaHeads(Heads):
         }
 
     @torch.no_grad()
-    def copy_output(self, output: nn.Module) -> None:
+    def copy_output(self, output: Projection) -> None:
         """Begin with the base model's own projection."""
-        self.output.copy_(output.weight)  # type: ignore[arg-type]
+        self.output.copy_(output.embedding.weight * output.scale)  # type: ignore[operator, arg-type]
 
     def alone(self, index: int, hidden: Tensor) -> Tensor:
         for layer in range(self.num_layers):
             hidden = hidden + F.silu(F.linear(hidden, self.weight[index, layer], self.bias[index, layer]))
         return hidden
 
-    def project(self, index: int, states: Tensor, output: nn.Module) -> Tensor:
-        return F.linear(states, self.output[index])
+    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
+        return output.biased(F.linear(states, self.output[index]))
 
-    def logits(self, hidden: Tensor, output: nn.Module, slots: int | None = None) -> Tensor:
-        return torch.einsum("...id,ivd->...iv", self(hidden, slots), self.output[:slots])
+    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
+        return output.biased(torch.einsum("...id,ivd->...iv", self(hidden, slots), self.output[:slots]))
 
 
 HEAD_KINDS: dict[str, type[Heads]] = {kind.kind: kind for kind in (BlockHeads, SternHeads, MedusaHeads)}

@@ -14,7 +14,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -188,9 +188,13 @@ class LatticeSet:
     fingerprint: hash of the vocabulary that the ids belong to, where it is known.
     sequence: ``[n]`` the number of the text that each lattice belongs to, where it is known; the lattices of a text
         stand together, one for each position, in order.
+    entropy: ``[n, slots + 1]`` nats, where it is known: of all heads' whole distributions, head 1 (the base model's own) first.
+    origin: the model and the text that the lattices are from, in words, where they are known.
     """
 
     ARRAYS: ClassVar = ("tokens", "log_probs", "continuation", "context")
+    OPTIONAL: ClassVar = ("sequence", "entropy")
+    WORDS: ClassVar = ("fingerprint", "origin")
 
     tokens: np.ndarray
     log_probs: np.ndarray
@@ -198,17 +202,15 @@ class LatticeSet:
     context: np.ndarray
     fingerprint: str | None = None
     sequence: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    origin: str | None = None
 
     def __post_init__(self) -> None:
-        if self.sequence is not None and (self.sequence.shape != self.tokens.shape[:1] or self.sequence.dtype.kind not in "iu"):
-            raise ValueError(
-                f"expected sequence [n] integers, one for each of {self.tokens.shape[:1]} lattices, "
-                f"got {self.sequence.dtype} {self.sequence.shape}"
-            )
-        shapes = {name: array.shape for name, array in self._arrays().items()}
+        shapes = {name: getattr(self, name).shape for name in self.ARRAYS}
         n = shapes["tokens"][:1]
         if (
             len(shapes["tokens"]) != 3
+            or not shapes["tokens"][2]
             or shapes["log_probs"] != shapes["tokens"]
             or shapes["continuation"] != shapes["tokens"][:2]
             or len(shapes["context"]) != 2
@@ -218,15 +220,61 @@ class LatticeSet:
             raise ValueError(
                 "expected tokens [n, slots, k], log_probs [n, slots, k], continuation [n, slots] and context [n, c], got " + listing
             )
-        for name, array in self._arrays().items():
+        for name in self.ARRAYS:
+            array = getattr(self, name)
             kind = "f" if name == "log_probs" else "iu"
             if array.dtype.kind not in kind:
                 raise ValueError(f"{name}: expected {'float' if kind == 'f' else 'integer'} values, got {array.dtype}")
-            if kind == "iu" and array.size and array.min() < PADDING:
-                raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding), got {array.min()}")
+            if kind == "iu" and array.size and (array.min() < PADDING or array.max() > np.iinfo(np.int32).max - 1):
+                raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding) that fit 32 bits, got {array.min()} to {array.max()}")
+        self._check_log_probs()
+        self._check_optional()
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return {name: getattr(self, name) for name in self.ARRAYS}
+    def _check_log_probs(self) -> None:
+        # A sum shows that there is no NaN and no infinity in one quick pass; -inf, which is allowed, has to be told from them.
+        if np.isfinite(self.log_probs.sum()):
+            return
+        bad = (self.tokens != PADDING) & (np.isnan(self.log_probs) | (self.log_probs == np.inf))
+        if bad.any():
+            row, slot, arc = map(int, np.argwhere(bad)[0])
+            raise ValueError(
+                f"log_probs: expected log-probabilities below +inf, got {self.log_probs[row, slot, arc]} "
+                f"in lattice {row}, slot {slot}, arc {arc}"
+            )
+
+    def _check_optional(self) -> None:
+        n, slots = self.tokens.shape[:2]
+        if self.sequence is not None and (self.sequence.shape != (n,) or self.sequence.dtype.kind not in "iu"):
+            raise ValueError(
+                f"sequence: expected integers [n], one for each of {n} lattices, got {self.sequence.dtype} {self.sequence.shape}"
+            )
+        if self.entropy is not None and (self.entropy.shape != (n, slots + 1) or self.entropy.dtype.kind != "f"):
+            raise ValueError(
+                f"entropy: expected floats [n, slots + 1] {(n, slots + 1)}, one for each head, "
+                f"got {self.entropy.dtype} {self.entropy.shape}"
+            )
+        if self.entropy is not None and not (np.isfinite(self.entropy).all() and self.entropy.min(initial=0) >= 0):
+            raise ValueError("entropy: expected finite values >= 0 (nats), got others")
+
+    @classmethod
+    def joined(cls, parts: Sequence[LatticeSet]) -> LatticeSet:
+        """All lattices of several sets of one shape, in order; words are the first's, and so is what is optional.
+
+        Raises:
+            ValueError: no set, or sets of different shapes.
+        """
+        if not parts:
+            raise ValueError("expected at least one set of lattices, got none")
+        names = parts[0]._arrays()
+        shapes = {tuple(getattr(part, name).shape[1:] for name in names if getattr(part, name) is not None) for part in parts}
+        if len(shapes) > 1:
+            raise ValueError(f"expected sets of lattices of one shape, got {len(shapes)}")
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return replace(parts[0], **arrays)
+
+    def _arrays(self) -> dict[str, Any]:
+        """The arrays that are there, by name."""
+        return {name: array for name in (*self.ARRAYS, *self.OPTIONAL) if (array := getattr(self, name)) is not None}
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -244,18 +292,17 @@ class LatticeSet:
 
     def take(self, rows: np.ndarray) -> LatticeSet:
         """The lattices that ``rows`` selects, by indices or by truth values."""
-        sequence = None if self.sequence is None else self.sequence[rows]
-        return LatticeSet(**{name: array[rows] for name, array in self._arrays().items()}, fingerprint=self.fingerprint, sequence=sequence)
+        return replace(self, **{name: array[rows] for name, array in self._arrays().items()})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a compressed ``.npz``; the file appears when it is complete."""
-        arrays: dict[str, Any] = self._arrays()
-        if self.fingerprint is not None:
-            arrays["fingerprint"] = np.array(self.fingerprint)
-        if self.sequence is not None:
-            arrays["sequence"] = self.sequence
+    def save(self, path: str | os.PathLike[str], compressed: bool = False) -> None:
+        """Write an ``.npz``; the file appears when it is complete.
+
+        Compressed files are about a third smaller, and reading them takes several times as long.
+        """
+        words = {name: np.array(word) for name in self.WORDS if (word := getattr(self, name)) is not None}
+        arrays: dict[str, Any] = {**self._arrays(), **words}
         with replacing(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, **arrays)
+            (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatticeSet:
@@ -272,9 +319,9 @@ class LatticeSet:
                 missing = [name for name in cls.ARRAYS if name not in archive]
                 if missing:
                     raise ValueError(f"expected the arrays {', '.join(cls.ARRAYS)}; missing: {', '.join(missing)}")
-                fingerprint = str(archive["fingerprint"]) if "fingerprint" in archive else None
-                sequence = archive.get("sequence")
-                return cls(**{name: archive[name] for name in cls.ARRAYS}, fingerprint=fingerprint, sequence=sequence)
+                words: dict[str, Any] = {name: str(archive[name]) for name in cls.WORDS if name in archive}
+                arrays: dict[str, Any] = {name: archive[name] for name in (*cls.ARRAYS, *cls.OPTIONAL) if name in archive}
+                return cls(**arrays, **words)
         except FileNotFoundError:
             raise
         except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:

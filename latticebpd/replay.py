@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-import torch
 
+from latticebpd.collecting import CollectOptions, text_lattices
 from latticebpd.decoding import generate
-from latticebpd.drafters import NoDrafter, lattice_from_logits
+from latticebpd.drafters import NoDrafter
 from latticebpd.drafts import ROOT, DraftTree
-from latticebpd.lattice import PADDING, LatticeSet, SausageLattice
+from latticebpd.lattice import LatticeSet
 from latticebpd.models import BlockwiseLM
 
 
-@torch.inference_mode()
 def collect_lattices(
     model: BlockwiseLM,
     prompts: Iterable[Sequence[int]],
@@ -38,33 +37,16 @@ def collect_lattices(
         context_length: tokens kept before each lattice, the next token included.
         on_prompt: called after each prompt, for progress.
     """
-    if context_length < 1:
-        raise ValueError(f"expected context_length >= 1 (the next token belongs to it), got {context_length}")
+    options = CollectOptions(k, max_new_tokens, context_length)
     slots = model.num_heads - 1
-    tokens, log_probs, continuations, contexts, sequence = [], [], [], [], []
+    parts = []
     for number, prompt in enumerate(prompts):
-        text = generate(model, prompt, NoDrafter(), max_new_tokens=max_new_tokens).sequences
-        hidden = model.base(input_ids=text, output_hidden_states=True, logits_to_keep=1).hidden_states[-1][0]
-        row = text[0].tolist()
-        # Position t predicted row[t + 1], the lattice's last context token; its slots are row[t + 2 :].
-        for t in range(len(prompt) - 1, len(row) - 1 - slots):
-            lattice = lattice_from_logits(model.head_logits(hidden[t]), k)
-            tokens.append(lattice.tokens)
-            log_probs.append(lattice.log_probs)
-            continuations.append(row[t + 2 : t + 2 + slots])
-            context = row[: t + 2][-context_length:]
-            contexts.append([PADDING] * (context_length - len(context)) + context)
-            sequence.append(number)
+        text = generate(model, prompt, NoDrafter(), max_new_tokens=options.max_new_tokens).sequences[0].tolist()
+        positions = range(len(prompt) - 1, max(len(prompt) - 1, len(text) - 1 - slots))
+        parts.append(text_lattices(model, text, positions, k, context_length, number))
         if on_prompt is not None:
             on_prompt()
-    return LatticeSet(
-        np.array(tokens, dtype=np.int32).reshape(-1, slots, k),
-        np.array(log_probs, dtype=np.float32).reshape(-1, slots, k),
-        np.array(continuations, dtype=np.int32).reshape(-1, slots),
-        np.array(contexts, dtype=np.int32).reshape(-1, context_length),
-        model.tokenizer_fingerprint,
-        np.array(sequence, dtype=np.int64),
-    )
+    return LatticeSet.joined(parts)
 
 
 def accept_length(tree: DraftTree, continuation: Sequence[int] | np.ndarray) -> int:
@@ -77,15 +59,3 @@ def accept_length(tree: DraftTree, continuation: Sequence[int] | np.ndarray) -> 
             break
         node, length = child, length + 1
     return length
-
-
-def accept_lengths(
-    lattices: LatticeSet, draft: Callable[[SausageLattice, list[int]], DraftTree], on_lattice: Callable[[], None] | None = None
-) -> np.ndarray:
-    """``[n]`` accepted drafted tokens of ``draft(lattice, context)`` at every position."""
-    lengths = np.zeros(len(lattices), dtype=np.int64)
-    for index in range(len(lattices)):
-        lengths[index] = accept_length(draft(lattices[index], lattices.context_of(index)), lattices.continuation[index])
-        if on_lattice is not None:
-            on_lattice()
-    return lengths

@@ -1,7 +1,7 @@
 """Rescoring a lattice with a language model (Kim 2024, section 7.2).
 
 A *rescorer* ranks the paths of a lattice by ``sum(log_prob) + alpha * sum(log p_LM(token | context, path so far))``.
-The n-gram rescorer finds the exact best paths, or the exact best prefix tree, in the compiled core of ``fst``.
+``ngram_rescorer.py``, ``kenlm_rescorer.py`` and ``neural/`` hold the rescorers that there are.
 """
 
 from __future__ import annotations
@@ -16,17 +16,36 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 import fst
-from fst.automaton import MAX_ORDER
 from latticebpd.drafts import Drafts, DraftTree
-from latticebpd.lattice import PADDING, SausageLattice
+from latticebpd.lattice import SausageLattice
+from latticebpd.ngram_rescorer import NgramRescorer
 
 if TYPE_CHECKING:
     import kenlm
 
+__all__ = [
+    "BatchRescorer",
+    "LanguageModel",
+    "NgramRescorer",
+    "Rescorer",
+    "alpha_path",
+    "as_rescorer",
+    "check_vocabulary",
+    "draft_tree",
+    "draft_tree_batch",
+    "rescore",
+    "rescore_batch",
+    "weight_of",
+]
+
 
 @runtime_checkable
 class Rescorer(Protocol):
-    """Anything that can rank a lattice's paths; a neural rescorer is one."""
+    """Anything that can rank a lattice's paths.
+
+    ``context`` is all that comes before the lattice.  A rescorer may have an attribute ``alpha``, its weight wherever none
+    is given, and, as ``BatchRescorer``, take many lattices at once.
+    """
 
     def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
         """The ``p`` best drafts, best first."""
@@ -37,36 +56,28 @@ class Rescorer(Protocol):
         """The best prefix tree of at most ``num_nodes`` nodes."""
 
 
+@runtime_checkable
+class BatchRescorer(Rescorer, Protocol):
+    """A rescorer that takes many lattices at once, of any shapes."""
+
+    def rescore_batch(
+        self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Sequence[int] | np.ndarray]
+    ) -> list[Drafts]:
+        """``rescore`` of every lattice."""
+
+    def draft_tree_batch(
+        self, lattices: Sequence[SausageLattice], num_nodes: int, alpha: float, contexts: Sequence[Sequence[int] | np.ndarray]
+    ) -> list[DraftTree]:
+        """``draft_tree`` of every lattice; each tree knows its lattice."""
+
+
 LanguageModel: TypeAlias = "fst.NgramModel | Rescorer | kenlm.Model | str | os.PathLike[str] | None"
 
 
-class NgramRescorer:
-    """Exact search over lattice and n-gram model; without a model, over the lattice alone (the paper's 0-gram)."""
-
-    def __init__(self, lm: fst.NgramModel | None) -> None:
-        self.lm = lm
-
-    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
-        return Drafts(*fst.nbest_paths(lattice.tokens, lattice.log_probs, self.lm, p=p, alpha=alpha, context=context))
-
-    def draft_tree(
-        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
-    ) -> DraftTree:
-        return DraftTree(
-            *fst.best_first_tree(
-                lattice.tokens,
-                lattice.log_probs,
-                self.lm,
-                num_nodes=num_nodes,
-                alpha=alpha,
-                context=context,
-                kept_log_mass=kept_log_mass,
-            )
-        )
-
-
 def as_rescorer(lm: LanguageModel) -> Rescorer:
-    """The rescorer that ``lm`` names: itself, an n-gram model's, that of a model file, or the 0-gram for None.
+    """The rescorer that ``lm`` names: itself, an n-gram model's, that of a model's file or directory, or the 0-gram for None.
+
+    Models from files bring the weight with them that ``latticebpd tune --write`` stored.
 
     Raises:
         ValueError: ``lm`` is none of these, or the file is no model.
@@ -77,7 +88,8 @@ def as_rescorer(lm: LanguageModel) -> Rescorer:
         return NgramRescorer(lm)
     if isinstance(lm, str | os.PathLike):
         path = Path(lm).resolve()
-        return _loaded(path, path.stat().st_mtime_ns)
+        tuned = alpha_path(path)
+        return _loaded(path, path.stat().st_mtime_ns, tuned.stat().st_mtime_ns if tuned.exists() else None)
     if isinstance(lm, Rescorer):
         return lm
     if type(lm).__module__ == "kenlm":
@@ -85,19 +97,34 @@ def as_rescorer(lm: LanguageModel) -> Rescorer:
 
         return KenlmRescorer(lm)
     raise ValueError(
-        f"expected an fst.NgramModel, the path of an ARPA or FST file, a kenlm.Model, a rescorer or None as lm, got {type(lm).__name__}"
+        "expected an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, a rescorer or None as lm, "
+        f"got {type(lm).__name__}"
     )
 
 
+def alpha_path(model: str | os.PathLike[str]) -> Path:
+    """Where the tuned weight of an n-gram model's file is stored: beside it (``latticebpd.analysis.tuning``)."""
+    return Path(f"{os.fspath(model)}.alpha.json")
+
+
+def weight_of(rescorer: Rescorer, alpha: float | None) -> float:
+    """``alpha``; where it is None, the rescorer's own, and 1 where that has none."""
+    return float(getattr(rescorer, "alpha", 1.0)) if alpha is None else alpha
+
+
 def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model") -> None:
-    """Refuse an n-gram model that was made for another vocabulary than ``owner``'s, as far as both tell theirs.
+    """Refuse a model that was made for another vocabulary than ``owner``'s, as far as both tell theirs.
 
     Args:
-        lm: anything; only n-gram models are looked at.
+        lm: anything; only n-gram models and rescorers with a ``check_vocabulary`` of their own are looked at.
         fingerprint: hash of the owner's vocabulary, or None if unknown.
         vocab_size: number of the owner's tokens, or None if unknown.
         owner: who it is, for the message.
     """
+    own_check = getattr(lm, "check_vocabulary", None)
+    if own_check is not None:
+        own_check(fingerprint, vocab_size, owner)
+        return
     model = lm.lm if isinstance(lm, NgramRescorer) else lm
     if not isinstance(model, fst.NgramModel):
         return
@@ -114,22 +141,31 @@ def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, modified: int) -> NgramRescorer:
+def _loaded(path: Path, modified: int, tuned: int | None) -> Rescorer:
     del modified  # part of the key, so that a rewritten file is read again
-    return NgramRescorer(fst.NgramModel.load(path))
+    if path.is_dir():
+        from latticebpd.neural import NeuralRescorer
+
+        return NeuralRescorer.from_pretrained(path)
+    if tuned is None:
+        return NgramRescorer(fst.NgramModel.load(path))
+    from latticebpd.analysis.tuning import Tuning
+
+    return NgramRescorer(fst.NgramModel.load(path), Tuning.load(alpha_path(path)).alpha)
 
 
 def rescore(
-    lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float = 1.0, context: Sequence[int] | np.ndarray = ()
+    lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float | None = None, context: Sequence[int] | np.ndarray = ()
 ) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 
     Args:
         lattice: top-k outputs of the heads.
-        lm: an ``fst.NgramModel``, the path of an ARPA or FST file, a ``kenlm.Model``, a rescorer object, or None (no
-            rescoring).
+        lm: an ``fst.NgramModel``, the path of an ARPA or FST file or of a neural rescorer's directory, a ``kenlm.Model``, a
+            rescorer object (``latticebpd.neural.NeuralRescorer``), or None (no rescoring).
         p: number of drafts; fewer come back if the lattice has fewer paths.
-        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone.
+        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone; None takes the weight that is stored with the
+            model, and 1 where none is.
         context: tokens before the lattice.  Empty means no history, never an implied ``<s>``.
 
     Returns:
@@ -143,14 +179,15 @@ def rescore(
         >>> rescore(lattice, None, p=2).tokens.tolist()
         [[3, 4], [3, 8]]
     """
-    return as_rescorer(lm).rescore(lattice, p, alpha, _history(context))
+    rescorer = as_rescorer(lm)
+    return rescorer.rescore(lattice, p, weight_of(rescorer, alpha), _listed(context))
 
 
 def draft_tree(
     lattice: SausageLattice,
     lm: LanguageModel,
     num_nodes: int = 64,
-    alpha: float = 1.0,
+    alpha: float | None = None,
     context: Sequence[int] | np.ndarray = (),
     kept_log_mass: Any = None,
 ) -> DraftTree:
@@ -167,61 +204,44 @@ def draft_tree(
             None for certainty, ``lattice.kept_log_mass`` for what the heads themselves say.
     """
     mass = None if kept_log_mass is None else np.asarray(kept_log_mass, dtype=np.float64)
-    return as_rescorer(lm).draft_tree(lattice, num_nodes, alpha, _history(context), mass)
+    rescorer = as_rescorer(lm)
+    return rescorer.draft_tree(lattice, num_nodes, weight_of(rescorer, alpha), _listed(context), mass)
 
 
 def rescore_batch(
     lattices: Sequence[SausageLattice],
     lm: LanguageModel,
     p: int = 16,
-    alpha: float = 1.0,
+    alpha: float | None = None,
     contexts: Sequence[Sequence[int] | np.ndarray] | None = None,
 ) -> list[Drafts]:
-    """:func:`rescore` of several lattices of one shape: for n-gram models, one search over all of them."""
-    rescorer, histories = as_rescorer(lm), _histories(contexts, len(lattices))
-    if not isinstance(rescorer, NgramRescorer):
-        return [rescorer.rescore(lattice, p, alpha, history) for lattice, history in zip(lattices, histories, strict=True)]
-    tokens, scores, counts = fst.nbest_paths_batch(*_stacked(lattices), rescorer.lm, p=p, alpha=alpha, contexts=_padded(histories))
-    return [Drafts(tokens[row, :count], scores[row, :count]) for row, count in enumerate(counts.tolist())]
+    """:func:`rescore` of several lattices, together where the rescorer can do that."""
+    rescorer = as_rescorer(lm)
+    weight, texts = weight_of(rescorer, alpha), [()] * len(lattices) if contexts is None else contexts
+    if hasattr(rescorer, "rescore_batch"):
+        found: list[Drafts] = rescorer.rescore_batch(lattices, p, weight, texts)
+        return found
+    return [rescorer.rescore(lattice, p, weight, _listed(text)) for lattice, text in zip(lattices, texts, strict=True)]
 
 
 def draft_tree_batch(
     lattices: Sequence[SausageLattice],
     lm: LanguageModel,
     num_nodes: int = 64,
-    alpha: float = 1.0,
+    alpha: float | None = None,
     contexts: Sequence[Sequence[int] | np.ndarray] | None = None,
 ) -> list[DraftTree]:
-    """:func:`draft_tree` of several lattices of one shape: for n-gram models, one search over all of them."""
-    rescorer, histories = as_rescorer(lm), _histories(contexts, len(lattices))
-    if not isinstance(rescorer, NgramRescorer):
-        return [
-            replace(rescorer.draft_tree(lattice, num_nodes, alpha, history, None), lattice=lattice)
-            for lattice, history in zip(lattices, histories, strict=True)
-        ]
-    tokens, parents, log_probs, counts = fst.best_first_tree_batch(
-        *_stacked(lattices), rescorer.lm, num_nodes=num_nodes, alpha=alpha, contexts=_padded(histories)
-    )
+    """:func:`draft_tree` of several lattices, together where the rescorer can do that; each tree knows its lattice."""
+    rescorer = as_rescorer(lm)
+    weight, texts = weight_of(rescorer, alpha), [()] * len(lattices) if contexts is None else contexts
+    if hasattr(rescorer, "draft_tree_batch"):
+        found: list[DraftTree] = rescorer.draft_tree_batch(lattices, num_nodes, weight, texts)
+        return found
     return [
-        DraftTree(tokens[row, :count], parents[row, :count], log_probs[row, :count], lattices[row])
-        for row, count in enumerate(counts.tolist())
+        replace(rescorer.draft_tree(lattice, num_nodes, weight, _listed(text), None), lattice=lattice)
+        for lattice, text in zip(lattices, texts, strict=True)
     ]
 
 
-def _histories(contexts: Sequence[Sequence[int] | np.ndarray] | None, rows: int) -> list[list[int]]:
-    return [[] for _ in range(rows)] if contexts is None else [_history(context) for context in contexts]
-
-
-def _stacked(lattices: Sequence[SausageLattice]) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([lattice.tokens for lattice in lattices]), np.stack([lattice.log_probs for lattice in lattices])
-
-
-def _padded(histories: list[list[int]]) -> np.ndarray:
-    """``[n, c]``, -1 on the left."""
-    width = max(map(len, histories))
-    return np.array([[PADDING] * (width - len(history)) + history for history in histories], dtype=np.int64).reshape(-1, width)
-
-
-def _history(context: Sequence[int] | np.ndarray) -> list[int]:
-    """As much of the context as any n-gram model can look back on, so that a long text costs no more than a short one."""
-    return [int(token) for token in context[-MAX_ORDER:]]
+def _listed(context: Sequence[int] | np.ndarray) -> list[int]:
+    return [int(token) for token in context]

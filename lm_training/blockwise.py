@@ -3,16 +3,16 @@
 The loss of a step is ``base_weight`` times the base model's mean cross-entropy (nothing where it is frozen) plus the
 weighted mean over heads 2..h of each head's mean cross-entropy, over all labels of the step's sequences.  Head ``i`` at
 position ``t`` has the label ``t + i`` if that token follows the prompt and the hidden state at ``t`` is one from which a
-draft could start, that of the prompt's last token or of a later one.
+draft could start, that of the prompt's last token or of a later one.  An encoder-decoder's encoder reads the prompt; its
+decoder's text begins with the start token, in the prompt's place.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from latticebpd.decoding import generate
 from latticebpd.drafters import VanillaDrafter
 from latticebpd.heads import BlockHeads
-from latticebpd.models import BlockwiseLM
+from latticebpd.models import BlockwiseLM, max_positions, vocab_size
+from latticebpd.prompts import decoder_start_id, pad_id
 from lm_training.muon import Muon
 from lm_training.selection import EveryHead, OneHeadPerPosition, Selection
-from lm_training.sequences import Sequences
-from lm_training.training import Objective, Process, Trainer, trapezoid
+from lm_training.sequences import Sequences, padded, rows_of_step
+from lm_training.training import LoopOptions, Objective, Process, Trainer, trapezoid
 
 TOP = (1, 4, 16)
 """A head's accuracy is measured among its so many best tokens."""
@@ -50,10 +51,50 @@ class Labels:
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: ``[rows, length]``, padded on the right.  labels: of head 1 (the base model), 2, ..., h."""
+    """Texts padded on the right, and their labels.
+
+    inputs: ``[rows, length]``.  labels: of head 1 (the base model), 2, ..., h.
+    sources, mask: ``[rows, source length]``, what an encoder-decoder's encoder reads, and 1 where that is no padding.
+    """
 
     inputs: Tensor
     labels: list[Labels]
+    sources: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What a base model reads and writes.
+
+    texts: sequences that it continues; an encoder-decoder's begin with its start token alone.
+    sources: what its encoder reads, one for each text; None for a causal LM.
+    """
+
+    texts: Sequences
+    sources: Sequences | None
+
+    @classmethod
+    def of(cls, base: PreTrainedModel, data: Sequences, name: str) -> Texts:
+        """Prompts and what follows them, as ``base`` takes them; ValueError where vocabulary or positions do not fit."""
+        encodes = base.config.is_encoder_decoder
+        read = cls(data.answers(decoder_start_id(base)), data.prompts()) if encodes else cls(data, None)
+        limit = max_positions(base)
+        for part, ids in ((read.texts, vocab_size(base)), (read.sources, int(base.config.get_text_config().vocab_size))):
+            if part is None:
+                continue
+            highest, longest = int(part.tokens.max(initial=0)), int(part.lengths.max(initial=0))
+            if highest >= ids:
+                raise ValueError(
+                    f"expected {name} token ids below {ids} (the model's vocabulary), got {highest}; "
+                    "was the text encoded with another tokenizer?"
+                )
+            if limit is not None and longest > limit:
+                raise ValueError(f"expected {name} sequences of at most {limit} tokens (the model's positions), got one of {longest}")
+        return read
+
+    def __len__(self) -> int:
+        return len(self.texts)
 
 
 class BlockwiseObjective(Objective):
@@ -88,22 +129,13 @@ class BlockwiseObjective(Objective):
         record: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        for name, sequences in (("training", data), ("validation", validation)):
-            highest = int(sequences.tokens.max(initial=0))
-            if highest >= model.vocab_size:
-                raise ValueError(
-                    f"expected {name} token ids below {model.vocab_size} (the model's vocabulary), got {highest}; "
-                    "was the text encoded with another tokenizer?"
-                )
-            longest, limit = int(sequences.lengths.max(initial=0)), model.max_positions
-            if limit is not None and longest > limit:
-                raise ValueError(f"expected {name} sequences of at most {limit} tokens (the model's positions), got one of {longest}")
-        if int(data.lengths.max(initial=0)) < 3:
+        self.data, self.validation = Texts.of(model.base, data, "training"), Texts.of(model.base, validation, "validation")
+        if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and labels for two heads), got none")
         weights = head_weights or (1.0,) * (model.num_heads - 1)
         if len(weights) != model.num_heads - 1 or min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(f"expected {model.num_heads - 1} head weights >= 0, not all 0 (heads 2 to {model.num_heads}), got {weights}")
-        self.model, self.data, self.validation = model, data, validation
+        self.model = model
         self.batch_size, self.make_optimizers, self.selection, self.seed = batch_size, make_optimizers, selection, seed
         self.base_weight = base_weight
         self.head_weights = np.array(weights) / sum(weights)
@@ -116,43 +148,57 @@ class BlockwiseObjective(Objective):
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
         if parts > self.batch_size:
             raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {self.batch_size}; use fewer parts")
-        order = range(step * self.batch_size, (step + 1) * self.batch_size)
-        chosen = [int(_epoch_order(len(self.data), self.seed, index // len(self.data))[index % len(self.data)]) for index in order]
+        chosen = rows_of_step(len(self.data), self.batch_size, step, self.seed)
         return self.labelled(self.data, chosen, self.selection, [self.seed, step], part, parts)
 
-    def labelled(self, data: Sequences, chosen: list[int], selection: Selection, seed: list[int], part: int = 0, parts: int = 1) -> Batch:
+    def labelled(self, data: Texts, chosen: list[int], selection: Selection, seed: list[int], part: int = 0, parts: int = 1) -> Batch:
         """The labels of part of the chosen sequences."""
-        heads = self.model.num_heads
-        generated = (data.lengths[chosen] - data.prompt_lengths[chosen])[:, None]
+        heads, texts, device = self.model.num_heads, data.texts, self.model.base.device
+        generated = (texts.lengths[chosen] - texts.prompt_lengths[chosen])[:, None]
         # [heads]: labels of each head in the whole step, so that every part weighs its own alike.
         counts = np.maximum(0, generated - np.arange(heads)).sum(axis=0)
         mine = range(part, len(chosen), parts)
-        length = max((len(data[chosen[slot]]) for slot in mine), default=1)
-        inputs = np.zeros((len(mine), length), dtype=np.int64)
+        inputs, _ = padded([texts[chosen[slot]] for slot in mine], 0)
+        length = inputs.shape[1]
         weights = np.zeros((heads, len(mine), length))
         ahead = np.arange(1, heads + 1)[:, None]
         for row, slot in enumerate(mine):
-            sequence = data[chosen[slot]]
-            inputs[row, : len(sequence)] = sequence
-            place = np.arange(len(sequence))
-            labelled = (place >= data.prompt_lengths[chosen[slot]] - 1) & (place + ahead < len(sequence))
-            weights[0, row, : len(sequence)] = labelled[0]
+            tokens = int(texts.lengths[chosen[slot]])
+            place = np.arange(tokens)
+            labelled = (place >= texts.prompt_lengths[chosen[slot]] - 1) & (place + ahead < tokens)
+            weights[0, row, :tokens] = labelled[0]
             row_rng, step_rng = np.random.default_rng([*seed, slot + 1]), np.random.default_rng([*seed, 0])
-            weights[1:, row, : len(sequence)] = selection.weights(labelled[1:], row_rng, step_rng)
-        device = self.model.base.device
+            weights[1:, row, :tokens] = selection.weights(labelled[1:], row_rng, step_rng)
         labels = []
         for head in range(heads):
             rows, places = np.nonzero(weights[head])
             share = weights[head, rows, places] * parts / max(1, counts[head])
             arrays = (rows * length + places, inputs[rows, places + head + 1], share.astype(np.float32))
             labels.append(Labels(*(torch.from_numpy(array).to(device) for array in arrays)))
-        return Batch(torch.from_numpy(inputs).to(device), labels)
+        read = [inputs]
+        if data.sources is not None:
+            read += padded([data.sources[chosen[slot]] for slot in mine], pad_id(self.model.base) or 0)
+        tensors = [torch.from_numpy(array).to(device) for array in read]
+        return Batch(tensors[0], labels, *tensors[1:])
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """``[rows * length, hidden]`` the base model's final, normalised hidden states."""
+        base: Any = self.model.base
+        if batch.sources is None:
+            hidden: Tensor = base.base_model(batch.inputs, use_cache=False).last_hidden_state
+        else:
+            encoded = base.get_encoder()(input_ids=batch.sources, attention_mask=batch.mask).last_hidden_state
+            decoder = base.get_decoder()
+            hidden = decoder(
+                input_ids=batch.inputs, encoder_hidden_states=encoded, encoder_attention_mask=batch.mask, use_cache=False
+            ).last_hidden_state
+        return hidden.flatten(0, 1)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, where the base model is taught; ``head_losses``: ``[heads - 1]``; all in nats."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            hidden = self.model.base.base_model(batch.inputs).last_hidden_state.flatten(0, 1)
-        output = self.model.base.get_output_embeddings()
+            hidden = self.hidden(batch).to(self.model.heads.dtype)
+        output = self.model.projection
         heads = self.model.heads
         losses = []
         for index, labels in enumerate(batch.labels[1:]):
@@ -181,13 +227,13 @@ class BlockwiseObjective(Objective):
         """Mean cross-entropy of every predictor, the heads' accuracy among their best tokens, and block efficiency as served."""
         heads, count = self.model.heads, np.zeros(self.model.num_heads)
         loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
-        output = self.model.base.get_output_embeddings()
+        output = self.model.projection
         for index in range(min(self.validation_sequences, len(self.validation))):
             batch = self.labelled(self.validation, [index], EveryHead(), [self.seed])
-            hidden = self.model.base.base_model(batch.inputs).last_hidden_state.flatten(0, 1)
+            hidden = self.hidden(batch).to(heads.dtype)
             for head, labels in enumerate(batch.labels):
                 states = hidden[labels.positions]
-                logits = heads.project(head - 1, heads.alone(head - 1, states), output) if head else output(states)
+                logits = (heads.project(head - 1, heads.alone(head - 1, states), output) if head else output(states)).float()
                 loss[head] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
                 rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
                 hits[:, head] += [int((rank < top).sum()) for top in TOP]
@@ -210,9 +256,11 @@ class BlockwiseObjective(Objective):
 
     def serve(self, max_new_tokens: int = 64) -> float:
         """Block efficiency of decoding validation prompts with vanilla drafts, pooled."""
-        data = self.validation
-        prompts = [data[index][: data.prompt_lengths[index]].tolist() for index in range(min(self.serving_prompts, len(data)))]
-        return generate(self.model, prompts, VanillaDrafter(self.model), max_new_tokens=max_new_tokens).block_efficiency
+        prompts = self.validation.sources or self.validation.texts.prompts()
+        ids, mask = padded([prompts[index] for index in range(min(self.serving_prompts, len(prompts)))], 0)
+        drafter = VanillaDrafter(self.model)
+        out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+        return out.block_efficiency
 
     def options(self) -> dict[str, Any]:
         return self.record
@@ -220,14 +268,12 @@ class BlockwiseObjective(Objective):
     def save(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
 
+    def save_whole(self, directory: Path, weights: dict[str, Tensor]) -> None:
+        self.model.save_pretrained(directory, weights={name.removeprefix("model."): tensor for name, tensor in weights.items()})
+
 
 def _weighted_loss(logits: Tensor, labels: Labels) -> Tensor:
-    return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
-
-
-@functools.lru_cache(maxsize=4)
-def _epoch_order(sequences: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch, 0]).permutation(sequences)
+    return (F.cross_entropy(logits.float(), labels.tokens, reduction="none") * labels.weights).sum()
 
 
 @dataclass(frozen=True)
@@ -245,7 +291,7 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(LoopOptions):
     """How to train from scratch.  Lengths are in tokens; the learning rate warms up, stays, and falls linearly to zero."""
 
     steps: int = 6000
@@ -257,10 +303,7 @@ class TrainingOptions:
     warmup_steps: int = 100
     decay_fraction: float = 0.3
     head_positions: float = 0.25
-    validation_every: int = 250
-    checkpoint_every: int = 250
     seed: int = 0
-    compile: bool = False
 
 
 def new_model(shape: ModelShape, eos_id: int, tokenizer_fingerprint: str | None = None) -> BlockwiseLM:
@@ -306,6 +349,8 @@ def train_blockwise(
 ) -> BlockwiseLM:
     """Train a base model and its heads together on token ids, or go on with the run in ``directory``; returns the model."""
     process = process or Process()
+    if options.fsdp:
+        raise ValueError("expected whole weights on every process, since Muon updates matrices as wholes; leave fsdp out")
     torch.manual_seed(options.seed)
     model = new_model(shape, eos_id, tokenizer_fingerprint).to(process.device)
     span = options.sequence_length + shape.num_heads  # every position has a label for every head
@@ -319,17 +364,9 @@ def train_blockwise(
         base_weight=1.0,
         seed=options.seed,
         validation_sequences=64,
-        record=asdict(options),
+        record=options.record(),
     )
-    Trainer(
-        objective,
-        Path(directory),
-        options.steps,
-        trapezoid(options.steps, options.warmup_steps, options.decay_fraction),
-        validation_every=options.validation_every,
-        checkpoint_every=options.checkpoint_every,
-        compile=options.compile,
-        process=process,
-    ).run(progress)
+    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
+    Trainer.of(objective, directory, schedule, options, process).run(progress)
     model.eval()
     return model

@@ -23,14 +23,15 @@ import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import bundle
+from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.cli.console import progress, quiet_transformers
 from latticebpd.heads import BlockHeads
 from latticebpd.models import BlockwiseLM, load_base, new_heads
-from latticebpd.replay import accept_lengths, collect_lattices
-from latticebpd.rescoring import draft_tree
+from latticebpd.replay import collect_lattices
+from latticebpd.stopping import own_end_of_text_ids
 from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
 from lm_training.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
-from lm_training.distill import DistillOptions, distill, load_distilled
+from lm_training.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.heads import HeadTraining, train_heads
 from lm_training.ngram import estimate
 
@@ -48,8 +49,8 @@ PROMPT_SOURCES = {
 """Sources whose text may be shipped without conditions, with their licences."""
 
 SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
-DISTILLED = DistillOptions(prompts=12_288, prompt_tokens=64, max_new_tokens=96)
-MEASURED = replace(DISTILLED, prompts=256)
+DISTILLED = DistillOptions(max_new_tokens=96)
+DISTILLED_PROMPTS, MEASURED_PROMPTS, PROMPT_TOKENS = 12_288, 256, 64
 """Text that the model writes for its heads to learn from; and, after held-out documents, to measure them by."""
 
 HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_every=100, checkpoint_every=50)
@@ -115,16 +116,11 @@ def write_jsonl(path: Path, prompts: list[bundle.Prompt]) -> None:
 def tune_alpha(model: BlockwiseLM, lm: fst.NgramModel, tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
     """The weight under which 64-node trees have most tokens accepted on validation passages, by per-position replay."""
     lattices = collect_lattices(model, [tokenizer.encode(text).ids for text in texts], max_new_tokens=96)
-    table = {}
-    for alpha in ALPHAS:
-        lengths = accept_lengths(
-            lattices,
-            lambda lattice, context, alpha=alpha: draft_tree(lattice, lm, 64, alpha, context),  # type: ignore[misc]
-        )
-        table[alpha] = float(lengths.mean()) + 1
-        console.print(f"alpha {alpha}: {table[alpha]:.4f} tokens a call by replay")
-    best = max(table, key=lambda alpha: table[alpha])
-    return {"alpha": best, "replay_block_efficiency": {str(alpha): round(value, 4) for alpha, value in table.items()}}
+    swept = sweep_alpha([lattices], "64-tree", lm, ALPHAS)
+    table = dict(zip(swept.alphas, swept.block_efficiency.tolist(), strict=True))
+    for alpha, efficiency in table.items():
+        console.print(f"alpha {alpha}: {efficiency:.4f} tokens a call by replay")
+    return {"alpha": swept.best, "replay_block_efficiency": {str(alpha): round(value, 4) for alpha, value in table.items()}}
 
 
 def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle.ASSETS) -> None:
@@ -164,10 +160,11 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     model = train_blockwise(corpus, validation, work / "blockwise", ModelShape(), options, end_of_text_id(tokenizer), fingerprint)
     model.save_pretrained(work / "half", dtype=torch.float16)
     base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
-    for tokens, directory, size in ((corpus, "distilled", DISTILLED), (validation, "distilled-held-out", MEASURED)):
+    for tokens, directory, count in ((corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)):
+        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, own_end_of_text_ids(base))
         with progress() as bar:
-            task = bar.add_task(f"writing {directory}", total=size.prompts)
-            distill(base, tokens, work / directory, size, on_batch=lambda prompts, _: bar.advance(task, prompts))  # noqa: B023
+            task = bar.add_task(f"writing {directory}", total=count)
+            distill(base, beginnings, work / directory, DISTILLED, on_batch=lambda done, _: bar.advance(task, done))  # noqa: B023
     written = load_distilled(work / "distilled")
     torch.manual_seed(HEADS.seed)
     model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, ModelShape.num_heads, HEAD_WIDTH), fingerprint)

@@ -2,28 +2,24 @@
 
 A *document* is one string; a *corpus* is a flat array of token ids in which every document ends with the
 tokenizer's end-of-text token.  Text comes from ``.jsonl`` files (one document a line, in a text field), ``.parquet``
-files (one document a row, in a text column) and any others (one document a file); all but Parquet, which compresses
-by itself, plain or compressed with gzip, xz or zstandard.
+files and saved data sets (one document a row, in a text column) and any others (one document a file).
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
-import lzma
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, cast
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fst.files import replacing
+from lm_training.records import INVALID_UTF8, BadRecords, Record, read_records
+from lm_training.records import open_bytes as open_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -37,102 +33,39 @@ class Document:
     text: str
 
 
-COMPRESSED = {".gz", ".xz", ".zst"}
-INVALID_UTF8 = ("strict", "replace")
-"""What to do with bytes that are no UTF-8: refuse the file, or read U+FFFD in their place."""
+def read_documents(
+    paths: Iterable[str | os.PathLike[str]], field: str = "text", invalid_utf8: str = "strict", bad: BadRecords | None = None
+) -> Iterator[Document]:
+    """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
-
-def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a plain, gzip, xz or zstandard file by its suffix; what is read is not compressed any more."""
-    path = Path(path)
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    if path.suffix == ".zst":
-        try:
-            import zstandard
-        except ImportError:
-            raise ValueError(f"{path}: expected the package zstandard to read this, found none: pip install zstandard") from None
-        return io.BufferedReader(zstandard.open(path, "rb"))
-    return path.open("rb")
-
-
-def read_documents(paths: Iterable[str | os.PathLike[str]], field: str = "text", invalid_utf8: str = "strict") -> Iterator[Document]:
-    """Yield the documents of text, JSONL and Parquet files, in order; CRLF is read as LF.
+    Args:
+        field: of JSONL objects and rows, what holds the text.
+        invalid_utf8: "strict", or "replace" bytes that are no UTF-8.
+        bad: takes note of records that are no documents; by default the first is an error.
 
     Raises:
-        ValueError: a line is no JSON object, or has no string under ``field``; bytes are no UTF-8 (unless
-            ``invalid_utf8`` is "replace"); a compressed file is damaged.  The message names the file and the line or byte.
+        ValueError: a line is no JSON object, or has no string under ``field``; bytes are no UTF-8; a file is damaged.
+            The message names the file and the line or byte.
         FileNotFoundError: a path does not exist.
     """
     if invalid_utf8 not in INVALID_UTF8:
         raise ValueError(f"expected strict or replace for bytes that are no UTF-8, got {invalid_utf8!r}")
-    for path in map(Path, paths):
-        plain = path.with_suffix("") if path.suffix in COMPRESSED else path
-        if plain.suffix == ".parquet":
-            yield from _parquet_documents(path, field)
-            continue
+    bad = bad or BadRecords()
+    for record in read_records(paths, [field]):
         try:
-            with open_bytes(path) as file:
-                if plain.suffix != ".jsonl":
-                    yield Document(str(path), path.name, _decoded(file.read(), path, 0, invalid_utf8))
-                    continue
-                offset = 0
-                for number, line in enumerate(file, 1):
-                    text = _decoded(line, path, offset, invalid_utf8)
-                    offset += len(line)
-                    if text.strip():
-                        yield _json_document(text, path, number, field)
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":  # the package is imported only where it is needed
-                raise
-            raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
+            yield document_of(record, field, invalid_utf8)
+        except ValueError as error:
+            bad.add([str(error)])
 
 
-def _json_document(line: str, path: Path, number: int, field: str) -> Document:
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}:{number}: expected a JSON object, got {line[:40]!r}") from error
-    text = record.get(field) if isinstance(record, dict) else None
+def document_of(record: Record, field: str, invalid_utf8: str = "strict") -> Document:
+    """A record as a document; ValueError where it holds no text."""
+    fields = record.fields(invalid_utf8)
+    text = fields.get(field) if record.has_fields else fields["text"]
     if not isinstance(text, str):
-        raise ValueError(f"{path}:{number}: expected a string under {field!r}; name the field that holds the text")
-    return Document(str(record.get("id", f"{path.name}:{number}")), str(record.get("source", path.name)), text)
-
-
-def _parquet_documents(path: Path, field: str, batch: int = 1024) -> Iterator[Document]:
-    import duckdb
-
-    if not path.is_file():
-        raise FileNotFoundError(2, "expected a file", str(path))
-    quoted = field.replace('"', '""')
-    try:
-        with duckdb.connect() as connection:
-            rows = connection.execute(f'SELECT CAST("{quoted}" AS VARCHAR) FROM read_parquet(?)', [str(path)])
-            number = 0
-            while texts := rows.fetchmany(batch):
-                for (text,) in texts:
-                    number += 1
-                    if text is None:
-                        raise ValueError(f"{path}: row {number}: expected a string in column {field!r}, got none")
-                    yield Document(f"{path.name}:{number}", path.name, text)
-    except duckdb.Error as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f"{path}: expected a Parquet file with the text in column {field!r}: {first_line}") from error
-
-
-def _decoded(data: bytes, path: Path, offset: int, invalid_utf8: str) -> str:
-    try:
-        text = data.decode("utf-8", invalid_utf8)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: cannot be read as UTF-8: 0x{data[error.start]:02x} at byte {offset + error.start} is none; "
-            "convert the file, or have such bytes replaced"
-        ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        raise ValueError(f"{record.place}: expected a string under {field!r}; name the field that holds the text")
+    name = f"{record.path.name}:{record.number}" if record.number else str(record.path)
+    return Document(str(fields.get("id", name)), str(fields.get("source", record.path.name)), text)
 
 
 def is_held_out(document_id: str, per_mille: int = 10) -> bool:
@@ -155,11 +88,11 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192, progress: bool
     return tokenizer
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
+def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
     """The id of the token that ends documents."""
-    end_id: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    end_id: int | None = tokenizer.token_to_id(name)
     if end_id is None:
-        raise ValueError(f"expected a tokenizer with the token {END_OF_TEXT!r}, got one of {tokenizer.get_vocab_size()} tokens without it")
+        raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {tokenizer.get_vocab_size()} tokens without it")
     return end_id
 
 

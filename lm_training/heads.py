@@ -1,13 +1,14 @@
 """Heads for a base model that exists already, trained on people's text or on the model's own (Stern 2018, section 6).
 
 With the base model frozen, its output and its files stay what they were, to the byte; fine-tuned, it gives up some of
-its own quality for heads that are right more often.
+its own quality for heads that are right more often.  A frozen base model may be kept in half precision, as it was
+published perhaps, while its heads learn in float32: the hidden states are what it serves with.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,25 +17,23 @@ from latticebpd.models import BlockwiseLM
 from lm_training.blockwise import BlockwiseObjective
 from lm_training.corpus import load_tokens
 from lm_training.distill import SETTINGS, load_distilled
+from lm_training.encoding import RECORD, load_encoded
 from lm_training.selection import OneHeadPerPosition, Selection
 from lm_training.sequences import Sequences
-from lm_training.training import Process, Trainer, cosine
+from lm_training.training import LoopOptions, Process, Trainer, cosine
 
 
 @dataclass(frozen=True)
-class HeadTraining:
-    """How to train heads.
+class HeadTraining(LoopOptions):
+    """How to train heads, beside what every run can be told.
 
     batch_size: sequences per update, over all processes and parts.
     learning_rate: AdamW's peak rate for the heads; the rate follows a cosine after the warm-up.
     base_learning_rate: the same for the base model; None freezes it.
     selection: which pairs of head and position are scored.
     head_weights: relative weights of heads 2..h; equal by default.
-    accumulate: parts in which each process computes its share of a batch, to save memory.
-    precision: ``torch.bfloat16`` computes in mixed precision.
     """
 
-    steps: int = 2000
     batch_size: int = 32
     learning_rate: float = 1e-3
     base_learning_rate: float | None = None
@@ -42,23 +41,22 @@ class HeadTraining:
     warmup_steps: int = 100
     selection: Selection = field(default_factory=OneHeadPerPosition)
     head_weights: tuple[float, ...] | None = None
-    accumulate: int = 1
-    precision: torch.dtype = torch.float32
-    validation_every: int = 250
-    checkpoint_every: int = 250
     validation_sequences: int = 64
     serving_prompts: int = 8
     seed: int = 0
-    compile: bool = False
 
 
 def load_sequences(path: str | os.PathLike[str], sequence_length: int) -> Sequences:
-    """A directory that `latticebpd distill` has filled, or windows of a corpus of token ids (``.npy``)."""
+    """Sequences (``.npz``), a directory of them (encoded or distilled), or windows of a corpus of token ids (``.npy``)."""
     path = Path(path)
     if path.is_dir():
-        return load_distilled(path)
+        return load_encoded(path) if (path / RECORD).exists() else load_distilled(path)
+    if path.suffix == ".npz":
+        return Sequences.load(path)
     if path.suffix != ".npy":
-        raise ValueError(f"{path}: expected token ids (.npy) or a directory of distilled text ({SETTINGS}); encode text first")
+        raise ValueError(
+            f"{path}: expected sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, {SETTINGS}); encode text first"
+        )
     return Sequences.of_corpus(load_tokens([path]), sequence_length)
 
 
@@ -96,19 +94,9 @@ def train_heads(
         seed=options.seed,
         validation_sequences=options.validation_sequences,
         serving_prompts=options.serving_prompts,
-        record={name: str(value) if isinstance(value, torch.dtype) else value for name, value in asdict(options).items()},
+        record=options.record(),
     )
-    Trainer(
-        objective,
-        Path(directory),
-        options.steps,
-        cosine(options.steps, options.warmup_steps),
-        validation_every=options.validation_every,
-        checkpoint_every=options.checkpoint_every,
-        accumulate=options.accumulate,
-        precision=options.precision,
-        compile=options.compile,
-        process=process,
-    ).run(progress)
+    schedule = cosine(options.steps, options.warmup_steps)
+    Trainer.of(objective, directory, schedule, options, process).run(progress)
     model.eval()
     return model

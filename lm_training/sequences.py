@@ -1,10 +1,12 @@
 """Token sequences to learn from, each a prompt and what follows it.
 
-Only what follows the prompt is ever a label.  Windows of a corpus are sequences too, whose prompt is one token.
+Only what follows the prompt is ever a label.  Windows of a corpus are sequences too, whose prompt is one token; documents
+are thereby packed end to end.  For an encoder-decoder the prompt is the source, which its encoder reads.
 """
 
 from __future__ import annotations
 
+import functools
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +84,17 @@ class Sequences:
         tokens = np.concatenate([part.tokens for part in parts])
         return cls(tokens, np.concatenate([*starts, offsets[-1:]]), np.concatenate([part.prompt_lengths for part in parts]))
 
+    def prompts(self) -> Sequences:
+        """The prompts alone; nothing follows them."""
+        rows = [self[index][:length] for index, length in enumerate(self.prompt_lengths.tolist())]
+        return Sequences.of_rows(rows, self.prompt_lengths.tolist(), self.tokens.dtype)
+
+    def answers(self, start: int) -> Sequences:
+        """What follows each prompt, behind ``start`` in the prompt's place: what an encoder-decoder's decoder reads and writes."""
+        first = np.array([start], dtype=self.tokens.dtype)
+        rows = [np.concatenate([first, self[index][length:]]) for index, length in enumerate(self.prompt_lengths.tolist())]
+        return Sequences.of_rows(rows, [1] * len(rows), self.tokens.dtype)
+
     def corpus(self, end_of_text: int, history: int) -> np.ndarray:
         """``[n]`` what follows the prompts, each with the last ``history`` tokens of its prompt before it and an end of text after it.
 
@@ -107,3 +120,24 @@ class Sequences:
                 return cls(file["tokens"], file["starts"], file["prompt_lengths"])
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path}: expected sequences as `latticebpd distill` writes them: {error}; is the copy complete?") from error
+
+
+def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids ``[rows, longest]`` int64, filled up on the right or on the left, and the mask, 1 where they are the row's own."""
+    width = max(map(len, rows), default=0)
+    ids, mask = np.full((len(rows), width), fill, dtype=np.int64), np.zeros((len(rows), width), dtype=np.int64)
+    for number, row in enumerate(rows):
+        place = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[number, place], mask[number, place] = row, 1
+    return ids, mask
+
+
+def rows_of_step(sequences: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """Which of so many sequences a step's batch holds: all in random order, once per epoch, in another order in the next."""
+    places = range(step * batch_size, (step + 1) * batch_size)
+    return [int(_epoch_order(sequences, seed, place // sequences)[place % sequences]) for place in places]
+
+
+@functools.lru_cache(maxsize=4)
+def _epoch_order(sequences: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch, 0]).permutation(sequences)

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fst.files import replacing
+from lm_training.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
 
 STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
@@ -89,6 +90,34 @@ class Objective(nn.Module):
         """Write the finished model."""
         raise NotImplementedError
 
+    def save_whole(self, directory: Path, weights: dict[str, Tensor]) -> None:
+        """Write the finished model from whole weights and buffers, by name; its own are dealt out over the processes."""
+        raise ValueError(f"expected an objective that can be trained with its weights dealt out, got {type(self).__name__}")
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """How long to train, and how a step is computed.
+
+    validation_every, checkpoint_every: updates between measurements, and between checkpoints.
+    accumulate: parts in which each process computes its share of a batch, to save memory.
+    precision: ``torch.bfloat16`` computes in mixed precision; weights stay as they are.
+    compile: use ``torch.compile``.
+    fsdp: deal the weights out over the processes, for models that do not fit on one device.
+    """
+
+    steps: int = 2000
+    validation_every: int = 250
+    checkpoint_every: int = 250
+    accumulate: int = 1
+    precision: torch.dtype = torch.float32
+    compile: bool = False
+    fsdp: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """Every option, for JSON."""
+        return {name: str(value) if isinstance(value, torch.dtype) else value for name, value in asdict(self).items()}
+
 
 @dataclass(frozen=True)
 class Process:
@@ -131,6 +160,7 @@ class Trainer:
         precision: ``torch.bfloat16`` computes in mixed precision; weights stay as they are.
         clip_norm: gradients are scaled down to this norm.
         compile: use ``torch.compile``.
+        fsdp: deal the weights out over the processes; with a single one there is nothing to deal.
     """
 
     objective: Objective
@@ -143,13 +173,25 @@ class Trainer:
     precision: torch.dtype = torch.float32
     clip_norm: float = 1.0
     compile: bool = False
+    fsdp: bool = False
     process: Process = field(default_factory=Process)
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
+    @classmethod
+    def of(
+        cls, objective: Objective, directory: str | os.PathLike[str], schedule: Schedule, options: LoopOptions, process: Process
+    ) -> Trainer:
+        """A run as the options have it."""
+        chosen = {field.name: getattr(options, field.name) for field in fields(LoopOptions)}
+        return cls(objective, Path(directory), schedule=schedule, process=process, **chosen)
+
     def __post_init__(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.fsdp = self.fsdp and self.process.world > 1
+        if self.fsdp:
+            shard(self.objective, self.process.device)
         self.optimizers = self.objective.optimizers()
         self._peak_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
@@ -157,7 +199,7 @@ class Trainer:
         """Train to the last step, logging and writing checkpoints on the way; write the finished model."""
         self.restore()
         module: Any = torch.compile(self.objective) if self.compile else self.objective
-        if self.process.world > 1:
+        if self.process.world > 1 and not self.fsdp:
             module = DistributedDataParallel(module)
         columns = (
             TextColumn("{task.description}"),
@@ -180,17 +222,22 @@ class Trainer:
                     raise ValueError(f"the loss is {values['loss']} at step {self.step}; lower the learning rate (now {rates})")
                 last = self.step == self.steps
                 rate = self.objective.tokens_per_step / seconds
-                if first:
+                if first or self.fsdp:  # dealt out weights are gathered by all processes together
                     record = {"step": self.step, **values, "tokens_per_second": round(rate)}
                     if self.step % self.validation_every == 0 or last:
                         record["validation"] = self.validate()
-                    with open(self.directory / LOG, "a", encoding="utf-8") as log:
-                        log.write(json.dumps(record) + "\n")
+                    if first:
+                        with open(self.directory / LOG, "a", encoding="utf-8") as log:
+                            log.write(json.dumps(record) + "\n")
                     if self.step % self.checkpoint_every == 0 or last:
                         self.checkpoint()
                 bar.update(task, completed=self.step, status=f"loss {values['loss']:.3f}, {rate:,.0f} tokens/s")
-        if first:
-            self.objective.eval()
+        self.objective.eval()
+        if self.fsdp:
+            weights = whole_state(self.objective)
+            if first:
+                self.objective.save_whole(self.directory, weights)
+        elif first:
             self.objective.save(self.directory)
         if self.process.world > 1:
             dist.barrier()
@@ -203,7 +250,9 @@ class Trainer:
         for turn in range(self.accumulate):
             batch = self.objective.batch(self.step, self.process.rank * self.accumulate + turn, parts)
             together = self.process.world == 1 or turn == self.accumulate - 1
-            with contextlib.nullcontext() if together else module.no_sync():
+            if self.fsdp:
+                sync_gradients(self.objective, together)
+            with contextlib.nullcontext() if together or self.fsdp else module.no_sync():
                 with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
                     values = module(batch)
                 (values["loss"] / self.accumulate).backward()
@@ -227,15 +276,18 @@ class Trainer:
     def validate(self) -> dict[str, Any]:
         """What the objective measures on held-out data."""
         self.objective.eval()
-        return self.objective.validate()
+        with gathered_root(self.objective):
+            return self.objective.validate()
 
     def checkpoint(self) -> None:
-        """Write what a later run needs to go on."""
-        tensors: dict[str, Tensor] = {name: tensor.detach().clone().contiguous() for name, tensor in self._trained()}
+        """Write what a later run needs to go on, in however many processes."""
+        tensors: dict[str, Tensor] = {name: whole(tensor) for name, tensor in self._trained()}
         for number, optimizer in enumerate(self.optimizers):
             for index, parameter in enumerate(_parameters(optimizer)):
                 for name, value in optimizer.state[parameter].items():
-                    tensors[f"optimizer{number}.{index}.{name}"] = torch.as_tensor(value).detach().clone().contiguous()
+                    tensors[f"optimizer{number}.{index}.{name}"] = whole(torch.as_tensor(value))
+        if self.process.rank:
+            return
         record = {"step": self.step, "options": self.objective.options(), "seconds": self.seconds}
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
@@ -260,13 +312,13 @@ class Trainer:
                     raise ValueError(
                         f"{path}: the checkpoint is of another model ({name} does not fit); choose another directory or the same shape"
                     )
-                parameter.copy_(stored)
+                parameter.copy_(like(stored, parameter))
         for number, optimizer in enumerate(self.optimizers):
             for index, weight in enumerate(_parameters(optimizer)):
                 start = f"optimizer{number}.{index}."
                 # AdamW keeps its count of steps, a scalar, on the CPU.
                 optimizer.state[weight] = {
-                    name.removeprefix(start): tensor.to(weight.device) if tensor.ndim else tensor
+                    name.removeprefix(start): like(tensor, weight) if tensor.ndim else tensor
                     for name, tensor in tensors.items()
                     if name.startswith(start)
                 }

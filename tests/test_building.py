@@ -87,7 +87,7 @@ def test_documents_of_a_tokenizer_end_with_its_end_of_text(tmp_path: Path) -> No
     ("name", "content", "options", "message"),
     [
         ("a.txt", b"abc\r\ndef\xff", {}, r"a.txt: cannot be read as UTF-8: 0xff at byte 8"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3("}\n', {}, r"a.jsonl: cannot be read as UTF-8: 0xc3 at byte 24"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3("}\n', {}, r"a.jsonl:2: cannot be read as UTF-8: 0xc3 at byte 24"),
         ("a.txt", b"a <s> b", {}, "only around a line"),
         ("a.jsonl", b'{"body": "a"}\n', {}, r"a.jsonl:1: expected a string under 'text'"),
         ("a.jsonl", b"[" * 100_000, {}, r"a.jsonl:1: expected a JSON object"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
-from latticebpd import DraftTree, draft_tree, rescore
+from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
 from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system
+from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.lattice import PADDING, LatticeSet
 from latticebpd.replay import accept_length
 from tests.fuzz import good_model
@@ -75,11 +78,96 @@ def test_hand_computed_comparison() -> None:
     assert result.headroom_recovered.tolist() == [0, 1, 1]
     assert result.outcomes.tolist() == [[0, 4, 0], [2, 2, 0], [2, 2, 0]]
     assert result.verified_tokens.tolist() == [2, 6, 2]
-    assert result.repeats[0].tolist() == [1, 4, 5]  # (1 1) repeats; runs of 1, 1, 2, 1
-    assert result.mended[2].tolist() == [0, 1]  # the oracle's first draft is (1 1) where vanilla's is (1 2)
+    assert result.repeats[0].tolist() == [1, 8, 5]  # behind head 1's 0, (1 1) repeats; runs of 1, 1, 2, 1
+    assert result.consecutive_repeats[0] == 12.5
+    assert result.longest_run[0] == 1.25
+    assert result.mended[2].tolist() == [[0, 1], [0, 0], [0, 0]]  # the oracle's first draft is (1 1) where vanilla's is (1 2), a win
+    assert result.mended_share(0)[2].tolist() == [0, 50]
+    assert np.isnan(result.mended_share(2)[2]).all()  # no losses
+    assert result.decoded_headroom_recovered.tolist() != result.headroom_recovered.tolist()
     assert result.decoded_block_efficiency.tolist() == [2, 2, 2]
     # vanilla: slot 1 held it, slot 0 lacked it, never, slot 0 held it; all paths: never, slot 0 lacked it, never, the text had ended
     assert result.lost.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
+
+
+def test_a_repetition_of_head_1s_token_counts() -> None:
+    """The committed token stands before the draft: a first slot that repeats it is a repetition (the paper's drafts have 9 tokens)."""
+    found = by_hand()
+    behind_1 = replace(found, context=np.array([[9, 1]] * 4, np.int32))  # vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    result = compare([behind_1], [])
+    assert result.repeats[0].tolist() == [3, 8, 2 + 1 + 3 + 1]
+    unknown = replace(found, context=np.full((4, 1), PADDING, np.int32))
+    assert compare([unknown], []).repeats[0].tolist() == [1, 4, 5]
+    no_context = replace(found, context=np.empty((4, 0), np.int32))
+    assert compare([no_context], []).repeats[0].tolist() == [1, 4, 5]
+
+
+def repetition_one_by_one(draft: list[int]) -> tuple[int, int, int]:
+    pairs = [(a, b) for a, b in itertools.pairwise(draft) if PADDING not in (a, b)]
+    runs = [len(list(group)) for token, group in itertools.groupby(draft) if token != PADDING]
+    return sum(a == b for a, b in pairs), len(pairs), max(runs, default=0)
+
+
+@given(found=lattice_sets())
+@settings(max_examples=40)
+def test_repetition_equals_counting_one_by_one(found: LatticeSet) -> None:
+    result = compare([found], ["3-tree"], LM)
+    for row, name in enumerate(result.systems):
+        drafts = run_system(name, found, LM).first
+        heads_1 = found.context[:, -1].tolist()
+        counted = [repetition_one_by_one([head_1, *draft]) for head_1, draft in zip(heads_1, drafts.tolist(), strict=True)]
+        assert result.repeats[row].tolist() == [sum(column) for column in zip(*counted, strict=True)]
+
+
+class Contrary:
+    """A rescorer of another kind: ranks paths from the worst, one lattice at a time."""
+
+    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+        everything = rescore(lattice, None, lattice.num_paths)
+        return Drafts(everything.tokens[::-1][:p], everything.scores[::-1][:p])
+
+    def draft_tree(
+        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
+    ) -> DraftTree:
+        return DraftTree.from_paths(self.rescore(lattice, 1, alpha, context).tokens).first(num_nodes)
+
+
+@given(found=lattice_sets())
+@settings(max_examples=20)
+def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
+    models = {"small": LM, "contrary": Contrary()}
+    result = compare([found], ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"], models, {"small": 0.5})
+    assert result.counts[1].tolist() == np.bincount(run_system("2-best", found, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
+    for row, p in ((3, 2), (4, 1)):
+        drafts = [Contrary().rescore(found[i], p, 1, []).tokens for i in range(len(found))]
+        trees = [DraftTree.from_paths(tokens) for tokens in drafts]
+        if row == 4:
+            trees = [tree.first(2) for tree in trees]
+        lengths = [accept_length(tree, found.continuation[i]) for i, tree in enumerate(trees)]
+        assert result.counts[row].tolist() == np.bincount(lengths, minlength=result.counts.shape[1]).tolist()
+        assert result.nodes[row] == sum(map(len, trees))
+    assert result.signature.lm == "small 3-gram of " + str(sum(LM.num_ngrams)) + " n-grams, contrary Contrary"
+    assert result.signature.alpha == "0.5,1"
+
+
+@given(found=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True))
+@settings(max_examples=20)
+def test_sweep_equals_one_comparison_for_each_weight(found: LatticeSet, alphas: list[float]) -> None:
+    swept = sweep_alpha([found], "3-best", LM, alphas)
+    for row, alpha in enumerate(alphas):
+        alone = compare([found], ["3-best"], LM, alpha)
+        assert swept.counts[row].tolist() == alone.counts[1].tolist()
+        assert swept.block_efficiency[row] == alone.block_efficiency[1]
+    best = swept.block_efficiency.max()
+    assert swept.best == min(alpha for alpha, value in zip(alphas, swept.block_efficiency, strict=True) if value == best)
+
+
+def test_lattices_of_two_origins_are_not_mixed() -> None:
+    found = by_hand()
+    with pytest.raises(ValueError, match="expected lattices of one origin, got a and b"):
+        compare([replace(found, origin="a"), replace(found, origin="b")], [])
+    with pytest.raises(ValueError, match=r"expected lattices of 2 slots x 2, as the first, got 2 x 1"):
+        compare([found, replace(found, tokens=found.tokens[:, :, :1], log_probs=found.log_probs[:, :, :1])], [])
 
 
 def test_swapping_systems_swaps_wins_and_losses() -> None:
@@ -123,8 +211,15 @@ def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.Monke
 
 
 def test_bad_requests_are_named() -> None:
-    for name in ("best", "0-best", "16-best:1-gram", "tree-4", ""):
+    for name in ("best", "0-best", "16-best:", "tree-4", ""):
         with pytest.raises(ValueError, match="expected vanilla, oracle, P-best or N-tree"):
             compare([by_hand()], [name])
     with pytest.raises(ValueError, match="at least one lattice"):
         compare([], ["1-best"])
+    with pytest.raises(ValueError, match="expected a language model among 0-gram, a, got 'b'"):
+        compare([by_hand()], ["4-best:b"], {"a": None})
+    for alphas in ([], [-1.0], [float("nan")]):
+        with pytest.raises(ValueError, match="expected weights >= 0"):
+            sweep_alpha([by_hand()], "4-best", None, alphas)
+    with pytest.raises(ValueError, match="at least one lattice"):
+        sweep_alpha([], "4-best", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -26,6 +27,41 @@ def test_lattice_is_drawn_best_arcs_first() -> None:
         ("1", "2", '"6 0.00"'),
     ]
     assert '2 [label="2", peripheries=2]' in text
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    words = ["zero", "one", "two", "<three>", "a b", "a very long word", "six"]
+    tokens, log_probs = [[1, 2, 3], [4, 5, -1]], [[-2.0, -0.5, -1.0], [-0.25, -3.0, 0.0]]
+    picture = drawing.lattice_svg(tokens, log_probs, words, right=[1, 5], draft=[2, 5], most=2)
+    # Best arcs first; the right one that is not among them takes the last place; states are numbered.
+    assert texts(picture) == ["◆ two -0.50", "one -2.00", "a␣b -0.25", "◆ a␣very␣long… -3.00", "0", "1", "2"]
+    arcs = list(ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}path"))
+    assert ["--c3" in arc.attrib["style"] for arc in arcs] == [False, True, False, True]
+    titles = [element.text for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[1] == "token 1 'one', log-probability -2.000, rank 3"
+    assert "&lt;three&gt;" in drawing.lattice_svg(tokens, log_probs, lambda token: words[token])
+    assert texts(drawing.lattice_svg([[7]], [[0.0]])) == ["7 0.00", "0", "1"]
+
+
+def test_arcs_stay_within_the_picture() -> None:
+    rng = np.random.default_rng(0)
+    tokens = np.stack([rng.permutation(40)[:16] for _ in range(9)])
+    root = ElementTree.fromstring(drawing.lattice_svg(tokens, rng.normal(size=(9, 16)), most=16))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    paths = list(root.iter("{http://www.w3.org/2000/svg}path"))
+    assert len(paths) == 9 * 16
+    for path in paths:
+        numbers = [float(number) for number in re.findall(r"-?[0-9.]+", path.attrib["d"])]
+        assert min(numbers) >= 0
+        assert max(numbers) <= max(width, height)
+    for element in root.iter("{http://www.w3.org/2000/svg}text"):
+        assert 0 <= float(element.attrib["x"]) <= width
+        assert 10 <= float(element.attrib["y"]) <= height
 
 
 def test_model_is_drawn_with_its_histories_and_dashed_failure_arcs() -> None:
@@ -57,3 +93,7 @@ def test_missing_graphviz_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_large_pictures_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 500 arcs to draw, got 600"):
         drawing.lattice_dot(np.arange(600).reshape(2, 300), np.zeros((2, 300)))
+    with pytest.raises(ValueError, match="at most 500 arcs to draw, got 600"):
+        drawing.lattice_svg(np.arange(600).reshape(2, 300), np.zeros((2, 300)), most=300)
+    with pytest.raises(ValueError, match="at least 1 arc"):
+        drawing.lattice_svg([[1]], [[0.0]], most=0)

@@ -34,7 +34,7 @@ from latticebpd import VanillaDrafter, generate
 from latticebpd.cli import app
 from latticebpd.models import BlockwiseLM, new_heads
 from lm_training.corpus import train_tokenizer
-from lm_training.distill import DistillOptions, distill, load_distilled
+from lm_training.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.heads import HeadTraining, train_heads
 from lm_training.selection import EveryHead, OneHeadPerBatch
 from lm_training.sequences import Sequences
@@ -51,7 +51,7 @@ def distilled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text of `tiny_model()`."""
     directory = tmp_path_factory.mktemp("distilled")
     corpus = np.random.default_rng(0).integers(0, 23, 600).astype(np.uint16)
-    distill(tiny_model().base, corpus, directory, DistillOptions(prompts=40, prompt_tokens=5, max_new_tokens=16))
+    distill(tiny_model().base, corpus_prompts(corpus, 40, 5, end_ids=[]), directory, DistillOptions(max_new_tokens=16))
     return directory
 
 
@@ -188,6 +188,22 @@ def test_mixed_precision_learns_much_the_same(distilled: Path, tmp_path: Path) -
     assert not torch.equal(model.heads.up, reference.heads.up)  # type: ignore[arg-type]
 
 
+def test_base_model_in_half_precision_stays_the_same_to_the_byte_while_its_heads_learn(distilled: Path, tmp_path: Path) -> None:
+    base = torch.nn.Module.to(tiny_model().base, torch.bfloat16)
+    base.save_pretrained(distilled / "model")
+    assert CliRunner().invoke(app, command(distilled, tmp_path, "--base-dtype", "bfloat16"), catch_exceptions=False).exit_code == 0
+    assert (tmp_path / "model.safetensors").read_bytes() == (distilled / "model/model.safetensors").read_bytes()
+    assert all(tensor.dtype == torch.float32 for tensor in load_file(tmp_path / "heads.safetensors").values())
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").open()]
+    tiny_model().base.save_pretrained(distilled / "model")
+    CliRunner().invoke(app, command(distilled, tmp_path / "reference"), catch_exceptions=False)
+    reference = [json.loads(line)["loss"] for line in (tmp_path / "reference/training-log.jsonl").open()]
+    assert losses == pytest.approx(reference, rel=0.05)
+    assert losses != reference
+    model = BlockwiseLM.from_pretrained(tmp_path, torch.bfloat16)
+    assert generate(model, [3, 1], VanillaDrafter(model), max_new_tokens=5).num_tokens == 5
+
+
 def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     data = Sequences.of_corpus(np.full(40, 77), 8)
     with pytest.raises(ValueError, match=r"training token ids below 23 .* got 77"):
@@ -245,6 +261,8 @@ def test_command_attaches_heads_and_carries_on_from_them(distilled: Path, tmp_pa
     ("more", "message"),
     [
         (["--objective", "both"], "expected --objective position, batch, joint, got 'both'"),
+        (["--base-dtype", "int8"], "expected --base-dtype float32, bfloat16, float16, got 'int8'"),
+        (["--base-dtype", "float16", "--fine-tune"], "small updates would round to nothing"),
         (["--precision", "fp8"], "expected --precision float32, bfloat16, got 'fp8'"),
         (["--kind", "hydra"], "expected heads of a kind among"),
         (["--warm-start"], "found no heads; leave the option out"),
@@ -258,10 +276,10 @@ def test_command_refuses_what_it_does_not_know(distilled: Path, tmp_path: Path, 
         CliRunner().invoke(app, command(distilled, tmp_path, *more), catch_exceptions=False)
 
 
-def test_readme_commands_make_a_model_that_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands as they stand in the README, with sizes for a test."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    block = readme.split("## Heads for your own model")[1].split("```sh\n")[1].split("```")[0]
+def test_the_guides_commands_make_a_model_that_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands as they stand in the guide, with sizes for a test."""
+    guide = (Path(__file__).parent.parent / "docs/training.md").read_text(encoding="utf-8")
+    block = guide.split("## Heads for your own model")[1].split("```sh\n")[1].split("```")[0]
     tokenizer = train_tokenizer(["the history of the city and of the river"] * 20, vocab_size=300)
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
     base = tiny_model(vocab_size=tokenizer.get_vocab_size(), eos_token_id=0).base

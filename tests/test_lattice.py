@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latticebpd import LatticeSet, SausageLattice, oracle_path
+from latticebpd.analysis import blocks
 from latticebpd.lattice import top_k
 
 
@@ -116,12 +118,79 @@ def _lattice_set(n: int = 3) -> LatticeSet:
 
 
 def test_lattice_file_round_trips(tmp_path: Path) -> None:
-    lattices = _lattice_set()
-    lattices.save(tmp_path / "l.npz")
-    again = LatticeSet.load(tmp_path / "l.npz")
-    for name in ("tokens", "log_probs", "continuation", "context"):
-        np.testing.assert_array_equal(getattr(again, name), getattr(lattices, name))
+    plain = _lattice_set()
+    told = replace(plain, sequence=np.array([0, 0, 1]), entropy=np.ones((3, 3), np.float32), fingerprint="v", origin="model, its text")
+    for lattices in (plain, told):
+        for compressed in (False, True):
+            lattices.save(tmp_path / "l.npz", compressed)
+            (streamed,) = blocks([tmp_path / "l.npz"])
+            for again in (LatticeSet.load(tmp_path / "l.npz"), streamed):
+                for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
+                    np.testing.assert_array_equal(getattr(again, name), getattr(lattices, name))
+                assert (again.fingerprint, again.origin) == (lattices.fingerprint, lattices.origin)
     assert [path.name for path in tmp_path.iterdir()] == ["l.npz"]
+
+
+def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.ndarray:
+    array: np.ndarray = getattr(_lattice_set(), name).copy()
+    array[at] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        (
+            "log_probs",
+            _changed("log_probs", np.nan),
+            "log_probs: expected log-probabilities below .inf, got nan in lattice 1, slot 0, arc 2",
+        ),
+        ("log_probs", _changed("log_probs", np.inf), "log_probs: .* got inf in lattice 1, slot 0, arc 2"),
+        ("log_probs", np.zeros((3, 2, 4), np.int32), "log_probs: expected float values, got int32"),
+        ("log_probs", np.zeros((3, 2, 4), "U3"), "log_probs: expected float values, got <U3"),
+        ("tokens", np.zeros((3, 2, 4), np.float32), "tokens: expected integer values, got float32"),
+        ("tokens", _changed("tokens", -7), "tokens: expected ids >= 0 .* got -7"),
+        ("tokens", np.full((3, 2, 4), 2**40), "tokens: expected ids >= 0 .* that fit 32 bits"),
+        ("tokens", np.zeros((3, 2, 0), np.int32), r"tokens \(3, 2, 0\)"),
+        ("continuation", np.zeros((3, 3), np.int32), r"continuation \(3, 3\)"),
+        ("context", np.zeros((3, 2), bool), "context: expected integer values, got bool"),
+        ("sequence", np.zeros(3), r"sequence: expected integers \[n\], one for each of 3 lattices, got float64 \(3,\)"),
+        ("sequence", np.zeros((3, 1), int), "sequence: expected integers"),
+        ("entropy", np.ones((3, 2), np.float32), r"entropy: expected floats \[n, slots . 1\] \(3, 3\)"),
+        ("entropy", np.full((3, 3), -1.0), "entropy: expected finite values >= 0"),
+        ("entropy", np.full((3, 3), np.nan), "entropy: expected finite values >= 0"),
+    ],
+)
+def test_bad_arrays_are_refused_by_file_and_name(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:
+    good = _lattice_set()
+    arrays = {field: getattr(good, field) for field in LatticeSet.ARRAYS}
+    np.savez(tmp_path / "l.npz", **{**arrays, name: array})
+    for read in (LatticeSet.load, lambda path: list(blocks([path]))):
+        with pytest.raises(ValueError, match=rf"l\.npz: not a lattice file: .*{message}"):
+            read(tmp_path / "l.npz")
+
+
+def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
+    good = _lattice_set()
+    arrays = {field: getattr(good, field) for field in LatticeSet.ARRAYS}
+    np.savez(tmp_path / "l.npz", **{**arrays, "context": arrays["context"][:2]})
+    with pytest.raises(ValueError, match="expected arrays of one length, got tokens 3, log_probs 3, continuation 3, context 2"):
+        list(blocks([tmp_path / "l.npz"]))
+
+
+def test_impossible_arcs_are_no_error() -> None:
+    found = replace(_lattice_set(), log_probs=_changed("log_probs", -np.inf))
+    assert found[1].num_paths == 12
+
+
+def test_sets_of_one_shape_are_joined_in_order() -> None:
+    parts = [_lattice_set(2), _lattice_set(3)]
+    joined = LatticeSet.joined(parts)
+    assert len(joined) == 5
+    np.testing.assert_array_equal(joined.log_probs[2:], parts[1].log_probs)
+    for bad in ([], [parts[0], replace(parts[1], context=np.zeros((3, 2), np.int32))]):
+        with pytest.raises(ValueError, match="expected"):
+            LatticeSet.joined(bad)
 
 
 def test_damaged_lattice_file_is_a_value_error_at_every_length(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockHeads, BlockwiseLM
 from latticebpd.heads import Heads
 from latticebpd.models import load_base, new_heads
+from lm_training.corpus import train_tokenizer
 from tests.conftest import tiny_model
 
 
@@ -52,14 +54,14 @@ def randomised(heads: Heads) -> Heads:
 
 
 def test_new_heads_start_as_copies_of_the_base_model(heads: Heads, model: BlockwiseLM) -> None:
-    hidden, output = torch.randn(2, 16), model.base.get_output_embeddings()
+    hidden, output = torch.randn(2, 16), model.projection
     torch.testing.assert_close(heads(hidden), hidden[:, None].expand(2, 3, 16))
     torch.testing.assert_close(heads.logits(hidden, output), output(hidden)[:, None].expand(2, 3, 23))
 
 
 def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: BlockwiseLM) -> None:
     randomised(heads)
-    hidden, output = torch.randn(2, 5, 16), model.base.get_output_embeddings()
+    hidden, output = torch.randn(2, 5, 16), model.projection
     states, logits = heads(hidden), heads.logits(hidden, output)
     assert logits.shape == (2, 5, 3, 23)
     for index in range(3):
@@ -109,8 +111,21 @@ def test_heads_file_that_lies_is_a_value_error(model: BlockwiseLM, tmp_path: Pat
         BlockwiseLM.from_pretrained(tmp_path)
 
 
+def test_tokenizer_of_another_vocabulary_beside_the_model_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    own, other = (train_tokenizer([text], vocab_size=270) for text in ("the cat sat on the mat", "ein Hund steht im Haus"))
+    BlockwiseLM(model.base, model.heads, vocabulary_fingerprint(own.get_vocab())).save_pretrained(tmp_path)
+    own.save(str(tmp_path / "tokenizer.json"))
+    assert BlockwiseLM.from_pretrained(tmp_path).tokenizer_fingerprint is not None
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected the vocabulary of the model's heads \(sha256:.*, got sha256:"):
+        BlockwiseLM.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer\.json"):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
 def test_missing_directory_is_not_taken_for_a_name_of_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="none: expected the directory of a causal LM"):
+    with pytest.raises(ValueError, match="none: expected the directory of a model"):
         load_base(tmp_path / "none")
 
 

@@ -1,32 +1,61 @@
-"""The README's example runs, its commands exist, its file map is true."""
+"""The examples of README and guides run, their links lead somewhere, the file map is true."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where things are")[1]
 
 
 def python_blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def test_ten_line_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    example, *others = python_blocks(README)
-    assert len([line for line in example.splitlines() if line.strip() and not line.startswith("#")]) <= 10
-    names: dict[str, object] = {}
-    exec(example, names)
-    assert names["drafts"].tokens.shape == (4, 2)  # type: ignore[attr-defined]
-    assert len(names["tree"]) == 3  # type: ignore[arg-type]
-    assert names["out"].sequences.shape[1] == len(names["prompt"]) + 32  # type: ignore[attr-defined,arg-type]
-    assert capsys.readouterr().out.startswith("The history of the city")
-    for other in others:  # they go on from the first one's names
-        exec(other, names)
-    assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
+@pytest.fixture(scope="module")
+def example() -> tuple[dict[str, Any], str]:
+    """The names that the README's example leaves, and what it printed."""
+    (code,) = python_blocks(README)
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 10
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    return names, printed.getvalue()
+
+
+def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
+    names, printed = example
+    assert names["drafts"].tokens.shape == (4, 2)
+    assert len(names["tree"]) == 3
+    assert names["out"].sequences.shape[1] == len(names["prompt"]) + 32
+    assert printed.startswith("The history of the city")
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_examples_of_guides_run_on_the_bundled_model(
+    guide: Path, example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = dict(example[0])
+    bundle = names["bundle"]
+    vocab_size = bundle.model.vocab_size
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": vocab_size}
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "rescorer")
+    names["model"] = bundle.model
+    monkeypatch.chdir(tmp_path)
+    for block in python_blocks(guide.read_text(encoding="utf-8")):
+        exec(block, names)
+    if guide.stem == "decoding":
+        assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
 
 
 def test_contributing_example_drafts_losslessly() -> None:
@@ -45,9 +74,8 @@ def test_contributing_example_drafts_losslessly() -> None:
 
 
 def test_every_file_on_the_map_exists() -> None:
-    section = README.split("## Where things are")[1]
     package = ""
-    for line in section.splitlines():
+    for line in MAP.splitlines():
         if match := re.match(r"    (\w+)/", line):
             package = match[1]
             assert (ROOT / package).is_dir()
@@ -56,8 +84,15 @@ def test_every_file_on_the_map_exists() -> None:
 
 
 def test_every_module_is_on_the_map_or_private() -> None:
-    section = README.split("## Where things are")[1]
     for package in ("fst", "lm_training", "latticebpd"):
         modules = {path.name for path in (ROOT / package).glob("*.py") if not path.name.startswith("_")}
-        missing = {name for name in modules if name not in section}
+        missing = {name for name in modules if name not in MAP}
         assert not missing, f"{package}: {missing}"
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *GUIDES], ids=lambda path: path.name
+)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target

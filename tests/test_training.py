@@ -120,7 +120,8 @@ def ragged() -> Sequences:
 
 def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() -> None:
     data = ragged()
-    batch = objective(data).labelled(data, [0, 1, 2, 3], EveryHead(), [0])
+    taught = objective(data)
+    batch = taught.labelled(taught.data, [0, 1, 2, 3], EveryHead(), [0])
     width = batch.inputs.shape[1]
     for head, labels in enumerate(batch.labels, 1):
         found = {(int(p) // width, int(p) % width): int(token) for p, token in zip(labels.positions, labels.tokens, strict=True)}

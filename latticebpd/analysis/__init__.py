@@ -4,8 +4,37 @@ Every statistic is a function of arrays and returns a frozen dataclass of counts
 """
 
 from latticebpd.analysis.comparison import Comparison, compare
+from latticebpd.analysis.entropy import HeadEntropy, Regression, entropy_bounds, h_max, head_entropy, regress
+from latticebpd.analysis.hardware import Decoding, HardwareCost, ModelShape, hardware_cost
+from latticebpd.analysis.latency import Latency, rescoring_latency
 from latticebpd.analysis.oracle import OracleTally, lengths_of, ranks, tally
+from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.stream import Shard, blocks
-from latticebpd.analysis.systems import Outcome, run_system
+from latticebpd.analysis.systems import Outcome, System, run_system
 
-__all__ = ["Comparison", "OracleTally", "Outcome", "Shard", "blocks", "compare", "lengths_of", "ranks", "run_system", "tally"]
+__all__ = [
+    "Comparison",
+    "Decoding",
+    "HardwareCost",
+    "HeadEntropy",
+    "Latency",
+    "ModelShape",
+    "OracleTally",
+    "Outcome",
+    "Regression",
+    "Shard",
+    "Signature",
+    "System",
+    "blocks",
+    "compare",
+    "entropy_bounds",
+    "h_max",
+    "hardware_cost",
+    "head_entropy",
+    "lengths_of",
+    "ranks",
+    "regress",
+    "rescoring_latency",
+    "run_system",
+    "tally",
+]

@@ -6,15 +6,18 @@ the data add up to the tally of the whole, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import fst
 from latticebpd.analysis.oracle import Walk, losses, ranks
-from latticebpd.analysis.systems import ORACLE, VANILLA, Outcome, check_system, run_system
+from latticebpd.analysis.signature import Signature
+from latticebpd.analysis.systems import NO_MODEL, ORACLE, VANILLA, Models, Outcome, System, Weights
 from latticebpd.lattice import PADDING, LatticeSet
+from latticebpd.rescoring import LanguageModel, NgramRescorer, as_rescorer
 
 RESAMPLES = 1000
 UNIT = 256
@@ -27,12 +30,15 @@ class Comparison:
 
     systems: names. counts: ``[systems, slots + 1]`` positions by accepted drafted tokens. nodes: ``[systems]`` verified tokens.
     outcomes: ``[systems, 3]`` positions where a system accepts more than vanilla, as many, fewer.
-    mended: ``[systems, 2]`` positions whose vanilla draft repeats a token and the system's first draft does not, and the reverse.
-    repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run.
+    mended: ``[systems, 3, 2]`` of the positions in ``outcomes``, those whose vanilla draft repeats a token and the system's first
+        draft does not, and the reverse.
+    repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run. As in the
+        paper, a draft begins with head 1's token: the last of the context.
     lost: ``[systems, 3]`` positions where the drafts end before the lattice does: at a slot that holds the right token (misranked,
         or cut by the budget of nodes), at one that lacks it, at the end of the text.
     walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
     resampled: ``[RESAMPLES, systems + 1]`` accepted drafted tokens of every system, and lattices, under Poisson weights.
+    signature: what the numbers depend on.
     """
 
     systems: tuple[str, ...]
@@ -44,6 +50,7 @@ class Comparison:
     lost: np.ndarray
     walked: np.ndarray
     resampled: np.ndarray
+    signature: Signature
 
     @property
     def num_lattices(self) -> int:
@@ -70,10 +77,31 @@ class Comparison:
 
     @property
     def headroom_recovered(self) -> np.ndarray:
-        """``[systems]`` (system - vanilla) / (oracle - vanilla); NaN where there is no headroom."""
-        efficiency = self.block_efficiency
-        headroom = efficiency[-1] - efficiency[0]
-        return (efficiency - efficiency[0]) / headroom if headroom > 0 else np.full(len(efficiency), np.nan)
+        """``[systems]`` (system - vanilla) / (oracle - vanilla), by position; NaN where there is no headroom."""
+        return _recovered(self.block_efficiency)
+
+    @property
+    def decoded_headroom_recovered(self) -> np.ndarray:
+        """``[systems]`` the same of decodes; above 1 where a system happens to need fewer calls than the oracle."""
+        return _recovered(self.decoded_block_efficiency)
+
+    @property
+    def consecutive_repeats(self) -> np.ndarray:
+        """``[systems]`` equal neighbours in the first drafts, % of all neighbours ("% Consec"); 0 where drafts have no neighbours."""
+        share: np.ndarray = 100 * self.repeats[:, 0] / self.repeats[:, 1].clip(min=1)
+        return share
+
+    @property
+    def longest_run(self) -> np.ndarray:
+        """``[systems]`` mean over first drafts of the longest run of one token ("Max run")."""
+        run: np.ndarray = self.repeats[:, 2] / self.num_lattices
+        return run
+
+    def mended_share(self, outcome: int) -> np.ndarray:
+        """``[systems, 2]`` % of a system's wins (outcome 0), ties (1) or losses (2) that repair a repetition, and that make one."""
+        total = self.outcomes[:, outcome, None]
+        share: np.ndarray = np.divide(100.0 * self.mended[:, outcome], total, out=np.full((len(self.systems), 2), np.nan), where=total > 0)
+        return share
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
         """``[systems, 2]`` bootstrap interval of the gain in block efficiency over vanilla: texts drawn anew, systems paired."""
@@ -85,30 +113,50 @@ class Comparison:
         return interval
 
 
+def _recovered(efficiency: np.ndarray) -> np.ndarray:
+    headroom = efficiency[-1] - efficiency[0]
+    return (efficiency - efficiency[0]) / headroom if headroom > 0 else np.full(len(efficiency), np.nan)
+
+
 def compare(
-    blocks: Iterable[LatticeSet], systems: Sequence[str], lm: fst.NgramModel | None = None, alpha: float = 1.0, seed: int = 0
+    blocks: Iterable[LatticeSet],
+    systems: Sequence[str],
+    lm: Models = None,
+    alpha: Weights = None,
+    seed: int = 0,
+    threads: int | None = None,
 ) -> Comparison:
     """Run systems over lattices of one shape in one pass; vanilla and the oracle are added where they are not named.
 
+    Args:
+        blocks: as ``latticebpd.analysis.stream.blocks`` yields them.
+        systems: names, see ``latticebpd.analysis.systems``.
+        lm, alpha: language model and weight, or several by name.
+        seed: of the intervals.
+        threads: of the searches; the result does not depend on it.
+
     Raises:
-        ValueError: a name that is no system's, no lattice at all, or lattices of several shapes.
+        ValueError: a name that is no system's, no lattice at all, or lattices of several shapes or origins.
     """
-    for name in systems:
-        check_system(name)
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
+    resolved = [System.named(name, lm, alpha) for name in names]
     result: Comparison | None = None
     walk: Walk | None = None
     seen = 0
     for block in blocks:
-        slots = block.tokens.shape[1]
+        if not len(block):
+            continue
         if result is None:
-            size = len(names)
-            shapes = ((size, slots + 1), (size,), (size, 3), (size, 2), (size, 3), (size, 3), (size, 3), (RESAMPLES, size + 1))
-            result = Comparison(names, *(np.zeros(shape, np.int64) for shape in shapes))
+            size, slots = len(names), block.tokens.shape[1]
+            shapes = {
+                "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2), "repeats": (size, 3),
+                "lost": (size, 3), "walked": (size, 3), "resampled": (RESAMPLES, size + 1),
+            }  # fmt: skip
+            arrays: dict[str, Any] = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
+            result = Comparison(names, **arrays, signature=Signature.of(block, lm=_described(lm), alpha=_weights(resolved), seed=seed))
             walk = Walk(result.walked)
-        if slots != result.counts.shape[1] - 1:
-            raise ValueError(f"expected lattices of {result.counts.shape[1] - 1} slots, as the first, got {slots}")
-        outcomes = [run_system(name, block, lm, alpha) for name in names]
+        result.signature.check(block)
+        outcomes = [system.run(block, threads) for system in resolved]
         _add(result, block, outcomes)
         lengths = np.stack([outcome.lengths for outcome in outcomes], axis=1)
         units = block.sequence if block.sequence is not None else (seen + np.arange(len(block))) // UNIT
@@ -121,29 +169,56 @@ def compare(
     return result
 
 
+def _described(lm: Models) -> str | None:
+    """Language models in words."""
+    models = lm if isinstance(lm, Mapping) else {"": lm}
+    words = [f"{name} {describe(model)}".strip() for name, model in models.items() if model is not None]
+    return ", ".join(words) or None
+
+
+def describe(lm: LanguageModel) -> str:
+    """A language model in words."""
+    rescorer = as_rescorer(lm)
+    if not isinstance(rescorer, NgramRescorer):
+        return type(rescorer).__name__
+    model = rescorer.lm
+    return f"{model.order}-gram of {sum(model.num_ngrams)} n-grams" if isinstance(model, fst.NgramModel) else NO_MODEL
+
+
+def _weights(systems: Sequence[System]) -> str | None:
+    with_model = [
+        system for system in systems if system.rescorer is not None and getattr(system.rescorer, "lm", system.rescorer) is not None
+    ]
+    found = dict.fromkeys(f"{system.alpha:g}" for system in with_model)
+    return ",".join(found) or None
+
+
 def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome]) -> None:
     vanilla, place = outcomes[0], ranks(block)
-    looped = _repeats(vanilla.first)[0] > 0
+    head_1 = block.context[:, -1:]
+    looped = _repeats(np.hstack([head_1, vanilla.first]))[0] > 0
     for row, outcome in enumerate(outcomes):
         result.counts[row] += np.bincount(outcome.lengths, minlength=result.counts.shape[1])
         result.nodes[row] += outcome.nodes.sum()
+        equal, neighbours, longest = _repeats(np.hstack([head_1, outcome.first]))
+        repaired, regressed = looped & (equal == 0), ~looped & (equal > 0)
         better = np.sign(outcome.lengths - vanilla.lengths)
-        result.outcomes[row] += [(better > 0).sum(), (better == 0).sum(), (better < 0).sum()]
-        equal, neighbours, longest = _repeats(outcome.first)
-        result.mended[row] += [(looped & (equal == 0)).sum(), (~looped & (equal > 0)).sum()]
+        for column, here in enumerate((better > 0, better == 0, better < 0)):
+            result.outcomes[row, column] += here.sum()
+            result.mended[row, column] += [(here & repaired).sum(), (here & regressed).sum()]
         result.repeats[row] += [equal.sum(), neighbours.sum(), longest.sum()]
         result.lost[row] += np.bincount(losses(block, place, outcome.lengths)[1], minlength=3)
 
 
 def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every draft ``[n, slots]``: equal neighbours, neighbours in all, tokens of the longest run (Kim 2024, table 3)."""
+    """Of every draft ``[n, tokens]``: equal neighbours, neighbours in all, tokens of the longest run (Kim 2024, table 3)."""
     there = drafts != PADDING
     equal = (drafts[:, 1:] == drafts[:, :-1]) & there[:, 1:]
     run = longest = there[:, 0].astype(np.int64)
     for slot in range(equal.shape[1]):
         run = np.where(equal[:, slot], run + 1, there[:, slot + 1].astype(np.int64))
         longest = np.maximum(longest, run)
-    return equal.sum(axis=1), there[:, 1:].sum(axis=1), longest
+    return equal.sum(axis=1), (there[:, 1:] & there[:, :-1]).sum(axis=1), longest
 
 
 def _resample(resampled: np.ndarray, units: np.ndarray, lengths: np.ndarray, seed: int) -> None:

@@ -15,11 +15,12 @@ Three numbers, which are not the same:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from latticebpd.analysis.signature import Signature
 from latticebpd.lattice import PADDING, LatticeSet
 
 ABSENT = np.iinfo(np.int64).max
@@ -32,21 +33,25 @@ def ranks(lattices: LatticeSet) -> np.ndarray:
     Equal log-probabilities are ranked by column, as ``SausageLattice.top_arcs`` ranks them.
     """
     tokens, log_probs = lattices.tokens, lattices.log_probs
-    k = tokens.shape[2]
     wanted = lattices.continuation[:, :, None]
-    found = (tokens == wanted) & (wanted != PADDING) & (log_probs > -np.inf)
-    column = found.argmax(axis=2)[:, :, None]
+    equal = tokens == wanted
+    column = equal.argmax(axis=2)[:, :, None]
     level = np.take_along_axis(log_probs, column, axis=2)
-    present = tokens != PADDING
-    before = present & ((log_probs > level) | ((log_probs == level) & (np.arange(k) < column)))
-    place: np.ndarray = np.where(found.any(axis=2), before.sum(axis=2), ABSENT)
-    return place
+    found = (np.take_along_axis(equal, column, axis=2) & (wanted != PADDING) & (level > -np.inf))[:, :, 0]
+    if tokens.min(initial=0) > PADDING and (log_probs[:, :, 1:] <= log_probs[:, :, :-1]).all():
+        place = column[:, :, 0]  # best arcs first, as they mostly are
+    else:
+        before = (log_probs > level) | ((log_probs == level) & (np.arange(tokens.shape[2]) < column))
+        place = (before & (tokens != PADDING)).sum(axis=2)
+    result: np.ndarray = np.where(found, place, ABSENT)
+    return result
 
 
 def lengths_of(place: np.ndarray, k: int, heads: int | None = None) -> np.ndarray:
     """``[n]`` accepted drafted tokens of the oracle over ``k`` arcs; heads: predictions used, head 1 included."""
-    slots = place.shape[1] if heads is None else min(heads - 1, place.shape[1])
-    lengths: np.ndarray = np.cumprod(place[:, :slots] < k, axis=1, dtype=np.int64).sum(axis=1)
+    missing = place >= k
+    first = np.where(missing.any(axis=1), missing.argmax(axis=1), place.shape[1])
+    lengths: np.ndarray = first if heads is None else np.minimum(first, heads - 1)
     return lengths
 
 
@@ -69,6 +74,7 @@ class OracleTally:
     walked: ``[k, heads, 3]`` tokens, calls of a decode, fewest calls; zero where texts are not known.
     lost: ``[slots, 3]`` where vanilla drafts end: slot, and whether the slot held the token behind a better one (0),
         lacked it (1), or the text had ended (2).
+    signature: what the numbers depend on.
     """
 
     ks: tuple[int, ...]
@@ -76,6 +82,7 @@ class OracleTally:
     counts: np.ndarray
     walked: np.ndarray
     lost: np.ndarray
+    signature: Signature
 
     def __add__(self, other: OracleTally) -> OracleTally:
         if (self.ks, self.heads, self.counts.shape) != (other.ks, other.heads, other.counts.shape):
@@ -83,7 +90,10 @@ class OracleTally:
                 f"expected tallies of one kind, got k {self.ks} and {other.ks}, heads {self.heads} and {other.heads}, "
                 f"slots {self.counts.shape[2] - 1} and {other.counts.shape[2] - 1}"
             )
-        return OracleTally(self.ks, self.heads, self.counts + other.counts, self.walked + other.walked, self.lost + other.lost)
+        if self.signature != other.signature:
+            raise ValueError(f"expected tallies of one kind, got {self.signature} and {other.signature}")
+        sums = (self.counts + other.counts, self.walked + other.walked, self.lost + other.lost)
+        return OracleTally(self.ks, self.heads, *sums, self.signature)
 
     @property
     def num_lattices(self) -> int:
@@ -109,7 +119,7 @@ class OracleTally:
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers; ``from_json`` reads them back exactly."""
         return {
-            "kind": "oracle tally", "ks": list(self.ks), "heads": list(self.heads),
+            "kind": "oracle tally", "signature": asdict(self.signature), "ks": list(self.ks), "heads": list(self.heads),
             "counts": self.counts.tolist(), "walked": self.walked.tolist(), "lost": self.lost.tolist(),
         }  # fmt: skip
 
@@ -121,6 +131,7 @@ class OracleTally:
                 raise KeyError(record["kind"])
             ks, heads = tuple(map(int, record["ks"])), tuple(map(int, record["heads"]))
             counts, walked, lost = (np.array(record[name], dtype=np.int64) for name in ("counts", "walked", "lost"))
+            signature = Signature(**record["signature"])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"expected an oracle tally, as `latticebpd oracle --tally` writes it, got something else: {error}") from error
         slots = counts.shape[-1] - 1 if counts.ndim == 3 else -1
@@ -128,7 +139,7 @@ class OracleTally:
             raise ValueError(f"expected counts, walked and lost of fitting shapes, got {counts.shape}, {walked.shape} and {lost.shape}")
         if min(counts.min(initial=0), walked.min(initial=0), lost.min(initial=0)) < 0:
             raise ValueError("expected counts of at least 0, got negative ones")
-        return cls(ks, heads, counts, walked, lost)
+        return cls(ks, heads, counts, walked, lost, signature)
 
 
 def _ratio(tokens: np.ndarray, calls: np.ndarray) -> np.ndarray:
@@ -154,18 +165,19 @@ def tally(blocks: Iterable[LatticeSet], ks: Sequence[int], heads: Sequence[int] 
     result: OracleTally | None = None
     walk: Walk | None = None
     for block in blocks:
+        if not len(block):
+            continue
         slots = block.tokens.shape[1]
         if result is None:
             tried = tuple(heads) or (slots + 1,)
-            shape = (len(ks), len(tried))
-            result = OracleTally(
-                tuple(ks), tried, np.zeros((*shape, slots + 1), np.int64), np.zeros((*shape, 3), np.int64), np.zeros((slots, 3), np.int64)
-            )
+            shapes = ((len(ks), len(tried), slots + 1), (len(ks), len(tried), 3), (slots, 3))
+            counts, walked, lost = (np.zeros(shape, np.int64) for shape in shapes)
+            result = OracleTally(tuple(ks), tried, counts, walked, lost, Signature.of(block))
             walk = Walk(result.walked)
-        if slots != result.lost.shape[0]:
-            raise ValueError(f"expected lattices of {result.lost.shape[0]} slots, as the first, got {slots}")
+        result.signature.check(block)
         place = ranks(block)
-        lengths = np.stack([np.stack([lengths_of(place, k, h) for h in result.heads], axis=-1) for k in ks], axis=1)  # [n, k, heads]
+        reached = np.stack([lengths_of(place, k) for k in ks], axis=1)
+        lengths = np.minimum(reached[:, :, None], np.array(result.heads) - 1)  # [n, k, heads]
         for i in range(len(ks)):
             for j in range(len(result.heads)):
                 result.counts[i, j] += np.bincount(lengths[:, i, j], minlength=slots + 1)

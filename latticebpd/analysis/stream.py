@@ -2,6 +2,8 @@
 
 A *text* is what one prompt's lattices belong to.  Files that number their texts (``sequence``) hold the lattices of a
 text together, one for each position in order; that is what walks and paired intervals need.
+
+A *data set* is a file, or a directory of files as ``latticebpd lattices`` writes it in shards.
 """
 
 from __future__ import annotations
@@ -9,16 +11,17 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from latticebpd.lattice import LatticeSet
+from latticebpd.shards import shard_files
 
-BLOCK = 4096
+BLOCK = 16384
 """Lattices read at a time."""
 
 
@@ -43,15 +46,16 @@ class Shard:
 
 
 def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
-    """All lattices of ``paths`` that belong to the shard, at most ``BLOCK`` at a time.
+    """All lattices of ``paths``, files or directories of shards, that belong to the shard, at most ``BLOCK`` at a time.
 
     Raises:
-        ValueError: a file that is no lattice file, is truncated, or holds what no lattice may; the message names it.
+        ValueError: a file that is no lattice file, is truncated, or holds what no lattice may, or a directory without
+            lattice files or with shards missing; the message names it.
         FileNotFoundError: there is no such file.
     """
     shard = shard or Shard()
     number = texts = 0
-    for path in paths:
+    for path in [file for given in paths for file in shard_files(given)]:
         last = -1
         for block in _blocks_of(path):
             if block.sequence is None:
@@ -59,35 +63,67 @@ def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) 
                     yield block
             else:
                 # Texts are numbered on from file to file, so that equal numbers of two files stay apart.
-                own = block.take((block.sequence + texts) % shard.count == shard.index)
+                numbers = block.sequence + texts
+                own = replace(block, sequence=numbers) if texts else block
+                if shard.count > 1:
+                    own = own.take(numbers % shard.count == shard.index)
                 if len(own):
-                    assert own.sequence is not None
-                    yield replace(own, sequence=own.sequence + texts)
+                    yield own
                 last = max(last, int(block.sequence.max(initial=-1)))
             number += 1
         texts += last + 1
 
 
+def watched(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:
+    """The blocks; ``on_block`` hears of how many lattices each was when it is done with."""
+    for block in blocks:
+        yield block
+        on_block(len(block))
+
+
+def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
+    """How many lattices the files and directories hold; only their headers are read.
+
+    Raises:
+        ValueError, FileNotFoundError: as :func:`blocks` does.
+    """
+    total = 0
+    for path in [file for given in paths for file in shard_files(given)]:
+        with _opened(path) as (columns, _):
+            total += columns["tokens"].length
+    return total
+
+
 def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
+    with _opened(path) as (columns, words):
+        for begin in range(0, columns["tokens"].length, BLOCK):
+            count = min(BLOCK, columns["tokens"].length - begin)
+            arrays: dict[str, Any] = {name: rows.take(count) for name, rows in columns.items()}
+            yield LatticeSet(**arrays, **words)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
+    """A file's arrays, to be taken row by row, and its words; whatever is wrong with it becomes one kind of error."""
     try:
         with zipfile.ZipFile(path) as archive, ExitStack() as files:
             names = {name.removesuffix(".npy") for name in archive.namelist()}
             missing = [name for name in LatticeSet.ARRAYS if name not in names]
             if missing:
                 raise ValueError(f"expected the arrays {', '.join(LatticeSet.ARRAYS)}; missing: {', '.join(missing)}")
-            fingerprint = None
-            if "fingerprint" in names:
-                with archive.open("fingerprint.npy") as file:
-                    fingerprint = str(np.lib.format.read_array(file, allow_pickle=False))
+            words: dict[str, Any] = {}
+            for name in names & set(LatticeSet.WORDS):
+                with archive.open(f"{name}.npy") as file:
+                    words[name] = str(np.lib.format.read_array(file, allow_pickle=False))
             columns = {
-                name: _Rows(files.enter_context(archive.open(f"{name}.npy"))) for name in (*LatticeSet.ARRAYS, "sequence") if name in names
+                name: _Rows(name, files.enter_context(archive.open(f"{name}.npy")))
+                for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL)
+                if name in names
             }
             lengths = {name: rows.length for name, rows in columns.items()}
             if len(set(lengths.values())) != 1:
                 raise ValueError(f"expected arrays of one length, got {', '.join(f'{name} {n}' for name, n in lengths.items())}")
-            for begin in range(0, lengths["tokens"], BLOCK):
-                count = min(BLOCK, lengths["tokens"] - begin)
-                yield LatticeSet(**{name: rows.take(count) for name, rows in columns.items()}, fingerprint=fingerprint)
+            yield columns, words
     except FileNotFoundError:
         raise
     except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
@@ -97,24 +133,24 @@ def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
 class _Rows:
     """An array in an ``.npy`` stream, taken row by row."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
+    def __init__(self, name: str, file: IO[bytes]) -> None:
+        self.name, self.file = name, file
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, self.dtype = read_header(file)
         if not shape or fortran or self.dtype.hasobject:
-            raise ValueError(f"expected an array of numbers in C order with at least one axis, got {self.dtype} {shape}")
+            raise ValueError(f"{name}: expected an array of numbers in C order with at least one axis, got {self.dtype} {shape}")
         self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
 
     def take(self, count: int) -> np.ndarray:
         """The next ``count`` rows."""
         row = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         if row < 0 or row > 1 << 26:
-            raise ValueError(f"expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
+            raise ValueError(f"{self.name}: expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
         data = bytearray()
         while len(data) < count * row:
             piece = self.file.read(min(count * row - len(data), 1 << 24))
             if not piece:
-                raise ValueError(f"expected {count} more rows of {row} bytes, got {len(data)} bytes; the file is truncated")
+                raise ValueError(f"{self.name}: expected {count} more rows of {row} bytes, got {len(data)} bytes; the file is truncated")
             data += piece
         return np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape)

@@ -11,7 +11,7 @@ import sys
 import typer
 
 from latticebpd._version import __version__
-from latticebpd.cli import analysis, demo, distill, generate, lattices, lm, spec_bench, train
+from latticebpd.cli import analysis, compare, ddg, demo, distill, generate, jacobi, lattices, lm, report, spec_bench, train, tune
 
 app = typer.Typer(
     help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",
@@ -38,8 +38,12 @@ app.command("lattices")(lattices.lattices)
 app.command("rescore")(lattices.rescore)
 app.command("oracle")(analysis.oracle)
 app.command("merge")(analysis.merge)
-app.command("compare")(analysis.compare)
+app.command("compare")(compare.compare)
+app.command("report")(report.report)
+app.command("tune")(tune.tune)
 app.command("spec-bench")(spec_bench.spec_bench)
+app.command("jacobi")(jacobi.jacobi)
+app.command("ddg")(ddg.ddg)
 app.command("distill")(distill.distill)
 app.add_typer(lm.app, name="lm")
 app.add_typer(train.app, name="train")

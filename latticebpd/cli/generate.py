@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from latticebpd.decoding import Generated
-    from latticebpd.drafters import Drafter
+    from latticebpd.drafters import Drafter, GadDrafter, GadTreeDrafter
     from latticebpd.models import BlockwiseLM
 
 
@@ -28,6 +28,11 @@ def generate(
     copy: bool = typer.Option(True, help="Draft by copying from the text so far as well; without heads, by that alone."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
+    drafter: str = typer.Option("auto", help="auto: heads and copies, whichever there are; gad: a non-autoregressive --drafter-model."),
+    drafter_model: Path | None = typer.Option(None, help="Directory made by `latticebpd train drafter`, for --drafter gad."),
+    block_size: int | None = typer.Option(None, min=1, help="Masks per draft; as many as the drafter was trained for by default."),
+    beta: int = typer.Option(1, min=1, help="GAD++: a drafted token may stay among so many best ones ..."),
+    tau: float = typer.Option(0.0, min=0.0, help="... whose log-probability is at most this far from the best; 0 is exact."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     stop: list[str] = typer.Option([], help="End the text behind this string; may be given several times."),
     temperature: float = typer.Option(0.0, min=0.0, help="Sample at this temperature; 0 is greedy."),
@@ -39,30 +44,48 @@ def generate(
 ) -> None:
     """Continue a text; the output is what the base model alone would write, whatever the drafts.
 
-    The text appears as it is written.  A model without heads drafts by copying; an encoder–decoder translates.
+    The text appears as it is written.  A model without heads drafts by copying; an encoder–decoder translates, by itself
+    or with a drafter, whose drafts are its best tokens or, with --lm, a tree.
 
     Example: [bold]latticebpd generate "The history of the city" --show-blocks[/bold]
+    Example: [bold]latticebpd generate "A dog runs." --model translator --drafter gad --drafter-model drafter[/bold]
     """
     text = _text(prompt, file)
+    if drafter not in ("auto", "gad"):
+        raise ValueError(f"expected --drafter auto or gad, got {drafter!r}")
+    if drafter == "gad" and (model is None or drafter_model is None):
+        missing = "--model" if model is None else "--drafter-model"
+        raise ValueError(f"expected {missing} with --drafter gad, got none; give a verifier and a drafter trained for it")
+    if drafter != "gad" and (drafter_model is not None or block_size is not None or beta != 1 or tau):
+        raise ValueError("expected --drafter gad with --drafter-model, --block-size, --beta or --tau, got none")
+    if temperature and (beta != 1 or tau):
+        raise ValueError("expected either --temperature or --beta and --tau, got both")
     quiet_transformers()
     import torch
     from transformers import TextStreamer
 
     from latticebpd import bundle
-    from latticebpd.acceptance import Exact, Sampling
+    from latticebpd.acceptance import Exact, Sampling, TopBeta
     from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding import generate as decode
     from latticebpd.models import BlockwiseLM
+    from latticebpd.nonautoregressive import refuse_drafter
 
     directory = model or bundle.MODEL
+    refuse_drafter(directory)
     served = load_model(directory)
     base = served.base if isinstance(served, BlockwiseLM) else served
     tokenizer: Any = load_pretrained_tokenizer(directory)
     ids = tokenizer(text)["input_ids"]
     bundled = model is None and lm is None
-    weight = alpha if alpha is not None else bundle.settings()["alpha"] if bundled else 1.0
-    drafter = _drafter(served, lm or (bundle.LM if model is None else None), nodes, copy, weight, k)
-    rule: Any = Exact()
+    weight = alpha if alpha is not None else bundle.settings()["alpha"] if bundled else None
+    drafting: Drafter
+    if drafter_model is not None:
+        drafting = _gad(base, tokenizer, drafter_model, lm, nodes, weight, k, block_size)
+        drafting.read([ids])
+    else:
+        drafting = _drafter(served, lm or (bundle.LM if model is None else None), nodes, copy, weight, k)
+    rule: Any = TopBeta(beta, tau) if drafter_model is not None else Exact()
     if temperature:
         generator = torch.Generator().manual_seed(seed) if seed is not None else None
         rule = Sampling(temperature, top_k, top_p, generator)
@@ -70,7 +93,7 @@ def generate(
     found = decode(
         served,
         ids,
-        drafter,
+        drafting,
         rule,
         max_new_tokens,
         attention_mask=[[1] * len(ids)],  # no token of a text is padding, whatever its id
@@ -96,7 +119,7 @@ def _text(prompt: str | None, file: Path | None) -> str:
     return sys.stdin.read() if prompt == "-" else str(prompt)
 
 
-def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, copy: bool, alpha: float, k: int) -> Drafter:
+def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, copy: bool, alpha: float | None, k: int) -> Drafter:
     """Copies and heads together where the model has heads, copies alone where it has none."""
     from latticebpd.drafters import MixtureDrafter, NoDrafter, PromptNgramDrafter, TreeDrafter
     from latticebpd.models import BlockwiseLM
@@ -111,6 +134,30 @@ def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, 
         return copying if copy else NoDrafter()
     heads = TreeDrafter(model, as_rescorer(lm), num_nodes=nodes, alpha=alpha, k=k)
     return MixtureDrafter(copying, heads, num_nodes=nodes) if copy else heads
+
+
+def _gad(
+    verifier: PreTrainedModel,
+    tokenizer: Any,
+    directory: Path,
+    lm: Path | None,
+    nodes: int,
+    alpha: float | None,
+    k: int,
+    block_size: int | None,
+) -> GadDrafter | GadTreeDrafter:
+    """The best token of every mask or, with an n-gram model, the best tree."""
+    from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.drafters import GadDrafter, GadTreeDrafter
+    from latticebpd.nonautoregressive import NonAutoregressiveModel, check_pair
+
+    if not verifier.config.is_encoder_decoder:
+        raise ValueError("expected an encoder–decoder as --model with --drafter gad, got a decoder-only model")
+    model = NonAutoregressiveModel.from_pretrained(directory)
+    check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))
+    if lm is None:
+        return GadDrafter(model, block_size)
+    return GadTreeDrafter(model, lm, max(nodes, 1), alpha, k, block_size)
 
 
 def _record(found: Generated, tokenizer: Any) -> dict[str, Any]:

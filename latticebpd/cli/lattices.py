@@ -2,66 +2,102 @@
 
 from __future__ import annotations
 
+import hashlib
 import json as json_module
 from pathlib import Path
 
 import typer
 
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
-from latticebpd.lattice import LatticeSet
+
+TOGETHER = 256
+"""Lattices that are rescored in one batch."""
 
 
 def lattices(
-    output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz)."),
-    prompts: Path | None = typer.Option(None, help="JSONL with a text field, or a text file; the bundled prompts by default."),
+    output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz), or directory to fill with shards."),
+    prompts: Path | None = typer.Option(
+        None,
+        help="Text, JSONL, Spec-Bench's question.jsonl, token ids (.npy) or sequences of `latticebpd distill` (.npz); "
+        "the bundled prompts by default.",
+    ),
     model: Path | None = typer.Option(None, help="Directory of a blockwise model; the bundled one by default."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
+    teacher_force: bool = typer.Option(
+        False, "--teacher-force", help="Take what follows each prompt from the data, instead of letting the model write it."
+    ),
     max_prompt_tokens: int = typer.Option(64, min=1, help="Tokens of each text that serve as its prompt."),
-    max_new_tokens: int = typer.Option(128, min=2, help="Greedy tokens per prompt."),
+    max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
+    context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
+    shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
+    batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
+    field: str = typer.Option("text", help="JSONL field that holds the text."),
 ) -> None:
     """Decode prompts greedily and write the heads' lattices at every position.
 
-    Example: [bold]latticebpd lattices --prompts held-out.jsonl -o lattices.npz[/bold]
+    Into a directory they are written in shards: the same command goes on where a killed one stopped. Every command that reads
+    lattice files reads such directories too.
+
+    Example: [bold]latticebpd lattices --prompts held-out.jsonl -o lattices[/bold]
     """
+    single = output.suffix == ".npz"
+    if not single and output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from itertools import islice
-
     from latticebpd import bundle
+    from latticebpd.cli.datasets import read_texts
+    from latticebpd.collecting import CollectOptions, collect, collect_shards
     from latticebpd.models import BlockwiseLM
-    from latticebpd.replay import collect_lattices
-    from lm_training.corpus import read_documents
 
-    directory = model or bundle.MODEL
+    directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
     blockwise = BlockwiseLM.from_pretrained(directory)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
-    texts = [document.text for document in islice(read_documents([prompts or bundle.PROMPTS]), limit)]
-    encoded = [ids for text in texts if (ids := tokenizer.encode(text).ids[:max_prompt_tokens])]
+    following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
+    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit)
+    options = CollectOptions(k, max_new_tokens, context, teacher_force)
     with progress() as bar:
-        task = bar.add_task("decoding", total=len(encoded))
-        found = collect_lattices(blockwise, encoded, k=k, max_new_tokens=max_new_tokens, on_prompt=lambda: bar.advance(task))
-    found.save(output)
-    err.print(f"{output}: {len(found)} lattices of {found.tokens.shape[1]} slots x {k}")
+        task = bar.add_task("texts", total=len(data))
+        if single:
+            found, _ = collect(blockwise, data, options, batch_size, lambda: bar.advance(task))
+            found.save(output)
+        else:
+            about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
+            collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done))
+    slots = blockwise.num_heads - 1
+    err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")
+
+
+def _digest(data: bytes) -> str:
+    """A hash that tells one data set from another."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
 
 
 def rescore(
-    files: list[Path] = typer.Argument(..., help="Lattice files (.npz)."),
-    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; without one, the lattices' own order."),
+    files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
+    lm: Path | None = typer.Option(
+        None, help="n-gram model, FST or ARPA, or a neural rescorer's directory; without one, the lattices' own order."
+    ),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
-    alpha: float = typer.Option(1.0, min=0.0, help="Weight of the language model."),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the language model; by default what is stored with it, else 1."),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.
 
     Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
     """
-    import fst
-    from latticebpd.rescoring import check_vocabulary
+    from latticebpd.analysis import blocks
+    from latticebpd.rescoring import as_rescorer, check_vocabulary, rescore_batch
+    from latticebpd.shards import shard_files
 
-    model = fst.NgramModel.load(lm) if lm else None
-    for file in files:
-        found = LatticeSet.load(file)
-        check_vocabulary(model, found.fingerprint, owner=str(file))
-        for index in range(len(found)):
-            lattice = found[index]
-            tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, model, p=p, alpha=alpha, context=found.context_of(index))
-            print(json_module.dumps({"file": str(file), "lattice": index, "tokens": tokens.tolist(), "scores": scores.tolist()}))
+    model = as_rescorer(lm)
+    for file in [file for path in files for file in shard_files(path)]:
+        index = 0
+        for block in blocks([file]):
+            check_vocabulary(model, block.fingerprint, owner=str(file))
+            for begin in range(0, len(block), TOGETHER):
+                rows = range(begin, min(begin + TOGETHER, len(block)))
+                contexts = [block.context_of(row) for row in rows]
+                for drafts in rescore_batch([block[row] for row in rows], model, p, alpha, contexts):
+                    record = {"tokens": drafts.tokens.tolist(), "scores": drafts.scores.tolist()}
+                    print(json_module.dumps({"file": str(file), "lattice": index, **record}))
+                    index += 1

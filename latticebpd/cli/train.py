@@ -6,10 +6,13 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli import train_translation
+from latticebpd.cli import train_drafter, train_encode, train_rescorer, train_translation
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
+app.command("drafter")(train_drafter.drafter)
+app.command("encode")(train_encode.encode)
+app.command("rescorer")(train_rescorer.rescorer)
 app.command("translation")(train_translation.translation)
 
 
@@ -31,23 +34,6 @@ def tokenizer(
     with replacing(output) as temporary:
         trained.save(str(temporary))
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
-
-
-@app.command()
-def encode(
-    inputs: list[Path] = typer.Argument(..., help="Text (.txt) or JSONL files, plain, .gz or .xz."),
-    tokenizer: Path = typer.Option(..., help="tokenizer.json."),
-    output: Path = typer.Option(..., "--output", "-o", help="Corpus to write (.npy)."),
-    field: str = typer.Option("text", help="JSONL field that holds the text."),
-) -> None:
-    """Turn documents into a corpus of token ids, each document ending with the end-of-text token.
-
-    Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
-    """
-    from lm_training.corpus import encode_corpus, read_documents
-
-    count = encode_corpus(read_documents(inputs, field), load_tokenizer(tokenizer), output)
-    err.print(f"{output}: {count} tokens")
 
 
 @app.command()
@@ -80,7 +66,8 @@ def blockwise(
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
     from lm_training.corpus import end_of_text_id, load_tokens
-    from lm_training.training import Process
+    from lm_training.plots import CSV, PNG, write_plots
+    from lm_training.training import LOG, Process
 
     bpe = load_tokenizer(tokenizer)
     tokens, held_out = load_tokens(corpus), load_tokens([validation])
@@ -117,7 +104,8 @@ def blockwise(
             progress=err.is_terminal,
         )
         if process.rank == 0:
-            err.print(f"{output}: trained for {steps} steps")
+            write_plots(output)
+            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
 
 
 @app.command()
@@ -144,6 +132,8 @@ def heads(
     head_weights: str | None = typer.Option(None, help="Relative weights of heads 2, 3, ..., such as 1,0.8,0.6; equal by default."),
     accumulate: int = typer.Option(1, min=1, help="Parts into which each process cuts its share of a batch, to save memory."),
     precision: str = typer.Option("float32", help="float32, or bfloat16: mixed precision."),
+    base_dtype: str = typer.Option("float32", help="Type in which the base model is kept and written: float32, bfloat16 or float16."),
+    fsdp: bool = typer.Option(False, "--fsdp", help="Deal the weights out over the processes, for bases that do not fit on one device."),
     validation_every: int = typer.Option(250, min=1, help="Updates between measurements."),
     checkpoint_every: int = typer.Option(250, min=1, help="Updates between checkpoints."),
     serving_prompts: int = typer.Option(8, min=0, help="Validation prompts that are decoded to measure block efficiency."),
@@ -168,16 +158,22 @@ def heads(
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.models import BlockwiseLM, is_blockwise, load_base, new_heads
     from lm_training.heads import HeadTraining, load_sequences, train_heads
+    from lm_training.plots import CSV, PNG, write_plots
     from lm_training.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
     from lm_training.sequences import Sequences
-    from lm_training.training import Process
+    from lm_training.training import LOG, Process
 
     selections: dict[str, Selection] = {"position": OneHeadPerPosition(), "batch": OneHeadPerBatch(), "joint": EveryHead()}
     precisions = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    dtypes = precisions | {"float16": torch.float16}
     if objective not in selections:
         raise ValueError(f"expected --objective {', '.join(selections)}, got {objective!r}")
     if precision not in precisions:
         raise ValueError(f"expected --precision {', '.join(precisions)}, got {precision!r}")
+    if base_dtype not in dtypes:
+        raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
+    if base_dtype != "float32" and fine_tune:
+        raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing")
     if warm_start and not is_blockwise(model):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
     options = HeadTraining(
@@ -195,27 +191,43 @@ def heads(
         serving_prompts=serving_prompts,
         seed=seed,
         compile=compile,
+        fsdp=fsdp,
     )
+    warm = BlockwiseLM.from_pretrained(model) if warm_start else None
+    base = torch.nn.Module.to(warm.base if warm is not None else load_base(model, dtypes[base_dtype]), dtypes[base_dtype])
+    windows = [path for path in (*data, validation) if path.suffix == ".npy"]
+    if base.config.is_encoder_decoder and windows:
+        raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
     learnt = Sequences.joined([load_sequences(path, sequence_length) for path in data])
     held_out = load_sequences(validation, sequence_length)
     vocabulary = tokenizer or Path(model) / "tokenizer.json"
     torch.manual_seed(seed)
     with Process.join(device) as process:
-        if warm_start:
-            blockwise = BlockwiseLM.from_pretrained(model)
-        else:
-            base = load_base(model)
-            blockwise = BlockwiseLM(base, new_heads(base, kind, num_heads, intermediate_size, num_layers))
+        blockwise = warm or BlockwiseLM(base, new_heads(base, kind, num_heads, intermediate_size, num_layers).float())
         if tokenizer is not None or vocabulary.exists():
             blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
         first = process.rank == 0
         if first and vocabulary.exists():
             output.mkdir(parents=True, exist_ok=True)
-            if vocabulary.resolve() != (output / "tokenizer.json").resolve():
-                shutil.copyfile(vocabulary, output / "tokenizer.json")
+            for file in (vocabulary, vocabulary.with_name("tokenizer_config.json")):
+                if file.exists() and file.resolve() != (output / file.name).resolve():
+                    shutil.copyfile(file, output / file.name)
         train_heads(blockwise, learnt, held_out, output, options, process, progress=err.is_terminal)
         if first:
-            err.print(f"{output}: trained for {steps} steps")
+            write_plots(output)
+            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
+
+
+@app.command()
+def plot(directory: Path = typer.Argument(..., help="Directory of any training run, finished or not.")) -> None:
+    """Draw a run's losses, accuracies and block efficiency (training.png), and write its log as a table (training.csv).
+
+    Example: [bold]latticebpd train plot with-heads[/bold]
+    """
+    from lm_training.plots import CSV, PNG, write_plots
+
+    write_plots(directory)
+    err.print(f"{directory / PNG}, {directory / CSV}")
 
 
 def _weights(text: str | None) -> tuple[float, ...] | None:

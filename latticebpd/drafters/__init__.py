@@ -1,6 +1,7 @@
 """Drafters, one idea per file: ``base`` says what a drafter is, the others are drafters."""
 
 from latticebpd.drafters.base import Drafter, State
+from latticebpd.drafters.gad import GadDrafter, GadPathsDrafter, GadTreeDrafter
 from latticebpd.drafters.heads import (
     HasHeads,
     HeadsDrafter,
@@ -19,6 +20,9 @@ from latticebpd.drafters.saved_topk import SavedTopKDrafter, load_top_k
 
 __all__ = [
     "Drafter",
+    "GadDrafter",
+    "GadPathsDrafter",
+    "GadTreeDrafter",
     "GoldDrafter",
     "HasHeads",
     "HeadsDrafter",

@@ -1,7 +1,7 @@
 """Drafters that turn the outputs of prediction heads into lattices (Stern 2018; Kim 2024).
 
 The heads read one hidden state per row, that of the last accepted node, and all rows at once; the searches over
-the rows' lattices are one batch as well.
+the rows' lattices are one batch as well, and so are a neural rescorer's passes.
 """
 
 from __future__ import annotations
@@ -58,17 +58,10 @@ class HeadsDrafter:
         return [_cut(lattice, state.max_depth) for lattice, state in zip(lattices_from_logits(logits, self.k), states, strict=True)]
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        lattices = self.lattices(states)
-        trees = [DraftTree.empty()] * len(states)
-        # Rows close to their limit have shorter lattices; a batch of searches wants one length.
-        for slots in {lattice.slots for lattice in lattices}:
-            rows = [row for row, lattice in enumerate(lattices) if lattice.slots == slots]
-            for row, tree in zip(rows, self.draft([lattices[row] for row in rows], [states[row] for row in rows]), strict=True):
-                trees[row] = tree
-        return trees
+        return self.draft(self.lattices(states), states)
 
     def draft(self, lattices: list[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
-        """One tree for each lattice; every lattice has the same number of slots and arcs."""
+        """One tree for each lattice; the lattices of rows close to their limit have fewer slots than others."""
         raise NotImplementedError
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
@@ -91,10 +84,12 @@ class PathsDrafter(HeadsDrafter):
     Args:
         lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
         p: number of drafts.
-        alpha: weight of the language model.
+        alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
     """
 
-    def __init__(self, model: HasHeads, lm: LanguageModel, p: int = 16, alpha: float = 1.0, k: int = 16, slots: int | None = None) -> None:
+    def __init__(
+        self, model: HasHeads, lm: LanguageModel, p: int = 16, alpha: float | None = None, k: int = 16, slots: int | None = None
+    ) -> None:
         super().__init__(model, k, slots)
         self.rescorer, self.p, self.alpha = _fitting_rescorer(model, lm), p, alpha
 
@@ -112,7 +107,7 @@ class TreeDrafter(HeadsDrafter):
     """
 
     def __init__(
-        self, model: HasHeads, lm: LanguageModel, num_nodes: int = 64, alpha: float = 1.0, k: int = 16, slots: int | None = None
+        self, model: HasHeads, lm: LanguageModel, num_nodes: int = 64, alpha: float | None = None, k: int = 16, slots: int | None = None
     ) -> None:
         super().__init__(model, k, slots)
         self.rescorer, self.num_nodes, self.alpha = _fitting_rescorer(model, lm), num_nodes, alpha

@@ -32,7 +32,7 @@ class Verified:
 class Verifier(Protocol):
     """The base model over a batch of growing texts.
 
-    ``prefill`` comes first; ``keep`` or ``forget`` follows every ``verify``.
+    ``prefill`` or ``begin`` comes first; ``keep`` or ``forget`` follows every ``verify``.
     """
 
     @property
@@ -41,6 +41,9 @@ class Verifier(Protocol):
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
         """Read the prompts; the result has one column, that of each prompt's last token."""
+
+    def begin(self, rows: int) -> None:
+        """Start without having read anything: each row's text is what the passes keep, its prompt included."""
 
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         """One pass over each row's next token and tree."""

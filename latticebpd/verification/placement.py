@@ -69,6 +69,7 @@ class ByEmbedding:
         self.decoder: Any = model.get_decoder()
         self.dtype = model.dtype
         self.scale = getattr(self.decoder, "embed_scale", 1.0)
+        self.given_scale = self._given_scale()
         self.places: int | None = int(model.config.max_position_embeddings)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
@@ -76,7 +77,17 @@ class ByEmbedding:
         places = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)
         words = self.decoder.embed_tokens(tokens) * self.scale
         moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], places)
-        return {"inputs_embeds": words + moved, "attention_mask": additive(visible, self.dtype)}
+        return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
+
+    @torch.inference_mode()
+    def _given_scale(self) -> float:
+        """What the decoder multiplies given embeddings by: `transformers` 5 scales them in Marian, other versions and models do not."""
+        if self.scale == 1.0:
+            return 1.0
+        token = torch.zeros(1, 1, dtype=torch.long, device=self.decoder.device)
+        given = self.decoder(inputs_embeds=self.decoder.embed_tokens(token), use_cache=False).last_hidden_state
+        own = self.decoder(input_ids=token, use_cache=False).last_hidden_state
+        return self.scale if torch.equal(given, own) else 1.0
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed_positions(tokens, position_ids=positions)

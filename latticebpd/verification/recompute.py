@@ -49,6 +49,9 @@ class RecomputingVerifier:
         last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
         return self.forward.prompt({"input_ids": self._padded(self.texts), "use_cache": False}, last)
 
+    def begin(self, rows: int) -> None:
+        self.texts = [[] for _ in range(rows)]
+
     @torch.inference_mode()
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         self.pending = list(zip(next_tokens, trees, strict=True))

@@ -72,6 +72,9 @@ class TreeVerifier:
         last = torch.tensor(self.lengths, device=self.device) - 1
         return self.forward.prompt({"input_ids": tokens, "past_key_values": self.cache, "use_cache": True}, last)
 
+    def begin(self, rows: int) -> None:
+        self.lengths = [0] * rows
+
     @torch.inference_mode()
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         columns = max(map(len, trees)) + 1

@@ -1,0 +1,184 @@
+"""``latticebpd compare``: what drafting systems make of the same lattices."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from latticebpd.cli.analysis import number, number_or_none, print_csv, table_of
+from latticebpd.cli.console import err, out, print_json, progress
+from latticebpd.cli.language_models import model_paths, named_models
+
+if TYPE_CHECKING:
+    from latticebpd.analysis import Comparison
+    from latticebpd.analysis.sweep import AlphaSweep
+    from latticebpd.analysis.tuning import Tuning
+
+
+def compare(
+    files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
+    system: list[str] = typer.Option(
+        ["1-best", "16-best:0-gram", "16-best", "64-tree"],
+        "--system",
+        "-s",
+        help="P-best or N-tree, with :0-gram behind for no language model, or :NAME for that one; may be repeated. "
+        "Vanilla and the oracle are always there.",
+    ),
+    lm: list[str] = typer.Option(
+        [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without one, 0-grams."
+    ),
+    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the language models; by default what is stored with each, else 1."),
+    alphas: str | None = typer.Option(None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."),
+    exclude: Path | None = typer.Option(
+        None, help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out anyway."
+    ),
+    seed: int = typer.Option(0, help="Seed of the intervals."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
+) -> None:
+    """Compare drafting systems on the same lattices, position by position against vanilla.
+
+    Tokens a call are by position, the 95% interval of their gain over vanilla comes from drawing texts anew; "decoding" goes
+    through each text, where the files number their texts. Repair and regress: the first draft loses or gains an immediate
+    repetition.
+
+    Example: [bold]latticebpd compare lattices --lm lm.fst --system 16-best --system 64-tree[/bold]
+    """
+    from latticebpd.analysis import blocks
+    from latticebpd.analysis import compare as compared
+    from latticebpd.analysis.stream import num_lattices, watched
+    from latticebpd.analysis.sweep import sweep_alpha
+    from latticebpd.analysis.tuning import without
+    from latticebpd.rescoring import check_vocabulary
+
+    if json and csv:
+        raise ValueError("expected one of --json and --csv, got both")
+    models = named_models(lm)
+    weights = _weights(alphas) if alphas else []
+
+    tunings = _tunings(files, lm, exclude)
+
+    def checked() -> Any:
+        found = blocks(files)
+        for tuning in tunings:
+            found = without(found, tuning)
+        for block in found:
+            for name, model in models.items():
+                check_vocabulary(model, block.fingerprint, owner=f"the lattices' model ({name})")
+            yield block
+
+    with progress() as bar:
+        rescored = [name for name in system if models and not name.endswith(":0-gram")] if weights else []
+        task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
+        found = compared(watched(checked(), lambda done: bar.advance(task, done)), system, models or None, alpha, seed)
+        sweeps = []
+        for name in rescored:
+            bar.update(task, description=f"weights of {name}")
+            kind, _, chosen = name.partition(":")
+            model = models[chosen] if chosen else next(iter(models.values()))
+            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), kind, model, weights))
+    rows = comparison_rows(found)
+    if json:
+        swept = [
+            {"system": name, "alphas": list(sweep.alphas), "block_efficiency": sweep.block_efficiency.tolist(), "best": sweep.best}
+            for name, sweep in zip(rescored, sweeps, strict=True)
+        ]
+        signature = asdict(found.signature)
+        print_json({"signature": signature, "lattices": found.num_lattices, "seed": seed, "systems": rows, "alpha_sweep": swept})
+    elif csv:
+        print_csv(rows)
+    else:
+        _print_comparison(rows, f"{found.num_lattices} lattices")
+        if sweeps:
+            _print_sweeps(rescored, sweeps)
+        err.print(str(found.signature), style="dim")
+
+
+def _tunings(files: list[Path], lm: list[str], exclude: Path | None) -> list[Tuning]:
+    """The tunings whose examples these lattices hold."""
+    from latticebpd.analysis.tuning import Tuning, lattices_fingerprint
+
+    stored = {name: tuning for name, path in model_paths(lm).items() if (tuning := Tuning.of(path)) is not None}
+    fingerprint = lattices_fingerprint(files) if stored else None
+    found = []
+    for name, tuning in stored.items():
+        if tuning.lattices == fingerprint:
+            found.append(tuning)
+            err.print(f"{len(tuning.examples)} {tuning.unit}s that {name}'s weight was tuned on are left out", style="dim")
+    return found if exclude is None else [*found, Tuning.load(exclude)]
+
+
+def _weights(text: str) -> list[float]:
+    from latticebpd.analysis.sweep import ALPHAS
+
+    if text == "paper":
+        return list(ALPHAS)
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"expected --alphas as numbers separated by commas, such as 0.5,1,2, or paper, got {text!r}") from None
+
+
+def _print_comparison(rows: list[dict[str, Any]], title: str) -> None:
+    table = table_of(title, "system", "tokens/call", "decoding", "gain (95%)", "headroom", "verified")
+    for row in rows:
+        table.add_row(
+            row["system"],
+            f"{row['block_efficiency']:.3f}",
+            number(row["decoded_block_efficiency"], ".3f"),
+            f"{number(row['gain_low'], '+.2f')}…{number(row['gain_high'], '+.2f')}",
+            number(row["headroom_recovered"], ".0%"),
+            f"{row['verified_tokens']:.1f}",
+        )
+    out.print(table)
+    _print_percentages(
+        rows,
+        "against vanilla, and where drafts end, % of positions",
+        {"win": "win", "tie": "tie", "loss": "loss", "lost_in_lattice": "misranked or cut", "lost_not_in_lattice": "not in lattice"},
+    )
+    _print_percentages(
+        rows,
+        "repetition in first drafts, % of positions and of neighbours; tokens of the longest run",
+        {"repair": "repair", "regress": "regress", "consecutive_repeats": "equal neighbours", "longest_run": "longest run"},
+    )
+
+
+def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:
+    table = table_of(title, "system", *columns.values())
+    for row in rows:
+        table.add_row(row["system"], *(f"{row[name]:.1f}" for name in columns))
+    out.print(table)
+
+
+def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
+    table = table_of("tokens/call by weight of the language model", "alpha", *names)
+    for i, alpha in enumerate(sweeps[0].alphas):
+        table.add_row(f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps))
+    out.print(table)
+
+
+def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
+    """One row for every system; None stands for what the files do not tell."""
+    efficiency, n = found.block_efficiency, found.num_lattices
+    interval = found.gain_interval()
+    columns = {
+        "block_efficiency": efficiency,
+        "gain": efficiency - efficiency[0],
+        "gain_low": interval[:, 0],
+        "gain_high": interval[:, 1],
+        "relative_gain": efficiency / efficiency[0] - 1,
+        "decoded_block_efficiency": found.decoded_block_efficiency,
+        "headroom_recovered": found.headroom_recovered,
+        "verified_tokens": found.verified_tokens,
+        **dict(zip(("win", "tie", "loss"), (100 * found.outcomes / n).T, strict=True)),
+        **dict(zip(("repair", "regress"), (100 * found.mended.sum(axis=1) / n).T, strict=True)),
+        **dict(zip(("win_repair", "win_regress"), found.mended_share(0).T, strict=True)),
+        **dict(zip(("loss_repair", "loss_regress"), found.mended_share(2).T, strict=True)),
+        **dict(zip(("lost_in_lattice", "lost_not_in_lattice", "lost_at_end"), (100 * found.lost / n).T, strict=True)),
+        "consecutive_repeats": found.consecutive_repeats,
+        "longest_run": found.longest_run,
+    }
+    return [{"system": name, **{key: number_or_none(values[i]) for key, values in columns.items()}} for i, name in enumerate(found.systems)]

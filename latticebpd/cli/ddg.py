@@ -1,0 +1,124 @@
+"""``latticebpd ddg``: which tokens decode in parallel, and which had to wait for which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+
+if TYPE_CHECKING:
+    from latticebpd.jacobi.sentence import Sentence
+    from latticebpd.jacobi.statistics import CorpusStatistics
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def ddg(
+    file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
+    model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
+    output: list[Path] = typer.Option(
+        [], "--output", "-o", help="A page (.html) of all texts, or pictures (.png, .svg, .pdf), numbered if there are several; repeatable."
+    ),
+    classes_csv: Path | None = typer.Option(None, help="Write the statistics by class of token."),
+    widths_csv: Path | None = typer.Option(None, help="Write the statistics by iteration."),
+    block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
+    initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
+    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
+    alpha: float = typer.Option(1.0, min=0.0, help="Weight of the n-gram model in the heads' lattices."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
+    seed: int = typer.Option(0, help="Seed of --initial random."),
+    source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),
+    limit: int = typer.Option(20, min=1, help="Texts, at most."),
+    max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    threads: int = typer.Option(1, min=1, help="Threads for the model."),
+    json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
+) -> None:
+    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and whom each token waited for.
+
+    Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
+    """
+    wrong = [path for path in output if path.suffix.lower() not in (".html", *PICTURES)]
+    if wrong:
+        raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
+    if initial is InitialName.previous:
+        raise ValueError(
+            "expected --initial padding, random, source, heads or ngram, got previous; `latticebpd jacobi` takes earlier outputs"
+        )
+    texts = read_texts(file, source, None, None, limit).inputs
+    quiet_transformers()
+    import torch
+
+    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
+    from latticebpd.jacobi.sentence import look_into
+    from latticebpd.jacobi.statistics import corpus_statistics, write_csv
+    from latticebpd.models import BlockwiseLM
+
+    torch.set_num_threads(threads)
+    served = load_model(model)
+    base = served.base if isinstance(served, BlockwiseLM) else served
+    tokenizer: Any = load_pretrained_tokenizer(model)
+    first = initial_values(initial, served, lm, alpha, k, seed, [])
+    sentences: list[Sentence] = []
+    with progress() as bar:
+        task = bar.add_task("measuring", total=len(texts))
+        for text in texts:
+            done = len(sentences)
+
+            def on_progress(share: float, done: int = done) -> None:
+                bar.update(task, completed=done + share)
+
+            sentences.append(look_into(served, tokenizer, text, first, block_size, max_new_tokens, on_progress))
+            bar.update(task, completed=done + 1)
+    statistics = corpus_statistics(sentences)
+    block = "whole text" if block_size is None else f"blocks of {block_size}"
+    settings = settings_line(base, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens)
+    for path in output:
+        if path.suffix.lower() == ".html":
+            from latticebpd.jacobi.page import write_page
+
+            write_page(path, sentences, statistics, settings)
+            continue
+        from latticebpd.analysis.plots import save
+        from latticebpd.jacobi.drawing import picture
+
+        for number, sentence in enumerate(sentences, 1):
+            save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))
+    if classes_csv is not None:
+        write_csv(statistics.classes, classes_csv)
+    if widths_csv is not None:
+        write_csv(statistics.iterations, widths_csv)
+    if json:
+        print_json({"settings": settings, "statistics": statistics.record(), "texts": [sentence.record() for sentence in sentences]})
+        return
+    _print(statistics)
+    out.print(settings, style="dim")
+    if not output:
+        err.print("name a page or a picture with -o to see the graphs", style="dim")
+
+
+def _print(statistics: CorpusStatistics) -> None:
+    table = Table(
+        box=SIMPLE_HEAD,
+        caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
+        title=f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations: "
+        f"{statistics.mean_width:.3f} tokens per iteration",
+    )
+    table.add_column("class", no_wrap=True)
+    for heading in ("tokens", "in parallel", "iteration", "waits", "for the last"):
+        table.add_column(heading, justify="right")
+    for each in statistics.classes:
+        table.add_row(
+            each.name,
+            f"{each.tokens}",
+            f"{each.in_parallel / each.followers:.1%}" if each.followers else "",
+            f"{each.mean_pass:.1f}",
+            f"{each.mean_waits:.2f}",
+            f"{each.waited_for_previous / each.followers:.1%}" if each.followers else "",
+        )
+    out.print(table)

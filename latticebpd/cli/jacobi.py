@@ -1,0 +1,238 @@
+"""``latticebpd jacobi``: translate or continue a file by Jacobi decoding, and measure what it gains."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+
+if TYPE_CHECKING:
+    from latticebpd.jacobi import Initial, Solution
+    from latticebpd.jacobi.comparison import Measured
+
+BEAMS = 5
+BEAM = f"beam {BEAMS}"
+
+
+class Algorithm(StrEnum):
+    """The paper's three."""
+
+    jacobi = "jacobi"
+    gauss_seidel = "gauss-seidel"
+    hybrid = "hybrid"
+
+
+def jacobi(
+    file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
+    model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
+    algorithm: Algorithm = typer.Option(Algorithm.hybrid, help="The whole text at once, blocks, or blocks and then single tokens."),
+    block_size: int = typer.Option(3, min=1, help="Tokens solved together (not with jacobi)."),
+    max_length: int = typer.Option(256, min=0, help="Tokens decoded in blocks before single ones (hybrid)."),
+    length: str = typer.Option(
+        "estimate", help="Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy decoding's."
+    ),
+    initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
+    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
+    alpha: float = typer.Option(1.0, min=0.0, help="Weight of the n-gram model in the heads' lattices."),
+    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
+    seed: int = typer.Option(0, help="Seed of --initial random."),
+    previous: Path | None = typer.Option(None, help="Earlier outputs, one a line, for --initial previous."),
+    source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),
+    target: str | None = typer.Option(None, help="Field of the references in a .jsonl file, for BLEU."),
+    references: Path | None = typer.Option(None, help="References, one a line, for BLEU."),
+    limit: int | None = typer.Option(None, min=1, help="Texts, at most."),
+    batch_size: int = typer.Option(1, min=1, help="Texts decoded together."),
+    max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    baselines: bool = typer.Option(True, help="Decode greedily and with beams as well, and compare."),
+    threads: int = typer.Option(1, min=1, help="Threads for the model."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="Write the decoded texts, one a line."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
+) -> None:
+    """Translate or continue a file by Jacobi iteration: greedy decoding's text, in fewer passes.
+
+    Prints the speedup over greedy and beam search, measured in the same run.
+
+    Example: [bold]latticebpd jacobi test.jsonl --model translator --source en --target de -o test.de[/bold]
+    """
+    texts = read_texts(file, source, target, references, limit)
+    earlier = _earlier(previous, initial, len(texts.inputs))
+    bleu = _bleu() if texts.references is not None else None
+    quiet_transformers()
+    import torch
+
+    from fst.files import replacing
+    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
+    from latticebpd.decoding import fill_token
+    from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
+    from latticebpd.jacobi import jacobi as whole
+    from latticebpd.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
+    from latticebpd.models import BlockwiseLM
+    from latticebpd.stopping import end_of_text_ids
+
+    torch.set_num_threads(threads)
+    served = load_model(model)
+    base = served.base if isinstance(served, BlockwiseLM) else served
+    tokenizer: Any = load_pretrained_tokenizer(model)
+    inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
+    first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
+    spelled = [tokenizer(text_target=text)["input_ids"] for text in earlier]
+    number = _number(length, algorithm, baselines)
+
+    def decode(batch: Batch) -> Solution:
+        values = PreviousOutput(spelled[batch.start : batch.start + len(batch.ids)]) if spelled else first
+        options: Any = {"attention_mask": batch.mask, "max_new_tokens": max_new_tokens}
+        if algorithm is Algorithm.hybrid:
+            return hybrid_jacobi(served, batch.ids, block_size, values, max_length, **options)
+        target_length = batch.lengths if length == "known" else number
+        if algorithm is Algorithm.gauss_seidel:
+            return gauss_seidel_jacobi(served, batch.ids, block_size, values, target_length, **options)
+        return whole(served, batch.ids, values, target_length, **options)
+
+    name = _name(algorithm, block_size, initial)
+    systems = {GREEDY: stock(served, max_new_tokens), BEAM: stock(served, max_new_tokens, BEAMS)} if baselines else {}
+    systems[name] = parallel(served, decode)
+    fill = fill_token(base, None, end_of_text_ids(base, None))
+    with progress() as bar:
+        task = bar.add_task("decoding", total=None)
+        found = compare(systems, inputs, fill, not base.config.is_encoder_decoder, batch_size, on_batch=lambda: bar.update(task, advance=1))
+    written = {
+        each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens] for each, measured in found.items()
+    }
+    if output is not None:
+        with replacing(output) as temporary:
+            temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
+    scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()} if bleu is not None else {}
+    settings = settings_line(
+        base, model=model.name, texts=len(inputs), batch_size=batch_size, max_new_tokens=max_new_tokens, length=_said(length, algorithm)
+    )
+    record = _record(found, name, scores, str(bleu.get_signature()) if bleu is not None else None, settings)
+    if json:
+        print_json({**record, "texts": written[name]})
+    else:
+        _print(record)
+    if record["differing_texts"]:
+        err.print(f"{record['differing_texts']} texts differ from greedy decoding's", style="yellow")
+
+
+def _earlier(previous: Path | None, initial: InitialName, texts: int) -> list[str]:
+    """The earlier outputs; an empty line is one that says nothing."""
+    if (previous is None) != (initial is not InitialName.previous):
+        raise ValueError("expected --previous FILE together with --initial previous, got one without the other")
+    if previous is None:
+        return []
+    lines = previous.read_text(encoding="utf-8").splitlines()[:texts]
+    if len(lines) != texts:
+        raise ValueError(f"{previous}: expected {texts} earlier outputs, one a line, got {len(lines)}")
+    return lines
+
+
+def _number(length: str, algorithm: Algorithm, baselines: bool) -> int | None:
+    """The length option, if it is a number."""
+    if algorithm is Algorithm.hybrid or length == "estimate":
+        return None
+    if length == "known":
+        if not baselines:
+            raise ValueError("expected --length known with baselines, which it is known from; leave --no-baselines out")
+        return None
+    if length.isdecimal() and int(length) >= 1:
+        return int(length)
+    raise ValueError(f"expected --length as a number >= 1, estimate or known, got {length!r}")
+
+
+def _said(length: str, algorithm: Algorithm) -> str:
+    return "not needed" if algorithm is Algorithm.hybrid else length
+
+
+def _name(algorithm: Algorithm, block_size: int, initial: InitialName) -> str:
+    block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
+    values = "" if initial is InitialName.padding else f", {initial.value}"
+    return f"{algorithm.value}{block}{values}"
+
+
+def _bleu() -> Any:
+    """sacreBLEU with its own settings.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise ValueError("expected sacrebleu for references, found none; pip install 'latticebpd[translation]'") from error
+    return BLEU()
+
+
+def _record(found: dict[str, Measured], name: str, bleu: dict[str, float], signature: str | None, settings: str) -> dict[str, Any]:
+    from latticebpd.jacobi.comparison import GREEDY
+
+    mine, greedy, beam = found[name], found.get(GREEDY), found.get(BEAM)
+    rows = []
+    for each, measured in found.items():
+        row: dict[str, Any] = {
+            "system": each,
+            "tokens": sum(map(len, measured.tokens)),
+            "iterations": sum(measured.passes),
+            "seconds": sum(measured.seconds),
+            "flops": sum(measured.flops),
+            "bleu": bleu.get(each),
+        }
+        if greedy is not None and beam is not None:
+            row |= {
+                "iteration_speedup": measured.iteration_speedup(greedy),
+                "time_speedup": measured.time_speedup(greedy),
+                "time_speedup_over_beam": measured.time_speedup(beam),
+                "flops_per_speed": measured.flops_per_speed(greedy),
+            }
+        rows.append(row)
+    spread = {}
+    if greedy is not None:
+        spread = {"time_speedup": mine.distribution(greedy, "seconds"), "iteration_speedup": mine.distribution(greedy, "passes")}
+    return {
+        "settings": settings,
+        "bleu_signature": signature,
+        "systems": rows,
+        "per_text": spread,
+        "differing_texts": mine.differing(greedy) if greedy is not None else None,
+    }
+
+
+def _print(record: dict[str, Any]) -> None:
+    compared = "time_speedup" in record["systems"][0]
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("system", no_wrap=True)
+    headings = ["iterations", "seconds", *(["speedup in\niterations", "over\ngreedy", f"over\n{BEAM}"] if compared else [])]
+    headings += ["BLEU"] if record["bleu_signature"] else []
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in record["systems"]:
+        cells = [f"{row['iterations']}", f"{row['seconds']:.1f}"]
+        if compared:
+            cells += [f"{row[key]:.2f}×" for key in ("iteration_speedup", "time_speedup", "time_speedup_over_beam")]
+        cells += [f"{row['bleu']:.2f}"] if record["bleu_signature"] else []
+        table.add_row(row["system"], *cells)
+    out.print(table)
+    cost = Table(box=SIMPLE_HEAD)
+    cost.add_column("system", no_wrap=True)
+    for heading in ("FLOPs", *(["FLOPs / speedup over greedy"] if compared else [])):
+        cost.add_column(heading, justify="right")
+    for row in record["systems"]:
+        cost.add_row(row["system"], f"{row['flops']:.3g}", *([f"{row['flops_per_speed']:.3g}"] if compared else []))
+    out.print(cost)
+    if compared:
+        spread = Table(box=SIMPLE_HEAD, title="speedup over greedy, text by text")
+        spread.add_column("quantile", no_wrap=True)
+        for quantile in record["per_text"]["time_speedup"]:
+            spread.add_column(f"{100 * float(quantile):g} %", justify="right")
+        for key in ("time_speedup", "iteration_speedup"):
+            spread.add_row(key.removesuffix("_speedup"), *(f"{value:.2f}×" for value in record["per_text"][key].values()))
+        out.print(spread)
+    if record["bleu_signature"]:
+        out.print(f"BLEU: {record['bleu_signature']}", style="dim")
+    out.print(record["settings"], style="dim")

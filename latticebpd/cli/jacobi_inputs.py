@@ -1,0 +1,146 @@
+"""What ``jacobi`` and ``ddg`` take alike: a file of texts, and initial values by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from latticebpd.jacobi import Initial
+    from latticebpd.models import BlockwiseLM
+
+
+class InitialName(StrEnum):
+    """Initial values that a command can make."""
+
+    padding = "padding"
+    random = "random"
+    source = "source"
+    previous = "previous"
+    heads = "heads"
+    ngram = "ngram"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Inputs, and references where there are any."""
+
+    inputs: list[str]
+    references: list[str] | None
+
+
+def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> Texts:
+    """The texts of a file, one a line; of a ``.jsonl`` file, what its objects hold under ``source`` and ``target``.
+
+    Raises:
+        ValueError: a line that holds no text, no text at all, or references that are not as many.
+    """
+    if path.suffix == ".jsonl":
+        inputs, found = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
+    else:
+        if target is not None:
+            raise ValueError(f"{path}: expected --target with a .jsonl file only; of plain text, give --references a file of lines")
+        inputs, found = _lines(path, limit), None
+    if not inputs:
+        raise ValueError(f"{path}: expected at least one text, found none")
+    if references is not None:
+        found = _lines(references, limit)
+        if len(found) != len(inputs):
+            raise ValueError(f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(found)}")
+    return Texts(inputs, found)
+
+
+def _lines(path: Path, limit: int | None) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    empty = next((number for number, line in enumerate(lines[:limit], 1) if not line.strip()), None)
+    if empty is not None:
+        raise ValueError(f"{path}:{empty}: expected a text on every line, got an empty one")
+    return lines[:limit]
+
+
+def _fields(path: Path, field: str, limit: int | None) -> list[str]:
+    texts = []
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if limit is not None and number > limit:
+                break
+            try:
+                text = json.loads(line)[field]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                text = None
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"{path}:{number}: expected a JSON object with text under {field!r}, got {line[:60]!r}")
+            texts.append(text)
+    return texts
+
+
+def initial_values(
+    name: InitialName, model: BlockwiseLM | PreTrainedModel, lm: Path | None, alpha: float, k: int, seed: int, previous: Sequence[list[int]]
+) -> Initial:
+    """The initialisation of a name.
+
+    Args:
+        name: which.
+        model: whose vocabulary is drawn from, or whose heads are asked.
+        lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, and how a lattice is rescored with it.
+        seed: of random tokens.
+        previous: earlier outputs as tokens, one for every text.
+
+    Raises:
+        ValueError: the model has no heads, or there is no n-gram model.
+    """
+    import fst
+    from latticebpd.drafters import PathsDrafter
+    from latticebpd.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
+    from latticebpd.models import BlockwiseLM, vocab_size
+    from latticebpd.rescoring import NgramRescorer, as_rescorer, check_vocabulary
+
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    if name is InitialName.random:
+        return RandomTokens(vocab_size(base), seed)
+    if name is InitialName.source:
+        return SourceCopy()
+    if name is InitialName.previous:
+        return PreviousOutput(previous)
+    if name is InitialName.heads:
+        if not isinstance(model, BlockwiseLM):
+            raise ValueError("expected a model with heads for --initial heads, got one without; see `latticebpd train heads`")
+        return Drafted(PathsDrafter(model, as_rescorer(lm), p=1, alpha=alpha, k=k))
+    if name is InitialName.ngram:
+        rescorer = as_rescorer(lm)
+        if not isinstance(rescorer, NgramRescorer) or not isinstance(rescorer.lm, fst.NgramModel):
+            raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
+        check_vocabulary(rescorer, getattr(model, "tokenizer_fingerprint", None), vocab_size(base))
+        return NgramContinuation(rescorer.lm)
+    return Padding()
+
+
+def settings_line(base: PreTrainedModel, **settings: Any) -> str:
+    """What the numbers depend on, in one line: the settings, the model's size, the machine."""
+    import os
+    import platform
+
+    import torch
+    import transformers
+
+    from latticebpd._version import __version__
+
+    all_settings = {
+        "version": __version__,
+        **settings,
+        "parameters": sum(parameter.numel() for parameter in base.parameters()),
+        "dtype": str(base.dtype).removeprefix("torch."),
+        "device": base.device,
+        "threads": torch.get_num_threads(),
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    return " | ".join(f"{name} {value}" for name, value in all_settings.items())

@@ -1,0 +1,120 @@
+"""``latticebpd report``: everything that lattices tell, on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
+from latticebpd.cli.language_models import model_paths, named_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latticebpd.analysis.decoded import Decoded
+    from latticebpd.analysis.hardware import ModelShape
+    from latticebpd.report import Measurements
+    from latticebpd.rescoring import Rescorer
+
+
+def report(
+    lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories of them; NAME=PATH names one."),
+    output: Path = typer.Option(..., "--output", "-o", help="Directory to write report.html to, and CSV and PNG files beside it."),
+    lm: list[str] = typer.Option(
+        [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is compared most."
+    ),
+    model: Path | None = typer.Option(None, help="The lattices' own model: tells words and its shape, and decodes some texts again."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words in the drawing; the model's by default."),
+    alpha: float | None = typer.Option(
+        None, min=0.0, help="Weight of the language models; by default what is stored with each, else tuned on texts that are set aside."
+    ),
+    tuning_examples: int = typer.Option(100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."),
+    budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
+    step: int | None = typer.Option(None, min=0, help="Lattice to draw, by its number; a telling one by default."),
+    decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
+    seed: int = typer.Option(0, help="Seed of intervals and tuning."),
+    timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same files, byte for byte."),
+    title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
+) -> None:
+    """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with plots.
+
+    One HTML file that needs no network, in light and dark; every table beside it as CSV, every plot as PNG.
+
+    Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
+    """
+    from latticebpd.analysis.tuning import Tuning
+    from latticebpd.report import DataSet, Options, make_report, measure
+
+    datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
+    models = named_models(lm)
+    stored = {name: tuning for name, path in model_paths(lm).items() if (tuning := Tuning.of(path)) is not None}
+    options = Options(alpha, tuning_examples, seed, budget, step, timings)
+    with progress() as bar:
+        task = bar.add_task("lattices", total=None)
+        found = measure(datasets, models, options, stored, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
+    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], found, models, decode_texts)
+    words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
+    with progress() as bar:
+        bar.add_task("drawing", total=None)
+        files = make_report(found, title, _word(words), shape, decoded).write(output)
+    err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures beside it")
+
+
+def _named(options: list[str]) -> list[tuple[str, Path]]:
+    """Data sets by name: of ``NAME=PATH``, or of a path alone."""
+    named: dict[str, Path] = {}
+    for option in options:
+        name, equals, path = option.partition("=")
+        if not equals or Path(option).exists():
+            name, path = Path(option).stem, option
+        if name in named or not name or "/" in name:
+            raise ValueError(f"expected data sets of different names, got {option!r}; name them as NAME=PATH")
+        named[name] = Path(path)
+    return list(named.items())
+
+
+def _word(tokenizer: Path | None) -> Callable[[int], str]:
+    if tokenizer is None:
+        return str
+    found = load_tokenizer(tokenizer)
+    return lambda token: found.decode([token], skip_special_tokens=False) or str(token)
+
+
+def _with_model(
+    directory: Path, lattices: object, found: Measurements, models: dict[str, Rescorer], decode_texts: int
+) -> tuple[Decoded | None, ModelShape]:
+    """Decodes of some texts by the model itself, where the files hold texts; and its shape."""
+    quiet_transformers()
+    from itertools import islice
+
+    from latticebpd.analysis.decoded import decode
+    from latticebpd.analysis.hardware import ModelShape
+    from latticebpd.drafters import OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
+    from latticebpd.models import BlockwiseLM
+    from latticebpd.report.wording import system_label
+    from latticebpd.shards import SETTINGS, texts_of
+
+    model = BlockwiseLM.from_pretrained(directory)
+    path = Path(str(lattices))
+    if not decode_texts or not (path / SETTINGS).exists():
+        return None, ModelShape.of(model)
+    name = next(iter(models), None)
+    rescorer = models[name] if name else None
+    alpha = found.sets[0].alphas[name] if name else None
+    k = found.sets[0].comparison.signature.k
+    drafters = {
+        "vanilla": lambda _: VanillaDrafter(model),
+        system_label("16-best:0-gram", name): lambda _: PathsDrafter(model, None, 16, 0.0, k),
+        system_label("64-tree:0-gram", name): lambda _: TreeDrafter(model, None, 64, 0.0, k),
+        **({} if name is None else {
+            system_label("16-best", name): lambda _: PathsDrafter(model, rescorer, 16, alpha, k),
+            system_label("64-tree", name): lambda _: TreeDrafter(model, rescorer, 64, alpha, k),
+        }),
+        "oracle": lambda continuation: OracleDrafter(model, continuation, k),
+    }  # fmt: skip
+    texts = list(islice(texts_of([path]), decode_texts))
+    with progress() as bar:
+        task = bar.add_task("decoding", total=len(texts) * len(drafters))
+        return decode(model, texts, drafters, lambda: bar.advance(task)), ModelShape.of(model)

@@ -1,0 +1,78 @@
+"""Reports: everything that lattices tell, on one page that people can look at and one program can read (Kim 2024).
+
+found = measure([DataSet("news", ("lattices",))], {"4-gram": rescorer})    # numbers
+make_report(found, title="my heads").write("report")                        # report/report.html, and CSV and PNG beside it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from latticebpd._version import __version__
+from latticebpd.analysis.decoded import Decoded
+from latticebpd.analysis.hardware import ModelShape
+from latticebpd.report import drafts, heads, machine
+from latticebpd.report.measure import DataSet, Measurements, Options, measure
+from latticebpd.report.page import Headline, Report
+from latticebpd.report.wording import system_label
+
+__all__ = ["DataSet", "Headline", "Measurements", "Options", "Report", "make_report", "measure"]
+
+DEFINITIONS = (
+    ("call", "One forward pass of the model that commits tokens. The prefill, which yields each text's first token, is counted apart."),
+    (
+        "block efficiency",
+        "Tokens committed per call, pooled over the data set; the number of times that decoding takes fewer calls than greedy.",
+    ),
+    ("by position", "Mean over all positions of the base model's text. No decode visits all of them, so this is not a decode's number."),
+    ("by decoding", "Replay of a decode through the same text: each call goes on where the last one stopped."),
+    ("head 1", "The base model's own prediction. It is committed without being drafted, so h heads have h − 1 slots to draft."),
+    ("vanilla", "The best token of every head, as it is (Stern et al. 2018)."),
+    ("p-best", "The p best paths of the lattice, rescored by a language model (Kim et al. 2024), verified in one pass."),
+    ("N-node tree", "The N most probable prefixes of paths, verified in one pass."),
+    ("no LM", "The lattice's own log-probabilities alone: the paper's 0-gram."),
+    ("oracle", "The path with the longest accepted prefix, chosen in hindsight."),
+    ("verified tokens", "Drafted tokens in one pass; prefixes that drafts share count once, the next token itself is not counted."),
+    (
+        "headroom recovered",
+        "(system − vanilla) / (oracle − vanilla), in tokens per call: of a decode where the texts are known, else by position.",
+    ),
+)
+
+
+def make_report(
+    found: Measurements,
+    title: str = "Block drafts and what rescoring makes of them",
+    word: Callable[[int], str] = str,
+    shape: ModelShape | None = None,
+    decoded: Decoded | None = None,
+) -> Report:
+    """Arrange measurements as a report.
+
+    Args:
+        found: what ``measure`` returns.
+        word: token id -> its text, for the drawing.
+        shape: the base model's, for its hardware cost.
+        decoded: decodes by the model, where it was at hand.
+    """
+    first = found.sets[0]
+    model = next(iter(found.models), None)
+    best = first.best_system(found.options.budget)
+    efficiency, recovered = first.efficiency, first.recovered[best]
+    headline = Headline(
+        first.name, efficiency["vanilla"], system_label(best, model), efficiency[best], efficiency["oracle"],
+        None if recovered != recovered else recovered,
+    )  # fmt: skip
+    made = [
+        drafts.summary(found), drafts.block_efficiency(found), drafts.headroom(found), drafts.budget(found),
+        None if decoded is None else drafts.decoding(decoded), drafts.repetition(found), heads.entropy(found), heads.weights(found),
+        heads.example(found, word), machine.hardware(found, shape), machine.latency(found),
+    ]  # fmt: skip
+    sizes = ", ".join(f"{measured.name}: {measured.comparison.num_lattices:,} lattices" for measured in found.sets)
+    signature = first.comparison.signature
+    facts = [("data", sizes), *((f"signature, {measured.name}", str(measured.comparison.signature)) for measured in found.sets)]
+    facts += [(f"language model {name}", words) for name, words in found.models.items()]
+    facts += [("set aside", f"{measured.name}: {measured.set_aside} examples, for tuning") for measured in found.sets if measured.set_aside]
+    facts.append(("made by", f"latticebpd {__version__}"))
+    subtitle = f"{sizes} · {signature.heads} heads × {signature.k} arcs · {', '.join(found.models) or 'no language model'}"
+    return Report(title, subtitle, headline, tuple(section for section in made if section is not None), DEFINITIONS, tuple(facts))

@@ -1,0 +1,272 @@
+"""Everything that a report tells, measured.
+
+A report is about one or more data sets of lattices, all of one model.  Of each, some texts are set aside to choose the
+language model's weight on; no number in the report is of those.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import fst
+from latticebpd.analysis.comparison import Comparison, compare, describe
+from latticebpd.analysis.entropy import HeadEntropy, head_entropy
+from latticebpd.analysis.latency import Latency, rescoring_latency
+from latticebpd.analysis.oracle import OracleTally, tally
+from latticebpd.analysis.stream import blocks, watched
+from latticebpd.analysis.systems import ORACLE, VANILLA, System
+from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune, without
+from latticebpd.lattice import LatticeSet, SausageLattice
+from latticebpd.rescoring import NgramRescorer, Rescorer, check_vocabulary, weight_of
+
+PATHS = (1, 2, 4, 8, 16, 32, 64)
+NODES = (8, 16, 32, 64, 128)
+WIDTHS = (1, 2, 4, 8, 16)
+HEADS = (3, 6, 9)
+MOST_EXAMPLES = 100
+"""As many as the paper sets aside for each task."""
+
+Watch = Callable[[str, int], None]
+"""Told what is being done, and how many lattices of it are done since the last time."""
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Lattices of one task: a name, and files or directories."""
+
+    name: str
+    paths: tuple[str | os.PathLike[str], ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    alpha: weight of every language model; None takes what is stored with it, else the best on the examples set aside.
+    tuning_examples: texts (or lattices, where the files do not number texts) to set aside, at most; never more than a quarter.
+    budget: verified tokens per call that the system named best may need, at most.
+    step: number of the lattice to draw; None looks for a telling one.
+    latency: whether to time rescoring.
+    """
+
+    alpha: float | None = None
+    tuning_examples: int = MOST_EXAMPLES
+    seed: int = 0
+    budget: int = 64
+    step: int | None = None
+    latency: bool = True
+    latency_lattices: int = 50
+
+
+@dataclass(frozen=True)
+class Example:
+    """One step of a decode: its lattice, what the model wrote, and what two systems drafted.
+
+    index: number of the lattice.  accepted: drafted tokens that the vanilla draft, and the best system, got right.
+    """
+
+    index: int
+    lattice: SausageLattice
+    context: list[int]
+    continuation: list[int]
+    system: str
+    draft: list[int]
+    accepted: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One data set.
+
+    texts: how many, where it is known.  set_aside: examples that weights were tuned on, and that are in no other number.
+    alphas: the weight of each language model.  tunings: how each was, or would have been, tuned.
+    """
+
+    name: str
+    texts: int | None
+    set_aside: int
+    oracle: OracleTally
+    comparison: Comparison
+    entropy: HeadEntropy | None
+    alphas: dict[str, float]
+    tunings: dict[str, Tuning] = field(default_factory=dict)
+
+    @property
+    def decoded(self) -> bool:
+        """Whether block efficiencies are those of decodes; without knowing the texts they are means over positions."""
+        return bool(self.comparison.walked[0, 1])
+
+    @property
+    def efficiency(self) -> dict[str, float]:
+        """Tokens per call of every system: of a decode where the texts are known, else by position."""
+        found = self.comparison
+        values = found.decoded_block_efficiency if self.decoded else found.block_efficiency
+        return dict(zip(found.systems, values.tolist(), strict=True))
+
+    @property
+    def recovered(self) -> dict[str, float]:
+        """Share of the headroom between vanilla and the oracle, in the same terms; NaN where there is none."""
+        found = self.comparison
+        values = found.decoded_headroom_recovered if self.decoded else found.headroom_recovered
+        return dict(zip(found.systems, values.tolist(), strict=True))
+
+    @property
+    def verified(self) -> dict[str, float]:
+        """Verified tokens per call of every system."""
+        return dict(zip(self.comparison.systems, self.comparison.verified_tokens.tolist(), strict=True))
+
+    def best_system(self, budget: int) -> str:
+        """The system with the most tokens a call of those that verify at most ``budget`` tokens; of equal ones the first."""
+        efficiency, verified = self.efficiency, self.verified
+        allowed = [name for name in efficiency if name != ORACLE and verified[name] <= max(budget, verified[VANILLA])]
+        return max(allowed, key=efficiency.__getitem__)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """All data sets, and what is measured once."""
+
+    sets: tuple[Measured, ...]
+    models: dict[str, str]
+    example: Example
+    latency: Latency | None
+    options: Options
+
+
+def systems_of(names: Sequence[str]) -> list[str]:
+    """What is compared: p-best drafts and trees of several sizes, with the first language model and without; others at the usual sizes."""
+    with_model = [f"{p}-best" for p in PATHS] + [f"{n}-tree" for n in NODES] if names else []
+    without = [f"{p}-best:0-gram" for p in PATHS[1:]] + [f"{n}-tree:0-gram" for n in NODES]
+    others = [f"{system}:{name}" for name in names[1:] for system in ("1-best", "16-best", "64-tree")]
+    return [*with_model, *without, *others]
+
+
+def measure(
+    datasets: Sequence[DataSet],
+    models: Mapping[str, Rescorer],
+    options: Options | None = None,
+    stored: Mapping[str, Tuning] | None = None,
+    vocab_size: int | None = None,
+    watch: Watch | None = None,
+) -> Measurements:
+    """Measure everything.
+
+    Args:
+        datasets: at least one.
+        models: language models by name; the first is the one that most of the report is about.
+        stored: tunings that are stored with some of them.
+        vocab_size: for entropies of lattices that do not carry them; by default the first n-gram model's.
+        watch: for progress.
+
+    Raises:
+        ValueError: no data set, one without lattices, lattices of several shapes or origins in one, or another vocabulary.
+    """
+    options = options or Options()
+    if not datasets:
+        raise ValueError("expected at least one data set of lattices, got none")
+    if vocab_size is None:
+        vocab_size = next((model.lm.vocab_size for model in models.values() if _is_ngram(model)), None)  # type: ignore[attr-defined]
+    found = tuple(_measure_one(dataset, models, stored or {}, options, vocab_size, watch) for dataset in datasets)
+    first = next(blocks(datasets[0].paths))
+    words = {name: describe(model) for name, model in models.items()}
+    latency = None
+    if options.latency:
+        ngram = next(((name, model.lm) for name, model in models.items() if _is_ngram(model)), None)  # type: ignore[attr-defined]
+        alpha = found[0].alphas[ngram[0]] if ngram else 1.0
+        latency = rescoring_latency(first, ngram[1] if ngram else None, alpha, count=options.latency_lattices)
+    return Measurements(found, words, _example(first, found[0], models, options.step), latency, options)
+
+
+def _is_ngram(model: Rescorer) -> bool:
+    return isinstance(model, NgramRescorer) and isinstance(model.lm, fst.NgramModel)
+
+
+def _measure_one(
+    dataset: DataSet,
+    models: Mapping[str, Rescorer],
+    stored: Mapping[str, Tuning],
+    options: Options,
+    vocab_size: int | None,
+    watch: Watch | None,
+) -> Measured:
+    def watching(doing: str) -> Callable[[int], None]:
+        return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {doing}", done))
+
+    def read(doing: str) -> Iterator[LatticeSet]:
+        found: Iterator[LatticeSet] = blocks(dataset.paths)
+        for tuning in tunings.values():
+            found = without(found, tuning)
+        for block in watched(found, watching(doing)):
+            for name, model in models.items():
+                check_vocabulary(model, block.fingerprint, owner=f"{dataset.name}'s model ({name})")
+            yield block
+
+    tunings: dict[str, Tuning] = {}
+    lattices, texts, has_entropy = _counted(read("texts"), dataset)
+    fingerprint = lattices_fingerprint(dataset.paths)
+    count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)
+    own: dict[str, Tuning] = {}
+    for name, model in models.items():
+        if name in stored:
+            own[name] = stored[name]
+        elif count:
+            own[name], _ = tune(dataset.paths, model, "16-best", examples=count, seed=options.seed, on_piece=watching(f"weight of {name}"))
+    # Tuned on other files, a weight costs these no examples.
+    tunings = {name: tuning for name, tuning in own.items() if tuning.lattices == fingerprint}
+    alphas = {
+        name: own[name].alpha if options.alpha is None and name in own else weight_of(model, options.alpha)
+        for name, model in models.items()
+    }
+    oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))))
+    comparison = compare(read("systems"), systems_of(list(models)), dict(models) or None, dict(alphas) or None, options.seed)
+    entropy = head_entropy(read("entropy"), vocab_size) if has_entropy or vocab_size is not None else None
+    aside = frozenset(number for tuning in tunings.values() for number in tuning.examples)
+    left = None if texts is None else texts - len(aside)
+    return Measured(dataset.name, left, len(aside), oracle, comparison, entropy, alphas, own)
+
+
+def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:
+    """Widths and numbers of heads for the oracle."""
+    _, slots, k = block.tokens.shape
+    return sorted({w for w in WIDTHS if w <= k} | {k}), sorted({h for h in HEADS if h <= slots + 1} | {slots + 1})
+
+
+def _counted(found: Iterator[LatticeSet], dataset: DataSet) -> tuple[int, int | None, bool]:
+    """Lattices; texts, where they are known; whether the files tell entropies."""
+    texts: set[int] = set()
+    lattices, has_entropy, numbered = 0, True, True
+    for block in found:
+        lattices += len(block)
+        has_entropy &= block.entropy is not None
+        numbered &= block.sequence is not None
+        texts.update([] if block.sequence is None else np.unique(block.sequence).tolist())
+    if not lattices:
+        raise ValueError(f"{dataset.name}: expected at least one lattice, got files without any")
+    return lattices, len(texts) if numbered else None, has_entropy
+
+
+def _example(block: LatticeSet, measured: Measured, models: Mapping[str, Any], step: int | None) -> Example:
+    if step is not None and not 0 <= step < len(block):
+        raise ValueError(f"expected a step from 0 to {len(block) - 1}, got {step}")
+    name = "16-best" if models else "16-best:0-gram"
+    system = System.named(name, dict(models) or None, dict(measured.alphas) or None)
+    outcome, vanilla = system.run(block), System.named("vanilla").run(block)
+    # Much is to be seen where the system gains much and the text does not repeat itself; not at a text's end.
+    ordered = np.sort(block.continuation, axis=1)
+    distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+    telling = 2 * (outcome.lengths - vanilla.lengths) + distinct - 100 * (ordered[:, 0] < 0)
+    index = int(np.argmax(telling)) if step is None else step
+    return Example(
+        index,
+        block[index],
+        block.context_of(index),
+        block.continuation[index].tolist(),
+        name,
+        outcome.first[index].tolist(),
+        (int(vanilla.lengths[index]), int(outcome.lengths[index])),
+    )

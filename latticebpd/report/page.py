@@ -1,0 +1,93 @@
+"""A report as one HTML page that needs nothing else, with its tables and plots as files beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from fst.files import replacing
+from latticebpd.analysis.theme import css_colours, inline_svg, png
+from latticebpd.report.content import Drawing, Plot, Section, Table
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The three numbers that matter first: tokens per call of vanilla drafts, of the best system, of the oracle.
+
+    recovered: share of the headroom, 0..1; None where there is none.
+    """
+
+    data_set: str
+    vanilla: float
+    system: str
+    best: float
+    oracle: float
+    recovered: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page; definitions: terms and what they mean; facts: what the numbers depend on."""
+
+    title: str
+    subtitle: str
+    headline: Headline
+    sections: tuple[Section, ...]
+    definitions: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
+
+    def html(self) -> str:
+        """The page: no script, nothing loaded."""
+        folder = resources.files("latticebpd.report")
+        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+        environment.filters["groupby_runs"] = _runs
+        template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
+        style = css_colours() + folder.joinpath("page.css").read_text(encoding="utf-8")
+        return template.render(report=self, style=Markup(style), kind=_kind, svg=_svg)
+
+    def write(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write the page, a CSV file of every table, a PNG file of every plot and an SVG file of every drawing; returns their paths."""
+        directory = Path(directory)
+        names = [item.name for section in self.sections for item in section.items]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them apart")
+        directory.mkdir(parents=True, exist_ok=True)
+        files: dict[str, bytes] = {PAGE: self.html().encode()}
+        for item in (item for section in self.sections for item in section.items):
+            if isinstance(item, Table):
+                files[f"{item.name}.csv"] = item.csv().encode()
+            elif isinstance(item, Plot):
+                files[f"{item.name}.png"] = png(item.figure)
+            else:
+                files[f"{item.name}.svg"] = item.svg.encode()
+        for name, data in files.items():
+            with replacing(directory / name) as temporary:
+                temporary.write_bytes(data)
+        return [directory / name for name in files]
+
+
+def _runs(items: Sequence[Any], key: Callable[[Any], str]) -> list[tuple[str, list[Any]]]:
+    """Neighbours of one kind together: plots stand side by side."""
+    return [(kind, list(group)) for kind, group in groupby(items, key)]
+
+
+def _kind(item: Any) -> str:
+    return {Table: "table", Plot: "plot", Drawing: "drawing"}[type(item)]
+
+
+def _svg(item: Plot | Drawing) -> Markup:
+    # Markup of our own making: names and captions in it are escaped where it is made.
+    if isinstance(item, Drawing):
+        return Markup(item.svg)
+    return Markup(inline_svg(item.figure, item.name, str(Markup.escape(item.caption))))

@@ -1,0 +1,90 @@
+"""Prompts made of records' fields, and what is to be written after them.
+
+`TASKS` has the prompts of the paper's tasks (Kim 2024, section 5), with the fields of the data sets' usual forms.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_FIELD = re.compile(r"\{([^{}]+)\}")
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a record becomes a prompt and its answer.
+
+    prompt: text with fields in braces, ``question: {question}``.  A dot leads into what a field holds: ``{answers.text.0}``.
+    answers: fields that may hold the answer; the first that a record has counts.  None: there are prompts alone.
+    separator: text between the two, part of the prompt.
+    """
+
+    prompt: str
+    answers: tuple[str, ...] | None = None
+    separator: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.paths:
+            raise ValueError(f"expected a prompt with fields in braces, such as 'question: {{question}}', got {self.prompt!r}")
+        if self.answers is not None and not self.answers:
+            raise ValueError("expected at least one field for the answer, got none")
+
+    @property
+    def paths(self) -> list[str]:
+        """The prompt's fields."""
+        return _FIELD.findall(self.prompt)
+
+    @property
+    def columns(self) -> list[str] | None:
+        """What to read of a table's columns; None where that is not known beforehand."""
+        if self.answers is not None and len(self.answers) > 1:
+            return None
+        return sorted({path.split(".")[0] for path in (*self.paths, *(self.answers or ()))})
+
+    def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
+        """Prompt and answer.
+
+        Raises:
+            ValueError: a field is missing, or is no text, or the answer is blank.
+        """
+        prompt = _FIELD.sub(lambda match: _text(fields, match[1]), self.prompt) + self.separator
+        if self.answers is None:
+            return prompt, None
+        found = next((path for path in self.answers if _value(fields, path) is not None), self.answers[0])
+        answer = _text(fields, found)
+        if not answer.strip():
+            raise ValueError(f"expected text under {found!r} (the answer), got {answer!r}")
+        return prompt, answer
+
+
+TASKS = {
+    "squad": Template("question: {question} context: {context}", ("answer", "answers.text.0", "answers.0")),
+    "cnn": Template("summarize: {article}", ("highlights", "summary")),
+    "samsum": Template("Here is a dialogue: {dialogue}\nWrite a short summary!", ("summary",)),
+    "multinews": Template("Write a summary based on this article: {document}", ("summary",)),
+    "xsum": Template("Summarize: {document}", ("summary",)),
+    "newsroom": Template("Please write a short summary for the following article: {title} {text}", ("summary",)),
+}
+"""By name: prompts of the paper's tasks."""
+
+
+def _value(fields: dict[str, Any], path: str) -> Any:
+    """What a dotted path leads to; None where it leads nowhere."""
+    value: Any = fields
+    for name in path.split("."):
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return None
+    return value
+
+
+def _text(fields: dict[str, Any], path: str) -> str:
+    value = _value(fields, path)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected text under {path!r}, got {'nothing' if value is None else type(value).__name__}")
+    return str(value)
