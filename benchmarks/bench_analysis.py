@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -69,7 +68,7 @@ def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads
     from latticebpd.analysis import blocks, compare, tally
 
     model = fst.NgramModel.load(lm) if lm else None
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = peak_memory()
 
     def read():
         seen = 0
@@ -87,8 +86,14 @@ def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads
         compared = compare(read(), [name], model, 1.0, threads=threads)
         found, counted = compared, [compared.counts.tolist(), compared.nodes.tolist()]
     seconds = time.perf_counter() - begin
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_memory()
     print(json.dumps({"lattices": found.num_lattices, "seconds": seconds, "before": before, "peak": peak, "counted": counted}))
+
+
+def peak_memory() -> float:
+    """MiB that this process has held at most; the figure of ``getrusage`` would count what its parent held, too."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def measured(name: str, directory: Path, args: argparse.Namespace, threads: int, limit: int | None = None) -> dict:

@@ -19,9 +19,7 @@ import csv
 import json
 import os
 import platform
-import resource
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -39,6 +37,7 @@ from bench_decoding import Clock, Stopwatch
 from tokenizers import Tokenizer
 
 import latticebpd
+from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
@@ -62,6 +61,8 @@ class Setting:
     texts: list[str]
     references: list[str]
     block_size: int
+    lm: Path | None
+    alpha: float
     clock: Clock
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -108,14 +109,20 @@ System = tuple[Callable[[], Any], Any] | Stock
 
 def systems(setting: Setting) -> dict[str, System]:
     model, block = setting.drafter, setting.block_size
+    plus = {
+        f"GAD++, k = {block}, β = {beta}, τ = {tau:g}": (lambda: GadDrafter(model, block), TopBeta(beta, tau)) for beta, tau in GAD_PLUS
+    }
+    trees: dict[str, System] = {}
+    if setting.lm is not None:
+        lm = NgramModel.load(setting.lm)
+        trees[f"GAD, tree of {block} nodes, n-gram"] = (lambda: GadTreeDrafter(model, lm, block, setting.alpha), Exact())
     return {
         "beam 5, generate()": {"num_beams": 5},
         "greedy, generate()": {},
         "greedy, this loop": (NoDrafter, Exact()),
         f"GAD, k = {block}": (lambda: GadDrafter(model, block), Exact()),
-        **{
-            f"GAD++, k = {block}, β = {beta}, τ = {tau:g}": (lambda: GadDrafter(model, block), TopBeta(beta, tau)) for beta, tau in GAD_PLUS
-        },
+        **trees,
+        **plus,
     }
 
 
@@ -209,7 +216,8 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 def main_table(setting: Setting, rows: int) -> tuple[dict[str, Found], list[list[Any]]]:
     found = compared(setting, systems(setting), rows)
     beam, greedy = found["beam 5, generate()"], found["greedy, generate()"]
-    for name in ("greedy, this loop", f"GAD, k = {setting.block_size}"):
+    exact = [name for name, system in systems(setting).items() if not isinstance(system, dict) and isinstance(system[1], Exact)]
+    for name in exact:
         if found[name].rows != greedy.rows:
             different = sum(one != two for one, two in zip(found[name].rows, greedy.rows, strict=True))
             raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
@@ -242,9 +250,9 @@ def sweeps(setting: Setting) -> dict[str, list[list[Any]]]:
     return {"block sizes": blocks, "beta and tau": grid}
 
 
-def lattices(setting: Setting, lm: Path | None, alpha: float) -> list[list[Any]]:
+def lattices(setting: Setting) -> list[list[Any]]:
     """What lattices, the n-gram model and trees add, at equal verified tokens."""
-    rows, model = [], setting.drafter
+    rows, model, lm, alpha = [], setting.drafter, setting.lm, setting.alpha
     models: dict[str, Any] = {"0-gram": None} | ({"n-gram": lm} if lm else {})
     for block in (6, 12, 24):
         chosen: dict[str, Callable[[], Any]] = {}
@@ -261,15 +269,19 @@ def lattices(setting: Setting, lm: Path | None, alpha: float) -> list[list[Any]]
     return rows
 
 
-def memory(setting: Setting, arguments: argparse.Namespace) -> list[list[Any]]:
-    """Peak memory of a process that does nothing else (table 8); the baselines load no drafter."""
-    rows = []
-    for name in systems(setting):
-        command = [sys.executable, __file__, *map(str, arguments.pairs), "--verifier", arguments.verifier, "--memory-of", name]
-        command += ["--drafter", arguments.drafter, "--limit", "20", "--block-size", str(setting.block_size)]
-        peak = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
-        rows.append([name, int(peak) // 1024])
-    table("Memory of the whole process:", ("system", "peak MiB"), rows)
+def memory(setting: Setting) -> list[list[Any]]:
+    """What the drafter takes beside the verifier (table 8): weights, and what it keeps of a sentence at the end of its decode."""
+    kept = []
+    for source in setting.sources:
+        drafter = GadDrafter(setting.drafter, setting.block_size)
+        generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)])
+        cache = drafter.filler.cache
+        layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers] if cache is not None else []
+        kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + drafter.filler.source.hidden.nbytes)
+    sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
+    rows = [[name, sum(parameter.nbytes for parameter in model.parameters()) / 2**20] for name, model in sizes.items()]
+    rows.append(["drafter's states, a sentence", float(np.mean(kept)) / 2**20])
+    table("Memory:", ("what", "MiB"), rows)
     return rows
 
 
@@ -311,14 +323,6 @@ def trace(setting: Setting, directory: Path, count: int) -> None:
             temporary.write_text(content, encoding="utf-8")
 
 
-def peak_of(setting: Setting, name: str) -> None:
-    """Print the most memory, in KiB, that one system takes."""
-    system = next(system for known, system in systems(setting).items() if known == name)
-    for first in range(len(setting.sources)):
-        decode(setting, system, first, 1, Found())
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
 def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
     verifier, model = load_verifier(arguments.verifier), NonAutoregressiveModel.from_pretrained(drafter)
     tokenizer = Tokenizer.from_file(str(arguments.verifier / "tokenizer.json"))
@@ -327,7 +331,8 @@ def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
     texts, references = [line[arguments.source] for line in lines], [line[arguments.target] for line in lines]
     sources = [encoded.ids for encoded in tokenizer.encode_batch(texts)]
     block = min(arguments.block_size, model.block_size)
-    return Setting(verifier, model, tokenizer, sources, texts, references, block, Clock(arguments.clock, verifier.device))
+    clock = Clock(arguments.clock, verifier.device)
+    return Setting(verifier, model, tokenizer, sources, texts, references, block, arguments.lm, arguments.alpha, clock)
 
 
 def signature(arguments: argparse.Namespace) -> dict[str, str]:
@@ -358,8 +363,7 @@ def main() -> None:
     parser.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
     parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], help="sentences at once")
     parser.add_argument("--trace", type=int, default=3, help="sentences to show call by call")
-    parser.add_argument("--memory", action="store_true", help="measure memory as well, in processes of their own")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--systems-only", action="store_true", help="stop behind the comparison of systems")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--output", "-o", type=Path, help="directory for what is not a table")
@@ -368,9 +372,6 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     setting = read(arguments, arguments.drafter)
-    if arguments.memory_of:
-        peak_of(setting, arguments.memory_of)
-        return
     found_of = {}
     record: dict[str, Any] = {"signature": signature(arguments)}
     print(" | ".join(f"{name} {value}" for name, value in record["signature"].items()))
@@ -379,8 +380,10 @@ def main() -> None:
     print(f"{len(setting.sources)} sentences | parameters {record['parameters']}")
     for rows in arguments.batch:
         found_of[rows], record[f"batches of {rows}"] = main_table(setting, rows)
+    if arguments.systems_only:
+        return
     record |= sweeps(setting)
-    record["lattices"] = lattices(setting, arguments.lm, arguments.alpha)
+    record["lattices"] = lattices(setting)
     chosen = systems(setting)
     parts = {name: modules(setting, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
@@ -394,8 +397,7 @@ def main() -> None:
                     rows.append([f"{name}, {label}", found.accepted, found.iterations, each.bleu(found.rows)])
         table("Another drafter in its place:", ("system", "tok.", "iterations", "BLEU"), rows)
         record["swap"] = rows
-    if arguments.memory:
-        record["memory"] = memory(setting, arguments)
+    record["memory"] = memory(setting)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
         if 1 in found_of:

@@ -62,7 +62,7 @@ _TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
         tuple(Column(name, form=_shown) for name in ("system", *MODULES, "total")),
     ),
     "swap": ("gad-swap", "Another drafter in its place", _SWAP),
-    "memory": ("gad-memory", "Peak memory of the whole process", (Column("system"), Column("MiB"))),
+    "memory": ("gad-memory", "Memory", (Column("what"), Column("MiB", form=_shown))),
 }
 
 

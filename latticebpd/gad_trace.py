@@ -168,7 +168,8 @@ def trace_html(title: str, examples: Sequence[Example], decode: Decode) -> str:
     ]
     for example in examples:
         calls, tokens = len(example.exchanges), sum(len(exchange.committed) for exchange in example.exchanges)
-        parts.append(f"<h2>{escape(example.title)}</h2><p>{escape(example.source)}</p><p>{tokens} tokens in {calls} calls</p>")
+        cost = f"{tokens} tokens in {calls} {'call' if calls == 1 else 'calls'}"
+        parts.append(f"<h2>{escape(example.title)}</h2><p>{escape(example.source)}</p><p>{cost}</p>")
         parts.append('<div class="scroll" tabindex="0"><table>')
         for number, exchange in enumerate(example.exchanges, 1):
             for name, line in zip("DV", pieces(exchange, decode), strict=True):

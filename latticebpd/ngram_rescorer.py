@@ -89,7 +89,7 @@ def _padded(contexts: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
     """``[n, c]``, -1 on the left."""
     histories = [_recent(context) for context in contexts]
     width = max(map(len, histories))
-    return np.array([[PADDING] * (width - len(history)) + history for history in histories], dtype=np.int64).reshape(-1, width)
+    return np.array([[PADDING] * (width - len(history)) + history for history in histories], dtype=np.int64).reshape(len(histories), width)
 
 
 def _recent(context: Sequence[int] | np.ndarray) -> list[int]:

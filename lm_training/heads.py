@@ -72,14 +72,19 @@ def train_heads(
     """Train the heads of ``model`` in place, or go on with the run in ``directory``, where the finished model is written."""
     process = process or Process()
     frozen = options.base_learning_rate is None
-    model.requires_grad_(True)
-    model.base.requires_grad_(not frozen)
+    model.heads.requires_grad_(True)
+    if frozen:
+        model.base.requires_grad_(False)
+    elif not any(parameter.requires_grad for parameter in model.base.parameters()):
+        raise ValueError("expected a base model with parameters that require gradients, to fine-tune it, got one without; load it anew")
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
         groups = [{"params": list(model.heads.parameters()), "lr": options.learning_rate}]
         if not frozen:
-            groups.append({"params": list(model.base.parameters()), "lr": options.base_learning_rate})
+            # Some weights are constants, such as Marian's sinusoidal positions.
+            taught = [parameter for parameter in model.base.parameters() if parameter.requires_grad]
+            groups.append({"params": taught, "lr": options.base_learning_rate})
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
 
     objective = BlockwiseObjective(

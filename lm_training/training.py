@@ -276,7 +276,7 @@ class Trainer:
     def validate(self) -> dict[str, Any]:
         """What the objective measures on held-out data."""
         self.objective.eval()
-        with gathered_root(self.objective):
+        with gathered_root(self.objective) if self.fsdp else contextlib.nullcontext():
             return self.objective.validate()
 
     def checkpoint(self) -> None:

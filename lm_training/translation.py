@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from lm_training.muon import Muon
 from lm_training.sequences import Sequences
-from lm_training.training import Objective, Process, Trainer, trapezoid
+from lm_training.training import LoopOptions, Objective, Process, Trainer, trapezoid
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,15 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class TranslationTraining:
-    """How to train.  batch_tokens: source and target tokens of an update together, padding included."""
+class TranslationTraining(LoopOptions):
+    """How to train.
 
-    steps: int = 2000
+    batch_tokens: source and target tokens of an update together, padding included.
+    learning_rate: AdamW's peak rate, for embedding, norms and biases; muon_learning_rate: Muon's, for the layers' matrices.
+        Rates warm up, stay, and fall linearly over the last ``decay_fraction`` of the steps.
+    """
+
+    checkpoint_every: int = 100
     batch_tokens: int = 4096
     learning_rate: float = 2e-3
     muon_learning_rate: float = 5e-3
@@ -55,8 +60,6 @@ class TranslationTraining:
     label_smoothing: float = 0.1
     warmup_steps: int = 100
     decay_fraction: float = 0.5
-    validation_every: int = 250
-    checkpoint_every: int = 100
     seed: int = 0
 
 
@@ -176,7 +179,7 @@ class TranslationObjective(Objective):
         return {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, 700.0)), 3), "accuracy": round(right / max(count, 1), 4)}
 
     def options(self) -> dict[str, Any]:
-        return asdict(self.training_options)
+        return self.training_options.record()
 
     def save(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
@@ -247,14 +250,7 @@ def train_translation(
     torch.manual_seed(options.seed)
     torch.nn.Module.to(model, process.device)  # `transformers` wraps its own `to` in a way that hides its type
     objective = TranslationObjective(model, data, validation, options)
-    Trainer(
-        objective,
-        Path(directory),
-        options.steps,
-        trapezoid(options.steps, options.warmup_steps, options.decay_fraction),
-        validation_every=options.validation_every,
-        checkpoint_every=options.checkpoint_every,
-        process=process,
-    ).run(progress)
+    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
+    Trainer.of(objective, directory, schedule, options, process).run(progress)
     model.eval()
     return model

@@ -63,7 +63,7 @@ def test_one_run_writes_tables_trace_and_histogram(
     ):
         assert title in printed
     record = read_record(tmp_path / "found" / "gad.json")
-    assert len(gad_section(record).items) == 7
+    assert len(gad_section(record).items) == 8
     with (tmp_path / "found" / "speedups.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(SENTENCES)
     assert (tmp_path / "found" / "speedups.png").read_bytes().startswith(b"\x89PNG")

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 import fst
 from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
 from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system
+from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.sweep import sweep_alpha
+from latticebpd.analysis.tuning import Tuning
 from latticebpd.lattice import PADDING, LatticeSet
 from latticebpd.replay import accept_length
 from tests.fuzz import good_model
@@ -160,6 +162,17 @@ def test_sweep_equals_one_comparison_for_each_weight(found: LatticeSet, alphas: 
         assert swept.block_efficiency[row] == alone.block_efficiency[1]
     best = swept.block_efficiency.max()
     assert swept.best == min(alpha for alpha, value in zip(alphas, swept.block_efficiency, strict=True) if value == best)
+
+
+@given(found=lattice_sets(min_size=4), drawn=st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 11))), max_size=3))
+@settings(max_examples=30)
+def test_examples_of_several_tunings_are_left_out_by_their_own_numbers(found: LatticeSet, drawn: list[tuple[bool, set[int]]]) -> None:
+    tunings = [Tuning(1, "1-best", (1,), (1,), "text" if texts else "lattice", tuple(sorted(ids)), 0, "") for texts, ids in drawn]
+    assert found.sequence is not None
+    kept = [row for row in range(len(found)) if not any((found.sequence[row] if texts else row) in ids for texts, ids in drawn)]
+    parts = [found.take(np.arange(0, 3)), found.take(np.arange(3, len(found)))]
+    left = [tokens for block in without_any(parts, tunings) for tokens in block.tokens.tolist()]
+    assert left == found.tokens[kept].tolist()
 
 
 def test_lattices_of_two_origins_are_not_mixed() -> None:

@@ -20,8 +20,9 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from latticebpd import GoldDrafter
 from latticebpd.analysis.plots import save
-from latticebpd.jacobi import Cell, Dependencies, RandomTokens, Wait, dependencies, gauss_seidel_jacobi, jacobi, trajectory
+from latticebpd.jacobi import Cell, Dependencies, Drafted, RandomTokens, Wait, dependencies, gauss_seidel_jacobi, jacobi, trajectory
 from latticebpd.jacobi.drawing import picture
 from latticebpd.jacobi.page import page
 from latticebpd.jacobi.pieces import classes, piece
@@ -204,6 +205,18 @@ def letters() -> PreTrainedTokenizerFast:
 def sentences() -> list[Sentence]:
     model = tiny("marian", 5)
     return [look_into(model, letters(), text, RandomTokens(VOCABULARY, 4), max_new_tokens=10) for text in ("beg", "cab", "fad")]
+
+
+def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -> None:
+    model = RuleModel(follows_its_predecessor)
+    drafted = Drafted(GoldDrafter([list(range(2, 10))]))
+    found = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
+    assert found.right_since.tolist() == [1] + [0] * 7
+    assert found.cells.tolist() == [[Cell.NEWLY_RIGHT] + [Cell.NOT_RIGHT] * 7, [Cell.SETTLED] * 8]
+    assert (found.frontier.tolist(), found.widths.tolist()) == ([0, 1, 8], [1, 0])
+    assert dependencies(model, [1], found, max_new_tokens=8).edges == []
+    for each in (found, trajectory(gauss_seidel_jacobi(model, [1], 3, drafted, max_new_tokens=8, trace=True))):
+        assert np.isfinite(each.probabilities[each.cells == Cell.NEWLY_RIGHT]).all()  # what the pictures print
 
 
 def test_statistics_are_the_sums_of_the_texts(sentences: list[Sentence]) -> None:

@@ -157,6 +157,20 @@ def test_a_model_that_scales_its_embeddings_is_verified_by_tree() -> None:
     assert isinstance(tree_placement(scaled().base), ByEmbedding)
 
 
+def test_what_is_first_used_in_training_serves_alike_from_disk(tmp_path: Path) -> None:
+    config = scaled().base.config
+    config.dropout = 0.5
+    model = NonAutoregressiveModel(MarianMTModel(config).train(), MASK, 8).train()
+    ids, mask = padded([SOURCES[0]])
+    model(model.encode(ids, mask), masked_columns([[1, 8, 9]], [0], 4, MASK))
+    model.eval().save_pretrained(tmp_path)
+    moment = [state(0, SOURCES[0], [1, 8, 9])]
+    loaded = NonAutoregressiveModel.from_pretrained(tmp_path)
+    torch.testing.assert_close(MaskFiller(model).logits(moment, 4), MaskFiller(loaded).logits(moment, 4))
+    dropping = MarianMTModel(config).train()
+    assert ByEmbedding(dropping).given_scale == ByEmbedding(dropping.eval()).given_scale
+
+
 def test_a_new_text_in_a_known_row_is_read_from_its_beginning() -> None:
     model = random_drafter()
     filler = MaskFiller(model)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, StoppingCriteriaList
 
-from latticebpd import BlockwiseLM, NoDrafter, PathsDrafter, PromptNgramDrafter, VanillaDrafter
+from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, PromptNgramDrafter, VanillaDrafter
 from latticebpd.heads import BlockHeads
 from latticebpd.jacobi import (
     Drafted,
@@ -30,6 +30,7 @@ from latticebpd.jacobi import (
     jacobi,
     trajectory,
 )
+from latticebpd.verification import Source, verifier_for
 from tests.conftest import tiny_model
 from tests.rule_models import RuleModel, adds_up, follows_its_predecessor, follows_the_last_but_one, knows_its_place
 from tests.test_decoding import trigram
@@ -123,7 +124,7 @@ def test_text_is_greedy_decodings_for_any_blocks_and_initial_values(
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @CASES
 def test_text_is_greedy_decodings_in_hundreds_of_cases(
     family: str, seed: int, rows: list[list[int]], block_size: int, max_length: int, eos: int | None, initial: int
@@ -283,6 +284,26 @@ def test_random_values_do_not_depend_on_blocks_or_batch() -> None:
     blocks = gauss_seidel_jacobi(model, ids, 3, **options)
     for row in range(3):
         assert trajectory(whole, row).initial == trajectory(blocks, row).initial
+
+
+@pytest.mark.parametrize("family", ["llama", "t5", "marian", "bloom"])
+@pytest.mark.parametrize("use_cache", [True, False])
+@torch.inference_mode()
+def test_a_pass_from_nothing_reads_what_a_prefill_reads(family: str, use_cache: bool) -> None:
+    model = tiny(family, seed=2)
+    rows = [[1, 5, 9, 4], [1, 8]]
+    source = None
+    if model.config.is_encoder_decoder:
+        tokens = torch.tensor([[3, 4, 6], [7, 7, 2]])
+        source = Source.encode(model, tokens, torch.ones_like(tokens))
+    prefilled, begun = (verifier_for(model, source, use_cache) for _ in range(2))
+    expected = prefilled.prefill(rows).hidden[:, 0]
+    begun.begin(2)
+    found = begun.verify([row[0] for row in rows], [DraftTree.from_paths([row[1:]]) for row in rows])
+    assert torch.allclose(torch.stack([found.hidden[0, 3], found.hidden[1, 1]]), expected, atol=1e-4)
+    begun.keep([[0, 1, 2], [0]])
+    after = [verifier.verify([6, 3], [DraftTree.empty()] * 2).hidden for verifier in (prefilled, begun)]
+    assert torch.allclose(*after, atol=1e-4)
 
 
 def test_a_length_estimate_covers_the_share_asked_for() -> None:

@@ -143,7 +143,7 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
     status, out, _ = run(*arguments)
     assert status == 0
     assert "nrefs:1|case:mixed" in "".join(out.split())
-    assert all(heading in out for heading in ("iterations", "BLEU", "FLOPs", "quantile"))
+    assert all(heading in out for heading in ("passes", "BLEU", "FLOPs", "quantile"))
     record = json.loads(run(*arguments, "--json")[1])
     score = metrics.BLEU().corpus_score(expected, [[text[::-1] for text in TEXTS]]).score
     assert [row["bleu"] for row in record["systems"]][::2] == [score, score]

@@ -5,11 +5,17 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from latticebpd.bundle import ASSETS
+from latticebpd.nonautoregressive import NonAutoregressiveModel
+from latticebpd.replay import collect_lattices
+from lm_training.translation import TranslationShape, new_translator
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -41,17 +47,31 @@ def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
     assert printed.startswith("The history of the city")
 
 
+def prepare_files(guide: str, names: dict[str, Any]) -> None:
+    """What a guide's commands would have made, over the bundled vocabulary, in the working directory."""
+    names["model"] = names["bundle"].model
+    vocab_size = names["model"].vocab_size
+    shutil.copyfile(ASSETS / "lm.fst", "written.fst")
+    if guide == "training":
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
+    elif guide == "analysis":
+        collect_lattices(names["model"], [names["prompt"]], max_new_tokens=12).save("lattices")
+    elif guide == "gad":
+        tiny = TranslationShape(hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32)
+        translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
+        translator.save_pretrained("translator")
+        NonAutoregressiveModel.like(translator, mask_token_id=2, block_size=12).save_pretrained("drafter")
+        names["source_ids"] = [5, 6, 7, 0]
+
+
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
 def test_examples_of_guides_run_on_the_bundled_model(
     guide: Path, example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = dict(example[0])
-    bundle = names["bundle"]
-    vocab_size = bundle.model.vocab_size
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": vocab_size}
-    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(tmp_path / "rescorer")
-    names["model"] = bundle.model
     monkeypatch.chdir(tmp_path)
+    prepare_files(guide.stem, names)
     for block in python_blocks(guide.read_text(encoding="utf-8")):
         exec(block, names)
     if guide.stem == "decoding":

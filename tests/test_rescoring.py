@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import fst
 from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
+from latticebpd.rescoring import draft_tree_batch, rescore_batch
 from tests.conftest import tiny_model
 from tests.test_decoding import trigram
 
@@ -157,3 +158,18 @@ def test_model_of_another_vocabulary_is_refused_with_both_names() -> None:
         TreeDrafter(model, fst.NgramModel.from_table(replace(table, fingerprint="sha256:11")))
     with pytest.raises(ValueError, match=r"at most 23 tokens .* got one over 40"):
         PathsDrafter(model, trigram(vocab=40))
+
+
+def test_batch_without_contexts_and_of_several_shapes_is_each_lattice_alone() -> None:
+    rng = np.random.default_rng(3)
+    lattices = [
+        SausageLattice(rng.permutation(6)[None, :k].repeat(slots, 0), -rng.random((slots, k))) for slots, k in ((2, 3), (4, 3), (2, 3))
+    ]
+    for contexts in (None, [[], [], []], [[1], [], [2, 3]]):
+        drafts, trees = rescore_batch(lattices, LM, 4, 0.8, contexts), draft_tree_batch(lattices, LM, 6, 0.8, contexts)
+        for row, lattice in enumerate(lattices):
+            context = contexts[row] if contexts else []
+            assert drafts[row].tokens.tolist() == rescore(lattice, LM, 4, 0.8, context).tokens.tolist()
+            alone = draft_tree(lattice, LM, 6, 0.8, context)
+            assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (alone.tokens.tolist(), alone.parents.tolist())
+            assert trees[row].lattice is lattice

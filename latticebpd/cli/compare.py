@@ -49,9 +49,9 @@ def compare(
     """
     from latticebpd.analysis import blocks
     from latticebpd.analysis import compare as compared
+    from latticebpd.analysis.excluding import without_any
     from latticebpd.analysis.stream import num_lattices, watched
     from latticebpd.analysis.sweep import sweep_alpha
-    from latticebpd.analysis.tuning import without
     from latticebpd.rescoring import check_vocabulary
 
     if json and csv:
@@ -62,10 +62,7 @@ def compare(
     tunings = _tunings(files, lm, exclude)
 
     def checked() -> Any:
-        found = blocks(files)
-        for tuning in tunings:
-            found = without(found, tuning)
-        for block in found:
+        for block in without_any(blocks(files), tunings):
             for name, model in models.items():
                 check_vocabulary(model, block.fingerprint, owner=f"the lattices' model ({name})")
             yield block

@@ -207,7 +207,7 @@ def _print(record: dict[str, Any]) -> None:
     compared = "time_speedup" in record["systems"][0]
     table = Table(box=SIMPLE_HEAD)
     table.add_column("system", no_wrap=True)
-    headings = ["iterations", "seconds", *(["speedup in\niterations", "over\ngreedy", f"over\n{BEAM}"] if compared else [])]
+    headings = ["passes", "seconds", *(["speedup\nin passes", "over\ngreedy", f"over\n{BEAM}"] if compared else [])]
     headings += ["BLEU"] if record["bleu_signature"] else []
     for heading in headings:
         table.add_column(heading, justify="right")

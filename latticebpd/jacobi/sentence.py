@@ -26,7 +26,7 @@ class Sentence:
     source: the input.
     pieces: ``[m]``, the decoded tokens as people read them.
     classes: ``[m]``, each token's class.
-    values: ``[passes + 1][m]``, the iterates, as pieces; empty where no block had begun.
+    values: ``[passes + 1][m]``, what each pass found, as pieces, row 0 before the first; empty where no block had begun.
     trajectory: ``[m]`` places over the passes.
     dependencies: what each place waited for.
     """
@@ -100,7 +100,7 @@ def look_into(
         source=text,
         pieces=pieces,
         classes=classes(pieces, found.tokens, set(tokenizer.all_special_ids), end_of_text_ids(base, None)),
-        values=[[names.get(token, "") for token in row] for row in found.values.tolist()],
+        values=[[names.get(token, "") for token in row] for row in found.found.tolist()],
         trajectory=found,
         dependencies=dependencies(model, ids, found, max_new_tokens=max_new_tokens, on_progress=on_progress),
     )

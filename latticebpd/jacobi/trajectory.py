@@ -33,7 +33,7 @@ class Trajectory:
     """A text's iterates.
 
     tokens: ``[m]``, the finished text.
-    values: ``[passes + 1, m]`` int64, row 0 before the first pass; ``UNKNOWN`` where no block had begun.
+    values: ``[passes + 1, m]`` int64, what the next pass reads, row 0 the first; ``UNKNOWN`` where no block has begun.
     probabilities: ``[passes, m]`` float64, of the value that a pass found; NaN where it did not look.
     """
 
@@ -46,9 +46,15 @@ class Trajectory:
         return len(self.probabilities)
 
     @cached_property
+    def found(self) -> np.ndarray:
+        """``[passes + 1, m]`` int64, ``values`` without the initial values of blocks that begin after the pass."""
+        looked = np.isfinite(self.probabilities) | (self.values[:-1] != UNKNOWN)
+        return np.concatenate([self.values[:1], np.where(looked, self.values[1:], UNKNOWN)])
+
+    @cached_property
     def right(self) -> np.ndarray:
-        """``[passes + 1, m]`` bool."""
-        right: np.ndarray = self.values == np.array(self.tokens)
+        """``[passes + 1, m]`` bool, whether what was found is right."""
+        right: np.ndarray = self.found == np.array(self.tokens)
         return right
 
     @cached_property
@@ -59,7 +65,7 @@ class Trajectory:
     @cached_property
     def cells(self) -> np.ndarray:
         """``[passes, m]`` of :class:`Cell`."""
-        now, before = self.right[1:], self.right[:-1]
+        now, before = self.right[1:], self.values[:-1] == np.array(self.tokens)
         ahead = np.arange(len(self.tokens)) >= self.frontier[1:, None]
         stayed = np.where(ahead, Cell.AHEAD, Cell.SETTLED)
         return np.where(now, np.where(before, stayed, Cell.NEWLY_RIGHT), Cell.NOT_RIGHT)
@@ -67,8 +73,8 @@ class Trajectory:
     @cached_property
     def right_since(self) -> np.ndarray:
         """``[m]``, the pass (from 1) from which on a place is right for good; 0 where the initial value was and stayed right."""
-        wrong = ~self.right
-        last_wrong: np.ndarray = len(self.right) - 1 - wrong[::-1].argmax(axis=0)
+        wrong = (self.values != np.array(self.tokens)) & (self.values != UNKNOWN)
+        last_wrong: np.ndarray = len(wrong) - 1 - wrong[::-1].argmax(axis=0)
         return np.where(wrong.any(axis=0), last_wrong + 1, 0)
 
     @cached_property

@@ -17,6 +17,9 @@ from transformers import PreTrainedModel
 
 from latticebpd.verification import Verified
 
+PROJECTED = 256
+"""Prefixes whose logits over the whole vocabulary are in memory at a time."""
+
 UNSEEN = -1000.0
 """The least log-probability that counts (Kim 2024, appendix C.3): a model that rules a token out leaves every path finite."""
 
@@ -40,6 +43,9 @@ class Outputs:
 
         Ids that the model does not know have the least; what stands at ids below 0 means nothing.
         """
+        if len(self.rows) > PROJECTED:
+            parts = np.array_split(np.arange(len(self.rows)), -(-len(self.rows) // PROJECTED))
+            return np.concatenate([self.at(part).log_probs(candidates[part]) for part in parts])
         logits = _wide(self.verified.logits_of(self.rows, self.columns))
         chosen = logits.gather(1, _known(candidates, logits.shape[1], logits.device)) - logits.logsumexp(dim=1, keepdim=True)
         return _finite(chosen, candidates < logits.shape[1])
@@ -72,7 +78,8 @@ def log_norms(levels: Sequence[Outputs]) -> list[np.ndarray]:
     embedding = levels[0].embedding
     if embedding is None:
         return [np.zeros(len(level.rows)) for level in levels]
-    sums = _wide(F.linear(torch.cat([level.hidden for level in levels]), *embedding)).logsumexp(dim=1).double().cpu()
+    hidden = torch.cat([level.hidden for level in levels]).split(PROJECTED)
+    sums = torch.cat([_wide(F.linear(part, *embedding)).logsumexp(dim=1).double().cpu() for part in hidden])
     return [part.numpy() for part in sums.split([len(level.rows) for level in levels])]
 
 

@@ -16,11 +16,12 @@ import numpy as np
 import fst
 from latticebpd.analysis.comparison import Comparison, compare, describe
 from latticebpd.analysis.entropy import HeadEntropy, head_entropy
+from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.latency import Latency, rescoring_latency
 from latticebpd.analysis.oracle import OracleTally, tally
 from latticebpd.analysis.stream import blocks, watched
 from latticebpd.analysis.systems import ORACLE, VANILLA, System
-from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune, without
+from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune
 from latticebpd.lattice import LatticeSet, SausageLattice
 from latticebpd.rescoring import NgramRescorer, Rescorer, check_vocabulary, weight_of
 
@@ -198,10 +199,7 @@ def _measure_one(
         return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {doing}", done))
 
     def read(doing: str) -> Iterator[LatticeSet]:
-        found: Iterator[LatticeSet] = blocks(dataset.paths)
-        for tuning in tunings.values():
-            found = without(found, tuning)
-        for block in watched(found, watching(doing)):
+        for block in watched(without_any(blocks(dataset.paths), tunings.values()), watching(doing)):
             for name, model in models.items():
                 check_vocabulary(model, block.fingerprint, owner=f"{dataset.name}'s model ({name})")
             yield block

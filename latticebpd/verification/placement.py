@@ -84,9 +84,11 @@ class ByEmbedding:
         """What the decoder multiplies given embeddings by: `transformers` 5 scales them in Marian, other versions and models do not."""
         if self.scale == 1.0:
             return 1.0
-        token = torch.zeros(1, 1, dtype=torch.long, device=self.decoder.device)
+        token, training = torch.zeros(1, 1, dtype=torch.long, device=self.decoder.device), self.decoder.training
+        self.decoder.eval()  # dropout would make any two passes differ
         given = self.decoder(inputs_embeds=self.decoder.embed_tokens(token), use_cache=False).last_hidden_state
         own = self.decoder(input_ids=token, use_cache=False).last_hidden_state
+        self.decoder.train(training)
         return self.scale if torch.equal(given, own) else 1.0
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
