@@ -260,14 +260,7 @@ def train_drafter(
 
     objective = DrafterObjective(drafter.to(process.device), data, validation, options, serve if sources else None)
     torch.manual_seed(options.seed)
-    Trainer(
-        objective,
-        Path(directory),
-        options.steps,
-        trapezoid(options.steps, options.warmup_steps, options.decay_fraction),
-        validation_every=options.validation_every,
-        checkpoint_every=options.checkpoint_every,
-        process=process,
-    ).run(progress)
+    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
+    Trainer.of(objective, directory, schedule, options, process).run(progress)
     drafter.eval()
     return drafter

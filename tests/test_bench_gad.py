@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.gad_section import gad_section, read_record
 from latticebpd.nonautoregressive import NonAutoregressiveModel
+from latticebpd.report.gad import gad_section, read_record
 from lm_training.pairs import save_tokenizer, train_pair_tokenizer
 from tests.tiny_families import FAMILIES
 

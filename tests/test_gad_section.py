@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from latticebpd.gad_section import gad_section, read_record
+from latticebpd.report.gad import gad_section, read_record
 
 RECORD = {
     "signature": {"command": "python benchmarks/bench_gad.py"},

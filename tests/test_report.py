@@ -258,7 +258,9 @@ def test_tables_show_dashes_for_what_is_not_known() -> None:
 def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "model")
     trigram().save(tmp_path / "lm.fst")
+    (tmp_path / "gad.json").write_text('{"memory": [["GAD", 512]]}')
     arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={tmp_path / 'lm.fst'}", "--model", tmp_path / "model")
+    arguments += ("--gad", tmp_path / "gad.json")
     status, _, err = run(*arguments, "-o", tmp_path / "out", "--no-timings", "--decode-texts", 1)
     assert status == 0, err
     assert "report.html: written" in " ".join(err.split())
@@ -266,6 +268,7 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
     assert set(decodes) == {"vanilla", "16-best, no LM", "64-node tree, no LM", "16-best, 3-gram", "64-node tree, 3-gram", "oracle"}
     assert {row["other texts"] for row in decodes.values()} == {"0"}
     assert (tmp_path / "out" / "hardware-model.csv").exists()
+    assert rows_of(tmp_path / "out" / "gad-memory.csv") == [{"what": "GAD", "MiB": "512"}]
     assert not (tmp_path / "out" / "latency-paths.csv").exists()
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
 

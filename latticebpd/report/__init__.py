@@ -6,12 +6,13 @@ make_report(found, title="my heads").write("report")                        # re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from latticebpd._version import __version__
 from latticebpd.analysis.decoded import Decoded
 from latticebpd.analysis.hardware import ModelShape
 from latticebpd.report import drafts, heads, machine
+from latticebpd.report.content import Section
 from latticebpd.report.measure import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
 from latticebpd.report.wording import system_label
@@ -46,6 +47,7 @@ def make_report(
     word: Callable[[int], str] = str,
     shape: ModelShape | None = None,
     decoded: Decoded | None = None,
+    more: Sequence[Section] = (),
 ) -> Report:
     """Arrange measurements as a report.
 
@@ -54,6 +56,7 @@ def make_report(
         word: token id -> its text, for the drawing.
         shape: the base model's, for its hardware cost.
         decoded: decodes by the model, where it was at hand.
+        more: sections about other things, put at the end.
     """
     first = found.sets[0]
     model = next(iter(found.models), None)
@@ -66,7 +69,7 @@ def make_report(
     made = [
         drafts.summary(found), drafts.block_efficiency(found), drafts.headroom(found), drafts.budget(found),
         None if decoded is None else drafts.decoding(decoded), drafts.repetition(found), heads.entropy(found), heads.weights(found),
-        heads.example(found, word), machine.hardware(found, shape), machine.latency(found),
+        heads.example(found, word), machine.hardware(found, shape), machine.latency(found), *more,
     ]  # fmt: skip
     sizes = ", ".join(f"{measured.name}: {measured.comparison.num_lattices:,} lattices" for measured in found.sets)
     signature = first.comparison.signature
