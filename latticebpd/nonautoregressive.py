@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fst.files import replacing
+from latticebpd.models import load_base, projection
 from latticebpd.prompts import decoder_start_id
 from latticebpd.stopping import own_end_of_text_ids
 from latticebpd.verification import ByEmbedding, Source
@@ -159,9 +159,7 @@ class NonAutoregressiveModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``."""
-        logits: Tensor = self.base.get_output_embeddings()(hidden)
-        bias = getattr(self.base, "final_logits_bias", None)
-        return logits if bias is None else logits + bias[0]
+        return projection(self.base, scale=1.0)(hidden)  # it is T5's family alone that scales
 
     @classmethod
     def like(
@@ -246,13 +244,9 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
     Raises:
         ValueError: there is none that can be read.
     """
-    try:
-        if not AutoConfig.from_pretrained(directory).is_encoder_decoder:
-            raise ValueError("it is a decoder-only model")
-        model: PreTrainedModel = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ValueError(f"{directory}: expected an encoder–decoder (config.json, model.safetensors): {error}") from error
-    model.eval()
+    model = load_base(directory, dtype)
+    if not model.config.is_encoder_decoder:
+        raise ValueError(f"{directory}: expected an encoder–decoder (config.json, model.safetensors), found a decoder-only model")
     return model
 
 

@@ -108,7 +108,7 @@ def test_sampling_repeats_with_a_seed(run: Run) -> None:
         (("x", "--file", "y"), "just one of them"),
         (("--file", "none.txt"), "none.txt: expected a file, found none"),
         (("x", "--model", "/none"), "/none: expected the directory of a model"),
-        (("x", "--model", "."), "expected a transformers model"),
+        (("x", "--model", "."), "the base model cannot be read"),
         (("",), "at least one token"),
     ],
 )  # fmt: skip

@@ -17,23 +17,11 @@ def load_model(directory: Path) -> BlockwiseLM | PreTrainedModel:
     Raises:
         ValueError: the directory holds no model that can be read.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
-
-    from latticebpd.models import HEADS_CONFIG, BlockwiseLM
+    from latticebpd.models import BlockwiseLM, is_blockwise, load_base
 
     if not directory.is_dir():
         raise ValueError(f"{directory}: expected the directory of a model (config.json, model.safetensors), found none")
-    if (directory / HEADS_CONFIG).exists():
-        return BlockwiseLM.from_pretrained(directory)
-    try:
-        config = AutoConfig.from_pretrained(directory)
-        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-        model: PreTrainedModel = kind.from_pretrained(directory, dtype=torch.float32, use_safetensors=True)
-    except Exception as error:  # transformers raises many kinds for what is one mistake here: no readable model
-        raise ValueError(f"{directory}: expected a transformers model (config.json, model.safetensors): {error}") from error
-    model.eval()
-    return model
+    return BlockwiseLM.from_pretrained(directory) if is_blockwise(directory) else load_base(directory)
 
 
 def load_pretrained_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
@@ -50,6 +38,6 @@ def load_pretrained_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         return PreTrainedTokenizerFast(tokenizer_object=load_tokenizer(directory / "tokenizer.json"))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory)
-    except Exception as error:  # as above
+    except Exception as error:  # transformers raises many kinds for what is one mistake here
         raise ValueError(f"{directory}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
     return tokenizer

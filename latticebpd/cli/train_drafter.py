@@ -46,8 +46,9 @@ def drafter(
     from latticebpd.nonautoregressive import NonAutoregressiveModel, load_verifier
     from lm_training.gad import DrafterTraining, train_drafter
     from lm_training.heads import load_sequences
+    from lm_training.plots import CSV, PNG, write_plots
     from lm_training.sequences import Sequences
-    from lm_training.training import Process
+    from lm_training.training import LOG, Process
 
     for path in (*data, validation):
         if not path.is_dir() and path.suffix != ".npz":
@@ -83,4 +84,5 @@ def drafter(
             tokenizer.save_pretrained(output)
         train_drafter(new, verifier, learnt, load_sequences(validation, 0), output, options, process, progress=err.is_terminal)
         if process.rank == 0:
-            err.print(f"{output}: trained for {steps} steps")
+            write_plots(output)
+            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")

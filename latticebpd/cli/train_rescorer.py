@@ -49,9 +49,10 @@ def rescorer(
     from latticebpd.models import load_base
     from lm_training.corpus import END_OF_TEXT
     from lm_training.heads import load_sequences
+    from lm_training.plots import CSV, PNG, write_plots
     from lm_training.rescorers import PRESETS, RescorerTraining, new_rescorer, train_rescorer
     from lm_training.sequences import Sequences
-    from lm_training.training import Process
+    from lm_training.training import LOG, Process
 
     precisions = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     if precision not in precisions:
@@ -89,4 +90,5 @@ def rescorer(
         fingerprint = vocabulary_fingerprint(vocabulary.get_vocab())
         train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, progress=err.is_terminal)
         if process.rank == 0:
-            err.print(f"{output}: {trained.num_parameters():,} parameters, trained for {steps} steps")
+            write_plots(output)
+            err.print(f"{output}: {trained.num_parameters():,} parameters, trained for {steps} steps; {LOG}, {CSV}, {PNG}")

@@ -40,8 +40,9 @@ def translation(
     from lm_training.corpus import end_of_text_id
     from lm_training.heads import load_sequences
     from lm_training.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+    from lm_training.plots import CSV, PNG, write_plots
     from lm_training.sequences import Sequences
-    from lm_training.training import Process
+    from lm_training.training import LOG, Process
     from lm_training.translation import SHAPES, TranslationTraining, new_translator, train_translation
 
     if shape not in SHAPES:
@@ -74,4 +75,5 @@ def translation(
         learnt = Sequences.joined([load(path) for path in pairs])
         train_translation(learnt, load(validation), output, model, options, process, progress=err.is_terminal)
         if process.rank == 0:
-            err.print(f"{output}: trained for {steps} steps")
+            write_plots(output)
+            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
