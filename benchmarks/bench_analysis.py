@@ -34,7 +34,7 @@ def write(directory: Path, count: int, files: int, seed: int = 0) -> None:
 
     texts = np.arange(count) // TEXT
     edges = np.linspace(0, texts[-1] + 1, files + 1).astype(int)
-    directory.mkdir()
+    directory.mkdir(parents=True)
     for number, (first, last) in enumerate(pairwise(edges.tolist())):
         parts = [text(seed, index) for index in range(first, last)]
         arrays = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
