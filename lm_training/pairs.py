@@ -77,6 +77,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         eos_token=END_OF_TEXT,
         pad_token=PADDING,
         mask_token=MASK,
+        add_prefix_space=True,
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
