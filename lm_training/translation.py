@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 from lm_training.muon import Muon
-from lm_training.sequences import Sequences
+from lm_training.sequences import Sequences, padded
 from lm_training.training import LoopOptions, Objective, Process, Trainer, trapezoid
 
 
@@ -133,9 +133,8 @@ class TranslationObjective(Objective):
         pad = int(config.pad_token_id or 0)
         sources = [data[row][: data.prompt_lengths[row]] for row in rows.tolist()]
         targets = [data[row][data.prompt_lengths[row] :] for row in rows.tolist()]
-        source, labels = torch.from_numpy(_padded(sources, pad)).to(device), torch.from_numpy(_padded(targets, -100)).to(device)
-        lengths = torch.tensor([len(row) for row in sources], device=device)
-        mask = (torch.arange(source.shape[1], device=device) < lengths[:, None]).long()
+        source, mask = (torch.from_numpy(array).to(device) for array in padded(sources, pad))
+        labels = torch.from_numpy(padded(targets, -100)[0]).to(device)
         inputs = F.pad(labels[:, :-1].masked_fill(labels[:, :-1] < 0, pad), (1, 0), value=config.decoder_start_token_id)
         return PairBatch(source, mask, inputs, labels, weight)
 
@@ -183,14 +182,6 @@ class TranslationObjective(Objective):
 
     def save(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
-
-
-def _padded(rows: list[np.ndarray], value: int) -> np.ndarray:
-    """``[rows, longest]`` int64."""
-    out = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
-    for row, ids in zip(out, rows, strict=True):
-        row[: len(ids)] = ids
-    return out
 
 
 def _sizes(data: Sequences) -> np.ndarray:
