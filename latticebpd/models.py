@@ -143,6 +143,9 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
         base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+    for module in base.modules():
+        if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
+            module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
     base.eval()
     return base
 

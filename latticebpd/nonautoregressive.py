@@ -8,6 +8,10 @@ The decoder reads a text and, behind it, k *masks*; at each mask it says which t
 The text is read causally, as a verifier reads it, so what has been read can be kept; the paper reads it anew at each
 draft.  Model and layers are those of ``transformers``, called with a mask of four dimensions.
 
+An *anchored* drafter, which is not in the paper, needs a mask less: the column of the text's last token, y_j, says what comes
+next, as a verifier's does, and the masks say the k - 1 tokens behind that.  Begun with a verifier's weights it says the
+first token as the verifier would, before any training.
+
 On disk a drafter is the directory that ``save_pretrained`` of the stock model writes, and ``drafter.json`` beside it:
 what tells it from an autoregressive model of the same class, which a verifier has to be.
 """
@@ -46,12 +50,14 @@ class Columns:
     visible: ``[rows, new + masks, places + new + masks]`` bool: which keys a column looks at.  The first ``places`` are
         those of the cache, where a row's text begins at place 0.
     new: columns before the masks.
+    slots: ``[rows, windows * slots]`` the column that says each slot's token.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     visible: np.ndarray
     new: int
+    slots: np.ndarray
 
 
 def masked_columns(
@@ -60,8 +66,9 @@ def masked_columns(
     slots: int,
     mask_token_id: int,
     prefixes: Sequence[Sequence[int]] | None = None,
+    anchored: bool = False,
 ) -> Columns:
-    """Lay out a pass that fills ``slots`` masks behind every text, or behind several prefixes of it at once.
+    """Lay out a pass that fills ``slots`` slots behind every text, or behind several prefixes of it at once.
 
     A mask's position is the place before its token's own: that from which the verifier, reading on, would predict the token,
     so that a drafter begun with its weights looks in the right direction.
@@ -69,30 +76,36 @@ def masked_columns(
     Args:
         texts: of the decoder, each with its start token.
         read: how many tokens of each are in the cache, fewer than all.
-        slots: masks, >= 1.
+        slots: >= 1; each a mask, or, if ``anchored``, each but the first.
         prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which see
             neither the text behind it nor other masks.
+        anchored: whether the last column of a prefix, which must not have been read, says the first slot.
     """
     if prefixes is None:
         prefixes = [[len(text)] for text in texts]
     counts = [len(text) - done for text, done in zip(texts, read, strict=True)]
     new, places, rows, windows = max(counts), max(read), len(texts), len(prefixes[0])
-    width = new + windows * slots
+    masks = slots - anchored
+    width = new + windows * masks
     tokens = np.full((rows, width), mask_token_id, dtype=np.int64)
     positions = np.zeros((rows, width), dtype=np.int64)
     visible = np.zeros((rows, width, places + width), dtype=bool)
     visible[:, :new, places : places + new] = np.tri(new, dtype=bool)
-    visible[:, new:, places + new :] = np.kron(np.eye(windows, dtype=bool), np.ones((slots, slots), dtype=bool))
+    visible[:, new:, places + new :] = np.kron(np.eye(windows, dtype=bool), np.ones((masks, masks), dtype=bool))
+    said_by = np.empty((rows, windows, slots), dtype=np.int64)
+    said_by[:, :, anchored:] = np.arange(new, width).reshape(windows, masks)
     for row, (text, done, count) in enumerate(zip(texts, read, counts, strict=True)):
         tokens[row, :count] = text[done:]
         positions[row, :new] = np.arange(done, done + new)
         visible[row, :new, :done] = True
         for window, prefix in enumerate(prefixes[row]):
-            masks = slice(new + window * slots, new + (window + 1) * slots)
-            positions[row, masks] = np.arange(prefix - 1, prefix - 1 + slots)
-            visible[row, masks, : min(done, prefix)] = True
-            visible[row, masks, places : places + max(0, prefix - done)] = True
-    return Columns(tokens, positions, visible, new)
+            own = slice(new + window * masks, new + (window + 1) * masks)
+            positions[row, own] = np.arange(prefix - 1 + anchored, prefix - 1 + slots)
+            visible[row, own, : min(done, prefix)] = True
+            visible[row, own, places : places + max(0, prefix - done)] = True
+            if anchored:
+                said_by[row, window, 0] = prefix - 1 - done
+    return Columns(tokens, positions, visible, new, said_by.reshape(rows, windows * slots))
 
 
 class NonAutoregressiveModel(nn.Module):
@@ -103,12 +116,20 @@ class NonAutoregressiveModel(nn.Module):
         mask_token_id: the token that stands for a mask, none that a text may hold.
         block_size: the most masks that it was, or is to be, trained to fill at once.
         tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), compared with the verifier's.
+        anchored: whether the text's last column says the first token of a block (see above).
 
     Raises:
         ValueError: a model of another kind, or a mask that is no such token.
     """
 
-    def __init__(self, base: PreTrainedModel, mask_token_id: int, block_size: int, tokenizer_fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        mask_token_id: int,
+        block_size: int,
+        tokenizer_fingerprint: str | None = None,
+        anchored: bool = False,
+    ) -> None:
         super().__init__()
         if not base.config.is_encoder_decoder or not hasattr(base.get_decoder(), "embed_positions"):
             raise ValueError(
@@ -122,6 +143,7 @@ class NonAutoregressiveModel(nn.Module):
             raise ValueError(f"expected block_size >= 1, got {block_size}")
         self.base = base.eval()
         self.mask_token_id, self.block_size, self.tokenizer_fingerprint = mask_token_id, block_size, tokenizer_fingerprint
+        self.anchored = anchored
         self.placement = ByEmbedding(base)  # tries the decoder out, which dropout would disturb
 
     @property
@@ -138,7 +160,7 @@ class NonAutoregressiveModel(nn.Module):
         return Source(encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
 
     def forward(self, source: Source, columns: Columns, cache: Any = None) -> Tensor:
-        """``[rows, masks, hidden]``: the decoder's final hidden states at the masks.
+        """``[rows, slots, hidden]``: the decoder's final hidden states at the columns that say the slots.
 
         Args:
             cache: what was read before; it takes up the columns' keys and values, those of the masks too.
@@ -147,15 +169,15 @@ class NonAutoregressiveModel(nn.Module):
         arrays = (columns.tokens, columns.positions, columns.visible)
         arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
         decoder: Any = self.base.get_decoder()
-        states = decoder(
+        states: Tensor = decoder(
             **arguments,
             encoder_hidden_states=source.hidden,
             encoder_attention_mask=source.mask,
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
-        hidden: Tensor = states[:, columns.new :]
-        return hidden
+        said_by = torch.from_numpy(columns.slots).to(device)[:, :, None].expand(-1, -1, states.shape[2])
+        return states.gather(1, said_by)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``."""
@@ -169,6 +191,7 @@ class NonAutoregressiveModel(nn.Module):
         block_size: int,
         decoder_layers: int | None = None,
         tokenizer_fingerprint: str | None = None,
+        anchored: bool = False,
     ) -> NonAutoregressiveModel:
         """An untrained drafter of the verifier's shape, which begins with its weights: encoder, embeddings, decoder.
 
@@ -183,7 +206,7 @@ class NonAutoregressiveModel(nn.Module):
                 raise ValueError(f"expected decoder_layers >= 1, got {decoder_layers}")
             config.decoder_layers = decoder_layers
         base = type(verifier)(config)
-        drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint)
+        drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored)
         own = base.state_dict()
         base.load_state_dict({name: tensor for name, tensor in verifier.state_dict().items() if name in own}, strict=False)
         with torch.no_grad():  # what a verifier never reads has an embedding that means nothing
@@ -203,6 +226,7 @@ class NonAutoregressiveModel(nn.Module):
             "role": ROLE,
             "mask_token_id": self.mask_token_id,
             "block_size": self.block_size,
+            "anchored": self.anchored,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
         }
         with replacing(directory / DRAFTER_CONFIG) as temporary:
@@ -222,15 +246,16 @@ class NonAutoregressiveModel(nn.Module):
         try:
             record = json.loads((directory / DRAFTER_CONFIG).read_text(encoding="utf-8"))
             version, role, fingerprint = record["format_version"], record["role"], record["tokenizer_fingerprint"]
+            anchored = record.get("anchored", False)
             numbers = {name: record[name] for name in ("mask_token_id", "block_size")}
         except (ValueError, KeyError, TypeError) as error:  # damaged JSON and UTF-8 are ValueErrors
             raise ValueError(f"{directory}: {DRAFTER_CONFIG} cannot be read: {error!r}; is the copy complete?") from error
         if version != FORMAT_VERSION or role != ROLE:
             raise ValueError(f"{directory}: expected a {ROLE} of format {FORMAT_VERSION}, got {role!r} of format {version}")
         wrong = [name for name, value in numbers.items() if type(value) is not int]
-        if wrong or not isinstance(fingerprint, str | None):
-            raise ValueError(f"{directory}: expected {DRAFTER_CONFIG} with whole numbers and a fingerprint, got {record}")
-        return cls(load_encoder_decoder(directory, dtype), **numbers, tokenizer_fingerprint=fingerprint)
+        if wrong or not isinstance(fingerprint, str | None) or not isinstance(anchored, bool):
+            raise ValueError(f"{directory}: expected {DRAFTER_CONFIG} with whole numbers, a fingerprint and a truth value, got {record}")
+        return cls(load_encoder_decoder(directory, dtype), **numbers, tokenizer_fingerprint=fingerprint, anchored=anchored)
 
 
 def is_drafter(directory: str | os.PathLike[str]) -> bool:

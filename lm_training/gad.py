@@ -41,8 +41,8 @@ UNLABELLED = -100
 class DrafterTraining(TranslationTraining):
     """How to train a drafter.
 
-    windows: so many prefixes are drawn of each target, with replacement.  They share the encoder's and the text's columns,
-        so eight windows cost about three times what one does.
+    windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
+        text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
     smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size; None, as
         in the paper, always fills as many as the block size.
     reveal_first, reveal_last: glancing's ratio at the first and the last update.
@@ -139,7 +139,8 @@ class DrafterObjective(TranslationObjective):
         rng = np.random.default_rng([self.drafting.seed, step])
         slots = int(rng.integers(self.smallest, self.drafter.block_size + 1))
         targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
-        prefixes = [rng.integers(1, max(2, len(target)), self.drafting.windows).tolist() for target in targets]
+        room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
+        prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]
         windows = self.windows(whole.sources, whole.mask, targets, prefixes, slots, rng, slice(part, None, parts))
         labels = sum(min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn)
         seed = (self.drafting.seed * 1_000_003 + step) * 1009 + part
@@ -169,7 +170,7 @@ class DrafterObjective(TranslationObjective):
         return Windows(
             sources[part],
             mask[part],
-            masked_columns(texts, [0] * len(texts), slots, self.drafter.mask_token_id, lengths),
+            masked_columns(texts, [0] * len(texts), slots, self.drafter.mask_token_id, lengths, self.drafter.anchored),
             torch.from_numpy(labels[part]).to(device),
             torch.from_numpy(priorities).to(device),
             reveal=0.0,
@@ -187,10 +188,11 @@ class DrafterObjective(TranslationObjective):
         source = self.drafter.encode(batch.sources, batch.mask)
         with torch.no_grad():
             predicted = self.filled(batch, source)
-        revealed = glance(predicted, batch.labels, batch.priorities, batch.reveal)
-        tokens = batch.columns.tokens.copy()
-        masks = tokens[:, batch.columns.new :]
-        masks[revealed.flatten(1).cpu().numpy()] = batch.labels[revealed].cpu().numpy()
+        masked = batch.labels.clone()
+        masked[:, :, : int(self.drafter.anchored)] = UNLABELLED  # what no mask says, no mask can reveal
+        revealed = glance(predicted, masked, batch.priorities, batch.reveal)
+        tokens, places = batch.columns.tokens.copy(), revealed.flatten(1).cpu().numpy()
+        tokens[np.nonzero(places)[0], batch.columns.slots[places]] = batch.labels[revealed].cpu().numpy()
         hidden = self.drafter(source, replace(batch.columns, tokens=tokens)).unflatten(1, batch.labels.shape[1:])
         scored = (batch.labels != UNLABELLED) & ~revealed
         smoothing = self.drafting.label_smoothing

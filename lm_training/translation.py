@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
+from latticebpd.nonautoregressive import load_verifier
 from lm_training.muon import Muon
 from lm_training.sequences import Sequences, padded
 from lm_training.training import LoopOptions, Objective, Process, Trainer, trapezoid
@@ -101,6 +102,18 @@ def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id
         forced_eos_token_id=None,
     )
     return MarianMTModel(config)
+
+
+def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
+    """A translation model that is to be taught further.
+
+    Raises:
+        ValueError: the directory holds none.
+    """
+    model = load_verifier(directory)
+    if not isinstance(model, MarianMTModel):
+        raise ValueError(f"{directory}: expected a Marian model, found {model.config.model_type}")
+    return model
 
 
 class TranslationObjective(Objective):

@@ -57,8 +57,8 @@ def verifier_of(family: str, seed: int, eos: int | None = END) -> PreTrainedMode
     return model
 
 
-def random_drafter(family: str = "marian", seed: int = 7, block_size: int = 8) -> NonAutoregressiveModel:
-    return NonAutoregressiveModel(tiny(family, seed, eos=END), MASK, block_size)
+def random_drafter(family: str = "marian", seed: int = 7, block_size: int = 8, anchored: bool = False) -> NonAutoregressiveModel:
+    return NonAutoregressiveModel(tiny(family, seed, eos=END), MASK, block_size, anchored=anchored)
 
 
 def kinds(model: NonAutoregressiveModel) -> dict[str, GadDrafter | GadPathsDrafter | GadTreeDrafter]:
@@ -76,10 +76,27 @@ def test_any_drafter_leaves_the_verifiers_text_as_it_is(family: str, seed: int, 
     verifier, (ids, mask) = verifier_of(family, seed), padded(SOURCES)
     expected = greedy(verifier, SOURCES)
     assert len(set(expected.flatten().tolist())) > 5
-    for model in (random_drafter(family), NonAutoregressiveModel.like(verifier, MASK, 8)):
+    for anchored in (False, True):
+        model = (
+            random_drafter(family, anchored=anchored) if seed == 1 else NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored)
+        )
         out = generate(verifier, ids, kinds(model)[kind], attention_mask=mask, max_new_tokens=NEW)
         assert torch.equal(out.sequences, expected)
         assert len(out.accept_counts) <= (3 if kind == "block of 3" else 8) + 2  # at most k + 1 tokens a call
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+def test_an_untrained_anchored_drafter_says_first_what_its_verifier_would(family: str) -> None:
+    verifier, (ids, mask) = verifier_of(family, 1), padded(SOURCES)
+    model = NonAutoregressiveModel.like(verifier, MASK, 8, anchored=True)
+    for kind in ("best tokens", "block of 3", "tree"):
+        out = generate(verifier, ids, kinds(model)[kind], attention_mask=mask, max_new_tokens=NEW, trace=True)
+        assert out.trace is not None
+        assert len(out.trace) > 4
+        assert all(step.accepted for step in out.trace if step.tree.tokens.size)
+    one = generate(verifier, ids, GadDrafter(model, block_size=1), attention_mask=mask, max_new_tokens=NEW)  # without any mask
+    assert torch.equal(one.sequences, greedy(verifier, SOURCES))
+    assert one.num_calls < generate(verifier, ids, GadDrafter(random_drafter(family), 1), attention_mask=mask, max_new_tokens=NEW).num_calls
 
 
 def test_a_verifier_of_another_kind_may_verify() -> None:
@@ -125,11 +142,13 @@ def texts_of(lengths: list[int], seed: int = 3) -> list[list[int]]:
     return [[1, *rng.integers(6, VOCABULARY, length).tolist()] for length in lengths]
 
 
+@pytest.mark.parametrize("anchored", [False, True])
 @pytest.mark.parametrize("family", ["marian", "bart", "marian, scaled"])
-def test_what_a_batch_has_read_already_changes_no_draft(family: str) -> None:
-    model = random_drafter(family.split(",")[0])
+def test_what_a_batch_has_read_already_changes_no_draft(family: str, anchored: bool) -> None:
+    model = random_drafter(family.split(",")[0], anchored=anchored)
     if "scaled" in family:
         model = scaled()
+        model.anchored = anchored
     filler, texts = MaskFiller(model), texts_of([9, 12, 10, 11])
     rng = np.random.default_rng(0)
     read, rows = [2] * 4, [0, 1, 2, 3]
@@ -210,9 +229,30 @@ def test_masks_see_each_other_and_the_text_sees_no_mask(family: str) -> None:
         assert torch.equal(before[:, :2], after[:, :2])  # causal: what is before it does not change
 
 
-def test_texts_up_to_the_last_position_are_drafted_for() -> None:
+@pytest.mark.parametrize("family", ["marian", "bart"])
+def test_an_anchor_is_the_verifiers_own_column_and_sees_no_mask(family: str) -> None:
+    verifier = verifier_of(family, 1)
+    model = NonAutoregressiveModel.like(verifier, MASK, 8, anchored=True)
+    text, (ids, mask) = [1, 8, 9], padded([SOURCES[0]])
+    with torch.inference_mode():
+        own = verifier(input_ids=ids, attention_mask=mask, decoder_input_ids=torch.tensor([text])).logits[0, -1]
+        first = MaskFiller(model).logits([state(0, SOURCES[0], text)], 4)
+        torch.testing.assert_close(first[0, 0], own + model.base.final_logits_bias[0] - verifier.final_logits_bias[0])
+        columns = masked_columns([text], [0], 4, MASK, anchored=True)
+        assert columns.tokens.tolist() == [[*text, MASK, MASK, MASK]]
+        assert columns.positions.tolist() == [[0, 1, 2, 3, 4, 5]]
+        assert columns.slots.tolist() == [[2, 3, 4, 5]]
+        changed = replace(columns, tokens=np.array([[*text, MASK, MASK, 17]]))
+        before, after = (model(model.encode(ids, mask), each)[0] for each in (columns, changed))
+    assert torch.equal(before[0], after[0])
+    assert ((before[1:] - after[1:]).abs().amax(dim=-1) > 1e-4).all()
+
+
+@pytest.mark.parametrize("anchored", [False, True])
+def test_texts_up_to_the_last_position_are_drafted_for(anchored: bool) -> None:
     verifier, (ids, mask) = tiny("marian", 4), padded(SOURCES[:2])
-    out = generate(verifier, ids, GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8)), attention_mask=mask, max_new_tokens=200)
+    drafter = GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored))
+    out = generate(verifier, ids, drafter, attention_mask=mask, max_new_tokens=200)
     assert out.sequences.shape[1] == POSITIONS
     assert torch.equal(out.sequences, greedy(verifier, SOURCES[:2], POSITIONS - 1))
 
@@ -289,12 +329,15 @@ def directories(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "verifier", tmp_path / "drafter"
 
 
-def test_saved_drafters_draft_as_before(directories: tuple[Path, Path]) -> None:
+def test_saved_drafters_draft_as_before(directories: tuple[Path, Path], tmp_path: Path) -> None:
     verifier, model = load_verifier(directories[0]), NonAutoregressiveModel.from_pretrained(directories[1])
     check_pair(verifier, model, "sha256:1")
     assert (model.mask_token_id, model.block_size, model.tokenizer_fingerprint) == (MASK, 8, "sha256:1")
     before = MaskFiller(NonAutoregressiveModel.like(verifier, MASK, 8)).logits([state(0, SOURCES[0], [1, 8])], 4)
     assert torch.equal(MaskFiller(model).logits([state(0, SOURCES[0], [1, 8])], 4), before)
+    NonAutoregressiveModel.like(verifier, MASK, 8, anchored=True).save_pretrained(tmp_path / "anchored")
+    assert NonAutoregressiveModel.from_pretrained(tmp_path / "anchored").anchored
+    assert not model.anchored
 
 
 def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path]) -> None:
@@ -313,6 +356,7 @@ def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path])
         ({"role": "verifier"}, "expected a non-autoregressive drafter of format 1, got 'verifier'"),
         ({"format_version": 9}, "of format 9"),
         ({"mask_token_id": 2.5}, "expected drafter.json with whole numbers"),
+        ({"anchored": "yes"}, "a fingerprint and a truth value"),
         ({"mask_token_id": VOCABULARY}, "expected a mask token id below 23"),
         ({"mask_token_id": END}, "that does not end texts"),
         ({"block_size": 0}, "expected block_size >= 1"),

@@ -41,9 +41,13 @@ def pairs(count: int, seed: int = 0, longest: int = 9) -> Sequences:
 
 
 def objective(
-    options: DrafterTraining | None = None, block_size: int = 6, dropout: float = 0.0, family: str = "marian"
+    options: DrafterTraining | None = None,
+    block_size: int = 6,
+    dropout: float = 0.0,
+    family: str = "marian",
+    anchored: bool = False,
 ) -> DrafterObjective:
-    model = NonAutoregressiveModel.like(tiny(family, 1, eos=END), MASK, block_size)
+    model = NonAutoregressiveModel.like(tiny(family, 1, eos=END), MASK, block_size, anchored=anchored)
     for module in model.base.modules():
         if hasattr(module, "dropout") and isinstance(module.dropout, float):
             module.dropout = dropout
@@ -97,8 +101,9 @@ class Spy(torch.nn.Module):
         return super().__getattr__(name) if name in ("drafter", "_modules") else getattr(self.drafter, name)
 
 
-def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else() -> None:
-    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal_first=1.0))
+@pytest.mark.parametrize("anchored", [False, True])
+def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anchored: bool) -> None:
+    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal_first=1.0), anchored=anchored)
     batch = trained.batch(0, 0, 1)
     trained.drafter = spy = Spy(trained.drafter)  # type: ignore[assignment]
     trained.eval()
@@ -106,7 +111,7 @@ def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else() ->
     first, second = spy.seen
     assert (first.tokens[:, first.new :] == MASK).all()
     assert (second.tokens[:, : second.new] == first.tokens[:, : first.new]).all()
-    labels = batch.labels.flatten(1).numpy()
+    labels = batch.labels[:, :, int(anchored) :].flatten(1).numpy()  # an anchor's is said by the text, and never revealed
     window = second.tokens[:, second.new :]
     assert (window[labels == UNLABELLED] == MASK).all()
     shown = window != MASK
@@ -117,7 +122,8 @@ def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else() ->
 def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
     """Row, prefix as the masks see it, and labels of every window."""
     found, columns = [], batch.columns
-    slots = batch.labels.shape[2]
+    anchored = bool((columns.slots[:, 0] < columns.new).all())
+    slots = batch.labels.shape[2] - anchored
     for row, rows_labels in enumerate(batch.labels.tolist()):
         for window, labels in enumerate(rows_labels):
             seen = columns.visible[row, columns.new + window * slots]
@@ -125,12 +131,16 @@ def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
             assert (others == seen).all()  # every mask of a window sees the same
             masks = np.flatnonzero(seen[columns.new :])
             assert masks.tolist() == list(range(window * slots, (window + 1) * slots))  # its own window's masks, all of them
-            found.append((row, columns.tokens[row, : columns.new][seen[: columns.new]].tolist(), labels))
+            prefix = columns.tokens[row, : columns.new][seen[: columns.new]].tolist()
+            if anchored:
+                assert columns.slots[row, window * len(labels)] == len(prefix) - 1
+            found.append((row, prefix, labels))
     return found
 
 
-def test_windows_follow_their_prefix_and_end_with_the_text() -> None:
-    trained = objective()
+@pytest.mark.parametrize("anchored", [False, True])
+def test_windows_follow_their_prefix_and_end_with_the_text(anchored: bool) -> None:
+    trained = objective(anchored=anchored)
     ends, lengths = 0, set()
     for step in range(5):
         batch, pair = trained.batch(step, 0, 1), super(DrafterObjective, trained).batch(step, 0, 1)
@@ -155,9 +165,17 @@ def test_an_update_may_draw_its_number_of_masks() -> None:
         objective(DrafterTraining(smallest_block=7))
 
 
-@pytest.mark.parametrize("family", ["marian", "bart"])
-def test_parts_of_a_batch_add_up_to_the_whole(family: str) -> None:
-    trained = objective(family=family)
+def test_no_more_windows_are_drawn_than_there_are_positions_for() -> None:
+    trained = objective(DrafterTraining(steps=10, batch_tokens=128, windows=9), block_size=20)
+    batch = trained.batch(0, 0, 1)
+    assert batch.labels.shape[1:] == (4, 20)
+    assert batch.columns.tokens.shape[1] <= trained.drafter.max_positions
+    trained(batch)["loss"].backward()
+
+
+@pytest.mark.parametrize(("family", "anchored"), [("marian", False), ("marian", True), ("bart", False)])
+def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool) -> None:
+    trained = objective(family=family, anchored=anchored)
     trained.eval()
     for parts in (2, 3, 50):  # fifty: more than there are sentences
         whole = trained(trained.batch(3, 0, 1))
@@ -166,15 +184,17 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str) -> None:
             assert sum(float(values[name].detach()) for values in each) / parts == pytest.approx(float(whole[name].detach()), rel=1e-4)
 
 
-def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone() -> None:
-    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal_first=0.0, reveal_last=0.0, label_smoothing=0.0))
+@pytest.mark.parametrize("anchored", [False, True])
+def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool) -> None:
+    options = DrafterTraining(steps=10, batch_tokens=128, reveal_first=0.0, reveal_last=0.0, label_smoothing=0.0)
+    trained = objective(options, anchored=anchored)
     trained.eval()
     batch = trained.batch(0, 0, 1)
     losses = []
     for row, prefix, labels in windows_of(batch):  # one by one, without any padding or other windows
         length = int(batch.mask[row].sum())
         source = trained.drafter.encode(batch.sources[row : row + 1, :length], batch.mask[row : row + 1, :length])
-        hidden = trained.drafter(source, masked_columns([prefix], [0], trained.drafter.block_size, MASK))[0]
+        hidden = trained.drafter(source, masked_columns([prefix], [0], trained.drafter.block_size, MASK, anchored=anchored))[0]
         log_probs = trained.drafter.logits(hidden).log_softmax(dim=-1).detach()
         losses += [-float(log_probs[place, label]) for place, label in enumerate(labels) if label != UNLABELLED]
     assert float(trained(batch)["loss"].detach()) == pytest.approx(float(np.mean(losses)), rel=1e-4)

@@ -18,6 +18,7 @@ from lm_training.translation import (
     TranslationShape,
     TranslationTraining,
     batch_cuts,
+    load_translator,
     new_translator,
     train_translation,
 )
@@ -174,6 +175,21 @@ def test_the_command_trains_from_text_and_a_student_from_what_a_teacher_wrote(tm
     student = MarianMTModel.from_pretrained(tmp_path / "student")
     assert student.config.vocab_size == Tokenizer.from_file(str(tokenizer)).get_vocab_size()
     assert (tmp_path / "student" / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    further = ("--model", str(tmp_path / "teacher"))
+    assert command("written.npz", "taught", *further, "--learning-rate", "0", "--muon-learning-rate", "0").exit_code == 0
+    teacher, taught = (MarianMTModel.from_pretrained(tmp_path / name).state_dict() for name in ("teacher", "taught"))
+    assert all(torch.equal(teacher[name], taught[name]) for name in teacher)
+    with pytest.raises(ValueError, match="expected either --model, whose tokenizer is kept, or --tokenizer, got both"):
+        command("written.npz", "both", *further, "--tokenizer", str(tokenizer))
+    assert not (tmp_path / "both").exists()
+
+
+def test_positions_that_are_constants_are_not_learnt_by_models_from_disk(tmp_path):
+    new = new_translator(SHAPE, 24, EOS, PAD)
+    new.save_pretrained(tmp_path)
+    frozen = {name for name, parameter in new.named_parameters() if not parameter.requires_grad}
+    assert len(frozen) == 2
+    assert {name for name, parameter in load_translator(tmp_path).named_parameters() if not parameter.requires_grad} == frozen
 
 
 def test_the_command_refuses_another_kind_of_tokenizer(tmp_path):

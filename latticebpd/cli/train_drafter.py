@@ -17,6 +17,9 @@ def drafter(
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     smallest_block: int | None = typer.Option(None, min=1, help="Draw every update's number of masks from here to the block size."),
     windows: int = typer.Option(8, min=1, help="Prefixes drawn of each target; they share what is read of it."),
+    anchored: bool = typer.Option(
+        True, help="Have the text's last column say the first token, as the verifier's does; --no-anchored: a mask, as in the paper."
+    ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."),
     steps: int = typer.Option(2000, min=1, help="Updates in all."),
     batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
@@ -75,7 +78,7 @@ def drafter(
         serving_sources=serving_sources,
     )
     torch.manual_seed(seed)
-    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint)
+    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored)
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with Process.join(device) as process:
         if process.rank == 0:

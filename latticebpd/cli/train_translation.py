@@ -20,6 +20,7 @@ def translation(
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
     vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to be used again."),
+    model: Path | None = typer.Option(None, help="Directory of such a model to begin with, its tokenizer and shape kept."),
     steps: int = typer.Option(2000, min=1, help="Updates in all."),
     batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
     learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms and biases."),
@@ -27,7 +28,7 @@ def translation(
     seed: int = typer.Option(0, help="Seed of everything random."),
     device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
 ) -> None:
-    """Train a small Marian translation model from scratch.
+    """Train a small Marian translation model, from scratch or from another one's weights.
 
     The run can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
@@ -43,11 +44,13 @@ def translation(
     from lm_training.plots import CSV, PNG, write_plots
     from lm_training.sequences import Sequences
     from lm_training.training import LOG, Process
-    from lm_training.translation import SHAPES, TranslationTraining, new_translator, train_translation
+    from lm_training.translation import SHAPES, TranslationTraining, load_translator, new_translator, train_translation
 
+    if model is not None and tokenizer is not None:
+        raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
     if shape not in SHAPES:
         raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
-    kept = tokenizer or output / "tokenizer.json"
+    kept = tokenizer or (model or output) / "tokenizer.json"
     texts = [path for path in [*pairs, validation] if ".jsonl" in path.suffixes]
     if kept.exists():
         bpe = load_tokenizer(kept)
@@ -67,13 +70,16 @@ def translation(
         steps=steps, batch_tokens=batch_tokens, learning_rate=learning_rate, muon_learning_rate=muon_learning_rate, seed=seed
     )
     torch.manual_seed(seed)
-    model = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
+    if model is not None:
+        translator = load_translator(model)
+    else:
+        translator = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
     with Process.join(device) as process:
         if process.rank == 0:
             output.mkdir(parents=True, exist_ok=True)
             save_tokenizer(bpe, output)
         learnt = Sequences.joined([load(path) for path in pairs])
-        train_translation(learnt, load(validation), output, model, options, process, progress=err.is_terminal)
+        train_translation(learnt, load(validation), output, translator, options, process, progress=err.is_terminal)
         if process.rank == 0:
             write_plots(output)
             err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")

@@ -47,18 +47,18 @@ class MaskFiller:
 
     @torch.inference_mode()
     def logits(self, states: Sequence[State], slots: int) -> Tensor:
-        """``[rows, slots', vocab]``: fill ``slots`` masks behind every text, fewer where the model's positions end, perhaps none."""
+        """``[rows, slots', vocab]``: fill ``slots`` slots behind every text, fewer where the model's positions end, perhaps none."""
         self._align(states)
+        model, texts = self.model, [state.tokens for state in states]
         read = [len(text) for _, text in self.texts]
-        columns = masked_columns([state.tokens for state in states], read, slots, self.model.mask_token_id)
-        room = self.model.max_positions - max(read) - columns.new
-        if room < slots:
-            if room < 1:
-                return torch.empty(len(states), 0, self.model.vocab_size)
-            columns = masked_columns([state.tokens for state in states], read, room, self.model.mask_token_id)
-        hidden = self.model(self.source, columns, self.cache)
+        unread = max(len(text) - done for text, done in zip(texts, read, strict=True))
+        slots = min(slots, model.max_positions - max(read) - unread + model.anchored)
+        if slots < 1:
+            return torch.empty(len(states), 0, model.vocab_size)
+        columns = masked_columns(texts, read, slots, model.mask_token_id, anchored=model.anchored)
+        hidden = model(self.source, columns, self.cache)
         self._keep(states)
-        return self.model.logits(hidden)
+        return model.logits(hidden)
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> None:

@@ -15,6 +15,7 @@ any, is found out by trying (`latticebpd.verification.choice`).
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +63,28 @@ class ByPositionIds:
         return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
 
 
+_given_scales: weakref.WeakKeyDictionary[PreTrainedModel, float] = weakref.WeakKeyDictionary()
+
+
+def given_scale(model: PreTrainedModel) -> float:
+    """What a decoder multiplies given embeddings by; tried out once for every model.
+
+    `transformers` 5 scales those that Marian is given as it does its own, other versions and models do not.
+    """
+    decoder: Any = model.get_decoder()
+    scale = float(getattr(decoder, "embed_scale", 1.0))
+    if scale != 1.0 and model not in _given_scales:
+        training = decoder.training
+        decoder.eval()  # dropout would make any two passes differ
+        with torch.inference_mode():
+            token = decoder.embed_tokens.weight.norm(dim=1).argmax().view(1, 1)  # a padding token's embedding may be zero
+            given = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
+            own = decoder(input_ids=token, use_cache=False).last_hidden_state
+        decoder.train(training)
+        _given_scales[model] = scale if torch.equal(given, own) else 1.0
+    return _given_scales.get(model, 1.0)
+
+
 class ByEmbedding:
     """Positions are added to the input embeddings."""
 
@@ -69,7 +92,7 @@ class ByEmbedding:
         self.decoder: Any = model.get_decoder()
         self.dtype = model.dtype
         self.scale = getattr(self.decoder, "embed_scale", 1.0)
-        self.given_scale = self._given_scale()
+        self.given_scale = given_scale(model)
         self.places: int | None = int(model.config.max_position_embeddings)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
@@ -78,18 +101,6 @@ class ByEmbedding:
         words = self.decoder.embed_tokens(tokens) * self.scale
         moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], places)
         return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
-
-    @torch.inference_mode()
-    def _given_scale(self) -> float:
-        """What the decoder multiplies given embeddings by: `transformers` 5 scales them in Marian, other versions and models do not."""
-        if self.scale == 1.0:
-            return 1.0
-        token, training = torch.zeros(1, 1, dtype=torch.long, device=self.decoder.device), self.decoder.training
-        self.decoder.eval()  # dropout would make any two passes differ
-        given = self.decoder(inputs_embeds=self.decoder.embed_tokens(token), use_cache=False).last_hidden_state
-        own = self.decoder(input_ids=token, use_cache=False).last_hidden_state
-        self.decoder.train(training)
-        return self.scale if torch.equal(given, own) else 1.0
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         embedded: Tensor = self.decoder.embed_positions(tokens, position_ids=positions)
