@@ -8,6 +8,9 @@ Of a text whose length limit cut it off, a few more tokens are written than aske
 their continuation too; where a text has ended by itself, -1 stands behind it.  Walking through the lattices of a text
 therefore makes the calls of a decode of ``max_new_tokens``: of vanilla drafts and the oracle just as many, of rescored
 ones perhaps one more or less, because a decode cuts its last lattices to what may still be written.
+
+An encoder–decoder's prompt is its source.  Its texts are recorded as source and target, one behind the other; its lattices'
+contexts are the decoder's: start token and target.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from latticebpd.decoding import generate
 from latticebpd.drafters import NoDrafter
 from latticebpd.drafters.heads import lattices_from_logits
 from latticebpd.lattice import PADDING, LatticeSet
-from latticebpd.models import BlockwiseLM, weights_fingerprint
+from latticebpd.models import BlockwiseLM, max_positions, weights_fingerprint
+from latticebpd.prompts import decoder_start_id
 from latticebpd.shards import Texts, claim, shard_path, texts_path
 
 MOST_LOGITS = 1 << 25
@@ -65,15 +69,18 @@ def collect(
 
     Args:
         model: blockwise model with ``h`` heads; lattices have ``h - 1`` slots.
-        data: what is decoded are the prompts; with ``teacher_force`` also what follows them is taken from here.
+        data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows them is
+            taken from here.
         batch_size: prompts decoded together.
         on_text: called after each text, for progress.
 
     Raises:
-        ValueError: an encoder–decoder, whose texts go on from a source instead of a prompt.
+        ValueError: a source that is longer than an encoder–decoder can read.
     """
-    if model.base.config.is_encoder_decoder:
-        raise ValueError("expected a decoder-only model to collect lattices of, got an encoder–decoder")
+    start = _start(model)
+    limit, longest = max_positions(model.base), int(data.prompt_lengths.max(initial=0))
+    if start is not None and limit is not None and longest > limit:
+        raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
     slots = model.num_heads - 1
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
@@ -82,13 +89,16 @@ def collect(
     for text, prompt_length in texts:
         new = min(len(text) - prompt_length, options.max_new_tokens)
         if new > 1:
-            positions = range(prompt_length - 1, prompt_length + new - 2)
-            parts.append(text_lattices(model, text, positions, options.k, options.context_length, len(parts)))
+            source, read, begin = [], text, prompt_length
+            if start is not None:
+                source, read, begin = text[:prompt_length], [start, *text[prompt_length:]], 1
+            positions = range(begin - 1, begin + new - 2)
+            parts.append(text_lattices(model, read, positions, options.k, options.context_length, len(parts), source))
             rows.append(text[: prompt_length + new])
             prompt_lengths.append(prompt_length)
         if on_text is not None:
             on_text()
-    parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]
+    parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
     kind = "given text" if options.teacher_force else "its own greedy text"
     origin = f"{weights_fingerprint(model)}, {kind}"  # type: ignore[arg-type]  # any module has weights
     return replace(LatticeSet.joined(parts), origin=origin), Texts.of_rows(rows, prompt_lengths)
@@ -134,14 +144,23 @@ def collect_shards(
 
 
 @torch.inference_mode()
-def text_lattices(model: BlockwiseLM, text: Sequence[int], positions: range, k: int, context_length: int, number: int) -> LatticeSet:
+def text_lattices(
+    model: BlockwiseLM,
+    text: Sequence[int],
+    positions: range,
+    k: int,
+    context_length: int,
+    number: int,
+    source: Sequence[int] = (),
+) -> LatticeSet:
     """The heads' lattices at some positions of a text, with the heads' entropies.
 
     Args:
-        text: prompt and what follows it.
+        text: prompt and what follows it; an encoder–decoder's start token and what follows that.
         positions: of the hidden states that the heads read, in a row.
         context_length: tokens kept before each lattice, the next token included.
         number: of the text.
+        source: what an encoder–decoder's encoder reads.
     """
     slots, n = model.num_heads - 1, len(positions)
     tokens = np.full((n, slots, k), PADDING, np.int32)
@@ -149,9 +168,15 @@ def text_lattices(model: BlockwiseLM, text: Sequence[int], positions: range, k: 
     entropy = np.zeros((n, slots + 1), np.float32)
     if n:
         ids = torch.tensor([list(text)], device=model.base.device)
-        out = model.base(input_ids=ids, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
-        hidden = out.hidden_states[-1][0, positions.start : positions.stop]
-        entropy[:, 0] = _entropy(out.logits[0, :n])
+        if source:
+            given = torch.tensor([list(source)], device=model.base.device)
+            out = model.base(input_ids=given, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
+            states, logits = out.decoder_hidden_states[-1], out.logits[:, positions.start :]
+        else:
+            out = model.base(input_ids=ids, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
+            states, logits = out.hidden_states[-1], out.logits
+        hidden = states[0, positions.start : positions.stop]
+        entropy[:, 0] = _entropy(logits[0, :n])
         step = max(1, MOST_LOGITS // (slots * model.vocab_size))
         for begin in range(0, n, step):
             logits = model.head_logits(hidden[begin : begin + step])
@@ -180,16 +205,26 @@ def _entropy(logits: Tensor) -> np.ndarray:
 
 
 def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int) -> Iterator[tuple[list[int], int]]:
-    """Every prompt with the model's own greedy text behind it."""
+    """Every prompt, or source, with the model's own greedy text behind it."""
+    encodes = _start(model) is not None
     prompts = [text[:length] for text, length in data]
     for begin in range(0, len(prompts), batch_size):
         batch = prompts[begin : begin + batch_size]
         width = max(map(len, batch))
-        ids = [[0] * (width - len(prompt)) + prompt for prompt in batch]
-        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in batch]
+        ids, mask = [], []
+        for prompt in batch:
+            padding, ones = [0] * (width - len(prompt)), [1] * len(prompt)
+            # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
+            ids.append(prompt + padding if encodes else padding + prompt)
+            mask.append(ones + padding if encodes else padding + ones)
         out = generate(model, ids, NoDrafter(), max_new_tokens=max_new_tokens, attention_mask=mask, trace=True)
         for row, prompt in enumerate(batch):
             yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
+
+
+def _start(model: BlockwiseLM) -> int | None:
+    """The token that an encoder–decoder's texts begin with; None for a causal LM."""
+    return decoder_start_id(model.base) if model.base.config.is_encoder_decoder else None
 
 
 def _part(data: Texts, begin: int, end: int) -> Texts:

@@ -192,6 +192,7 @@ class NonAutoregressiveModel(nn.Module):
         decoder_layers: int | None = None,
         tokenizer_fingerprint: str | None = None,
         anchored: bool = False,
+        dropout: float | None = None,
     ) -> NonAutoregressiveModel:
         """An untrained drafter of the verifier's shape, which begins with its weights: encoder, embeddings, decoder.
 
@@ -199,12 +200,15 @@ class NonAutoregressiveModel(nn.Module):
 
         Args:
             decoder_layers: of the drafter; the first ones are the verifier's, any beyond those it has begin at random.
+            dropout: in training; None, the verifier's.
         """
         config: Any = copy.deepcopy(verifier.config)
         if decoder_layers is not None:
             if decoder_layers < 1:
                 raise ValueError(f"expected decoder_layers >= 1, got {decoder_layers}")
             config.decoder_layers = decoder_layers
+        if dropout is not None:
+            config.dropout = dropout
         base = type(verifier)(config)
         drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored)
         own = base.state_dict()

@@ -43,8 +43,8 @@ class DrafterTraining(TranslationTraining):
 
     windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
         text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
-    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size; None, as
-        in the paper, always fills as many as the block size.
+    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, few as
+        likely as twice as many; None, as in the paper, always fills as many as the block size.
     reveal_first, reveal_last: glancing's ratio at the first and the last update.
     serving_sources: so many validation sources are translated, to measure tokens per call.
     """
@@ -137,7 +137,7 @@ class DrafterObjective(TranslationObjective):
         """Prefixes, windows and priorities are drawn for the whole step, so that every part sees its own rows' alike."""
         whole = super().batch(step, 0, 1)
         rng = np.random.default_rng([self.drafting.seed, step])
-        slots = int(rng.integers(self.smallest, self.drafter.block_size + 1))
+        slots = int(self.smallest * ((self.drafter.block_size + 1) / self.smallest) ** rng.random())
         targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
         prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]
@@ -186,18 +186,23 @@ class DrafterObjective(TranslationObjective):
         if self.training:
             torch.manual_seed(batch.seed)
         source = self.drafter.encode(batch.sources, batch.mask)
-        with torch.no_grad():
-            predicted = self.filled(batch, source)
-        masked = batch.labels.clone()
-        masked[:, :, : int(self.drafter.anchored)] = UNLABELLED  # what no mask says, no mask can reveal
-        revealed = glance(predicted, masked, batch.priorities, batch.reveal)
-        tokens, places = batch.columns.tokens.copy(), revealed.flatten(1).cpu().numpy()
-        tokens[np.nonzero(places)[0], batch.columns.slots[places]] = batch.labels[revealed].cpu().numpy()
-        hidden = self.drafter(source, replace(batch.columns, tokens=tokens)).unflatten(1, batch.labels.shape[1:])
-        scored = (batch.labels != UNLABELLED) & ~revealed
+        inside, columns, right = batch.labels != UNLABELLED, batch.columns, None
+        scored = inside
+        if batch.reveal:
+            with torch.no_grad():
+                predicted = self.filled(batch, source)
+            right = (predicted == batch.labels).sum()
+            masked = batch.labels.clone()
+            masked[:, :, : int(self.drafter.anchored)] = UNLABELLED  # what no mask says, no mask can reveal
+            revealed = glance(predicted, masked, batch.priorities, batch.reveal)
+            tokens, places = columns.tokens.copy(), revealed.flatten(1).cpu().numpy()
+            tokens[np.nonzero(places)[0], columns.slots[places]] = batch.labels[revealed].cpu().numpy()
+            columns, scored = replace(columns, tokens=tokens), inside & ~revealed
+        logits = self.drafter.logits(self.drafter(source, columns).unflatten(1, inside.shape[1:])[scored])
         smoothing = self.drafting.label_smoothing
-        loss = F.cross_entropy(self.drafter.logits(hidden[scored]), batch.labels[scored], label_smoothing=smoothing, reduction="sum")
-        right = (predicted == batch.labels).sum()
+        loss = F.cross_entropy(logits, batch.labels[scored], label_smoothing=smoothing, reduction="sum")
+        if right is None:  # nothing was revealed, so this filling is the first
+            right = (logits.detach().argmax(dim=-1) == batch.labels[scored]).sum()
         return {"loss": loss * batch.weight, "accuracy": right * batch.weight}
 
     def filled(self, batch: Windows, source: Any) -> Tensor:

@@ -144,8 +144,8 @@ def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_
 def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
 
-    def read(path: Path, limit: int | None = None) -> list[tuple[list[int], int]]:
-        return list(read_texts(path, tokenizer, 4, 3, limit=limit))
+    def read(path: Path, limit: int | None = None, sources: bool = False) -> list[tuple[list[int], int]]:
+        return list(read_texts(path, tokenizer, 4, 3, limit=limit, sources=sources))
 
     first = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
     assert read(prompts)[0] == (first[:7], 4)
@@ -157,6 +157,11 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
     assert [text[0] for text, _ in read(tmp_path / "ids.npy", 2)] == [0, 14]  # from all over the array
     Sequences.of_rows([np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])], [6], np.dtype(np.int32)).save(tmp_path / "s.npz")
     assert read(tmp_path / "s.npz") == [([3, 4, 5, 6, 7, 8, 9], 4)]  # of a long prompt the end is kept
+    assert read(tmp_path / "s.npz", sources=True) == [([1, 2, 3, 4, 5, 6, 7, 8, 9], 6)]  # of a source all
+    whole = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
+    assert read(prompts, sources=True)[0] == (whole, len(whole))
+    with pytest.raises(ValueError, match=r"ids\.npy: expected text or sequences \(\.npz\) as an encoder–decoder's sources"):
+        read(tmp_path / "ids.npy", sources=True)
     question = {"question_id": 1, "category": "qa", "turns": ["w1 w2 w3", "w9"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
     assert read(tmp_path / "q.jsonl") == [([1, 2, 3], 3)]

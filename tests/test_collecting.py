@@ -15,10 +15,12 @@ from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.decoded import decode, oracle_drafters
 from latticebpd.analysis.stream import num_lattices
 from latticebpd.collecting import CollectOptions, collect, collect_shards
-from latticebpd.models import BlockwiseLM
+from latticebpd.models import BlockwiseLM, new_heads
 from latticebpd.shards import SETTINGS, Texts, shard_files, shard_path, texts_of
 from tests.conftest import tiny_model
 from tests.test_decoding import trigram
+from tests.test_gad import verifier_of
+from tests.tiny_families import tiny
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9], [1, 1, 2, 3, 5, 8], [6, 2]]
 OPTIONS = CollectOptions(k=4, max_new_tokens=20, context_length=3)
@@ -176,3 +178,56 @@ def test_texts_that_yield_no_lattice_are_left_out() -> None:
     ended, texts = collect(model, Texts.of_rows([[1, 2]], [2]), replace(OPTIONS, teacher_force=True))
     assert (len(ended), len(texts)) == (0, 0)
     assert ended.tokens.shape == (0, 4, 4)
+
+
+SOURCES = [[8, 9, 7, 5], [6, 3, 5], [10, 4, 11, 12, 5], [21, 5], [9, 9, 8, 14, 3, 5]]
+
+
+def translator(family: str, seed: int = 1) -> BlockwiseLM:
+    """A random encoder–decoder with random heads; its texts vary, and end with token 5."""
+    torch.manual_seed(seed)
+    base = verifier_of(family, seed) if family != "t5" else tiny("t5", seed, eos=5)
+    heads = new_heads(base, "feed-forward", num_heads=5)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return BlockwiseLM(base, heads).eval()
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str, tmp_path: Path) -> None:
+    """Walked through, they make the calls of a decode; given its own text, they are the same."""
+    model = translator(family)
+    lattices, texts = collect(model, data(SOURCES), OPTIONS, batch_size=2)
+    for (text, length), source in zip(texts, SOURCES, strict=True):
+        ids = torch.tensor([source])
+        reference = model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+        assert (text[:length], text[length:]) == (source, reference[0, 1:].tolist())
+    first, length = next(iter(texts))
+    assert lattices.context[0].tolist() == [-1, 1, first[length]]  # the decoder's start token, and what the prefill said
+    with torch.no_grad():
+        out = model.base(input_ids=torch.tensor([first[:length]]), decoder_input_ids=torch.tensor([[1]]), output_hidden_states=True)
+        best = model.head_logits(out.decoder_hidden_states[-1][0])[0].topk(4, dim=-1).indices
+    assert lattices.tokens[0].tolist() == best.tolist()
+
+    found = compare([lattices], ["3-best"], None, 0.0)
+    decoded = decode(model, texts, {
+        "vanilla": lambda _: VanillaDrafter(model),
+        "3-best": lambda _: PathsDrafter(model, None, 3, 0.0, 4),
+        "oracle": lambda continuation: OracleDrafter(model, continuation, 4),
+    })  # fmt: skip
+    assert decoded.differing.tolist() == [0] * 3
+    assert decoded.tokens.tolist() == found.walked[:, 0].tolist()
+    assert decoded.calls[[0, 2]].tolist() == found.walked[[0, 2], 1].tolist()
+
+    written = [source + generate(model, source, VanillaDrafter(model), max_new_tokens=24).sequences[0, 1:].tolist() for source in SOURCES]
+    given = Texts.of_rows(written, [len(source) for source in SOURCES])
+    forced, _ = collect(model, given, replace(OPTIONS, teacher_force=True))
+    for name in ("tokens", "continuation", "context"):
+        np.testing.assert_array_equal(getattr(forced, name), getattr(lattices, name))
+    collect_shards(model, data(SOURCES), tmp_path / "d", OPTIONS, shard_texts=2)
+    np.testing.assert_array_equal(LatticeSet.joined(list(blocks([tmp_path / "d"]))).tokens, lattices.tokens)
+
+
+def test_a_source_beyond_the_models_positions_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected sources of at most 96 tokens \(the model's positions\), got one of 97"):
+        collect(translator("marian"), data([[8] * 97]), OPTIONS)

@@ -7,7 +7,9 @@ import pytest
 
 from latticebpd.analysis import Decoding, ModelShape, hardware_cost
 from latticebpd.analysis.hardware import PAPER_DECODINGS
+from latticebpd.models import BlockwiseLM, new_heads
 from tests.conftest import tiny_model
+from tests.tiny_families import tiny
 
 TABLE_11 = """
 3.000 1.823 1.811 1.811 1.747 1.669
@@ -57,6 +59,16 @@ def test_shape_of_a_model_is_read_from_its_configuration() -> None:
     assert (shape.heads, shape.vocabulary, shape.bytes_per_number) == (5, 23, 4)
     assert shape.parameters == sum(parameter.numel() for parameter in model.base.parameters())
     assert shape.head_parameters == sum(parameter.numel() for parameter in model.heads.parameters())
+
+
+@pytest.mark.parametrize("family", ["marian", "bart", "t5"])
+def test_the_shape_of_an_encoder_decoder_is_its_decoders(family: str) -> None:
+    base = tiny(family)
+    shape = ModelShape.of(BlockwiseLM(base, new_heads(base, "feed-forward", 5)))
+    assert (shape.layers, shape.hidden, shape.feed_forward, shape.key_value, shape.vocabulary) == (2, 16, 16, 16, 23)
+    encoder = {name for name, _ in base.named_parameters() if ".encoder." in f".{name}"}
+    assert len(encoder) > 10
+    assert shape.parameters == sum(parameter.numel() for name, parameter in base.named_parameters() if name not in encoder)
 
 
 def test_bad_requests_are_named() -> None:

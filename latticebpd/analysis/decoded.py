@@ -74,15 +74,16 @@ def decode(
     """
     counts = np.zeros((len(drafters), model.num_heads + 1), np.int64)
     verified, differing = np.zeros(len(drafters), np.int64), np.zeros(len(drafters), np.int64)
-    number = 0
+    number, encodes = 0, model.base.config.is_encoder_decoder
     for text, prompt_length in texts:
+        begin = 1 if encodes else prompt_length  # an encoder–decoder's output begins with its start token instead of the prompt
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
         for row, drafter_of in enumerate(drafters.values()):
             out = generate(model, prompt, drafter_of(continuation), max_new_tokens=len(continuation))
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
-            differing[row] += out.sequences[0, prompt_length:].tolist() != continuation
+            differing[row] += out.sequences[0, begin:].tolist() != continuation
             if on_decode is not None:
                 on_decode()
     if not number:

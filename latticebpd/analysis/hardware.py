@@ -31,10 +31,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from transformers import PreTrainedModel
+
     from latticebpd.models import BlockwiseLM
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
+FEED_FORWARD = ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff")
+"""What configurations call the width of a layer's feed-forward network."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +69,36 @@ class ModelShape:
     def of(cls, model: BlockwiseLM, bytes_per_number: int = 2) -> ModelShape:
         """The shape of a model, by its configuration.
 
+        Of an encoder–decoder it is the decoder's, since that is what calls read: neither the encoder's own parameters nor
+        the source's keys and values are counted.
+
         Raises:
             ValueError: the configuration does not name a width that is needed.
         """
         config: Any = model.base.config.get_text_config()
-        hidden, attention_heads = int(config.hidden_size), int(_first(config, "num_attention_heads"))
+        hidden, attention_heads = int(config.hidden_size), int(_first(config, "decoder_attention_heads", "num_attention_heads"))
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
-            parameters=sum(parameter.numel() for parameter in model.base.parameters()),
-            layers=int(_first(config, "num_hidden_layers")),
+            parameters=sum(parameter.numel() for parameter in _read_by_calls(model.base)),
+            layers=int(_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")),
             hidden=hidden,
-            feed_forward=int(_first(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)),
+            feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
             key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
             heads=model.num_heads,
             head_parameters=sum(parameter.numel() for parameter in model.heads.parameters()),
             vocabulary=model.vocab_size,
             bytes_per_number=bytes_per_number,
         )
+
+
+def _read_by_calls(base: PreTrainedModel) -> list[Parameter]:
+    """A model's parameters, but for those that an encoder has to itself."""
+    if not base.config.is_encoder_decoder:
+        return list(base.parameters())
+    encoder: Any = base.get_encoder()
+    shared = {id(parameter) for part in (base.get_decoder(), base.get_output_embeddings()) for parameter in part.parameters()}
+    own = {id(parameter) for parameter in encoder.parameters()} - shared
+    return [parameter for parameter in base.parameters() if id(parameter) not in own]
 
 
 def _first(config: Any, *names: str, default: int | None = None) -> int:

@@ -23,6 +23,7 @@ def read_texts(
     max_following: int,
     field: str = "text",
     limit: int | None = None,
+    sources: bool = False,
 ) -> Texts:
     """The prompts of a data set, each with what follows it there.
 
@@ -36,12 +37,15 @@ def read_texts(
         max_following: tokens behind the prompt to keep, at most.
         field: JSONL field that holds the text.
         limit: texts, at most.
+        sources: the prompts are an encoder–decoder's sources, so none is cut.
 
     Raises:
         ValueError: the file cannot be read as what its name says, or holds no text.
     """
     from latticebpd.shards import Texts
 
+    if sources and path.suffix == ".npy":
+        raise ValueError(f"{path}: expected text or sequences (.npz) as an encoder–decoder's sources, got an array of token ids")
     if path.suffix == ".npy":
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
     elif path.suffix == ".npz":
@@ -49,10 +53,10 @@ def read_texts(
     elif _holds_questions(path):
         pairs = _questions(path, tokenizer)
     else:
-        pairs = _documents(path, tokenizer, field, max_prompt_tokens)
+        pairs = _documents(path, tokenizer, field, None if sources else max_prompt_tokens)
     rows, lengths = [], []
     for text, prompt_length in islice(pairs, limit):
-        begin = max(0, prompt_length - max_prompt_tokens)
+        begin = 0 if sources else max(0, prompt_length - max_prompt_tokens)
         rows.append(text[begin : prompt_length + max_following])
         lengths.append(prompt_length - begin)
     if not rows:
@@ -60,12 +64,12 @@ def read_texts(
     return Texts.of_rows(rows, lengths)
 
 
-def _documents(path: Path, tokenizer: Tokenizer, field: str, max_prompt_tokens: int) -> Iterator[tuple[list[int], int]]:
+def _documents(path: Path, tokenizer: Tokenizer, field: str, max_prompt_tokens: int | None) -> Iterator[tuple[list[int], int]]:
     from lm_training.corpus import read_documents
 
     for document in read_documents([path], field):
         if ids := tokenizer.encode(document.text).ids:
-            yield ids, min(len(ids), max_prompt_tokens)
+            yield ids, len(ids) if max_prompt_tokens is None else min(len(ids), max_prompt_tokens)
 
 
 def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) -> Iterable[tuple[list[int], int]]:

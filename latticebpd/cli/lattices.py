@@ -26,7 +26,9 @@ def lattices(
     teacher_force: bool = typer.Option(
         False, "--teacher-force", help="Take what follows each prompt from the data, instead of letting the model write it."
     ),
-    max_prompt_tokens: int = typer.Option(64, min=1, help="Tokens of each text that serve as its prompt."),
+    max_prompt_tokens: int = typer.Option(
+        64, min=1, help="Tokens of each text that serve as its prompt; an encoder–decoder reads it whole."
+    ),
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
@@ -54,7 +56,7 @@ def lattices(
     blockwise = BlockwiseLM.from_pretrained(directory)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
-    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit)
+    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit, blockwise.base.config.is_encoder_decoder)
     options = CollectOptions(k, max_new_tokens, context, teacher_force)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))

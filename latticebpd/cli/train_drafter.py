@@ -21,6 +21,9 @@ def drafter(
         True, help="Have the text's last column say the first token, as the verifier's does; --no-anchored: a mask, as in the paper."
     ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."),
+    dropout: float | None = typer.Option(
+        None, min=0.0, max=0.99, help="In training, after every layer's parts; by default the verifier's."
+    ),
     steps: int = typer.Option(2000, min=1, help="Updates in all."),
     batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
     learning_rate: float = typer.Option(1e-3, min=0.0, help="AdamW's peak rate: embedding, norms and biases."),
@@ -78,7 +81,7 @@ def drafter(
         serving_sources=serving_sources,
     )
     torch.manual_seed(seed)
-    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored)
+    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout)
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with Process.join(device) as process:
         if process.rank == 0:
