@@ -3,7 +3,7 @@
     latticebpd train translation multi30k-train.jsonl --validation multi30k-val.jsonl -o verifier
     latticebpd distill train.npz --model verifier -o written          # and val.npz, -o written-val
     latticebpd train drafter written --validation written-val --model verifier -o drafter --block-size 30 --smallest-block 5
-    python benchmarks/bench_gad.py multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter -o found
+    python benchmarks/bench_gad.py multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst -o found
 
 Tables come as Markdown on standard output; in the directory: everything as JSON, the speed-up of every sentence as CSV and
 PNG, draft and verification of a few sentences as text and as a page.  Systems take turns sentence by sentence, so that a
@@ -349,12 +349,22 @@ def signature(arguments: argparse.Namespace) -> dict[str, str]:
     }
 
 
+def named(text: str) -> tuple[str, Path]:
+    name, separator, path = text.partition("=")
+    if not (name and separator and path):
+        raise argparse.ArgumentTypeError(f"expected NAME=DIR, got {text!r}")
+    return name, Path(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("pairs", type=Path, nargs="+", help="JSONL, a sentence and its translation a line")
     parser.add_argument("--verifier", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
-    parser.add_argument("--weaker", type=Path, help="another drafter of the same verifier, in the first one's place (table 5)")
+    parser.add_argument(
+        "--other", type=named, action="append", default=[], metavar="NAME=DIR",
+        help="another drafter of the same verifier, in the first one's place (table 5); may come several times",
+    )  # fmt: skip
     parser.add_argument("--lm", type=Path, help="n-gram model of the verifier's text, for the drafts of lattices")
     parser.add_argument("--alpha", type=float, default=0.5, help="its weight")
     parser.add_argument("--source", default="en")
@@ -388,9 +398,9 @@ def main() -> None:
     parts = {name: modules(setting, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
     table("Milliseconds a sentence by module, one after another:", ("system", *MODULES, "total"), record["modules"])
-    if arguments.weaker:
-        swapped, rows = read(arguments, arguments.weaker), []
-        for label, each in (("drafter", setting), ("weaker drafter", swapped)):
+    if arguments.other:
+        rows = []
+        for label, each in (("drafter", setting), *((name, read(arguments, path)) for name, path in arguments.other)):
             for name, system in systems(each).items():
                 if name.startswith("GAD"):
                     found = in_batches(each, system)

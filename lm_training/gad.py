@@ -39,7 +39,7 @@ UNLABELLED = -100
 
 @dataclass(frozen=True)
 class DrafterTraining(TranslationTraining):
-    """How to train a drafter.
+    """How to train a drafter; the rates suit one that begins with its verifier's weights.
 
     windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
         text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
@@ -49,6 +49,9 @@ class DrafterTraining(TranslationTraining):
     serving_sources: so many validation sources are translated, to measure tokens per call.
     """
 
+    learning_rate: float = 1e-3
+    muon_learning_rate: float = 2e-3
+    label_smoothing: float = 0.0
     windows: int = 8
     smallest_block: int | None = None
     reveal_first: float = 0.5

@@ -48,7 +48,7 @@ def test_one_run_writes_tables_trace_and_histogram(
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"en": en, "de": de}) + "\n" for en, de in SENTENCES))
     monkeypatch.setattr(bench, "MAX_NEW", 10)
-    models = ["--verifier", str(tmp_path / "verifier"), "--drafter", str(tmp_path / "drafter"), "--weaker", str(tmp_path / "drafter")]
+    models = ["--verifier", str(tmp_path / "verifier"), "--drafter", str(tmp_path / "drafter"), "--other", f"twin={tmp_path / 'drafter'}"]
     monkeypatch.setattr("sys.argv", ["bench_gad", str(pairs), *models, "--batch", "1,2", "--trace", "1", "-o", str(tmp_path / "found")])
     bench.main()
     printed = capsys.readouterr().out
@@ -60,6 +60,7 @@ def test_one_run_writes_tables_trace_and_histogram(
         "Lattices and trees",
         "by module",
         "Another drafter",
+        "GAD, k = 5, twin",
     ):
         assert title in printed
     record = read_record(tmp_path / "found" / "gad.json")
