@@ -23,7 +23,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from latticebpd.report.gad import MODULES
 
 MAX_NEW = 96
 GAD_PLUS = ((3, 1.0), (5, 3.0))
+SPEEDS = ("over beam 5", "over greedy", "ms a sentence")
 BETAS, TAUS = (3, 5), (1.0, 2.0, 3.0, 4.0, 5.0)
 
 
@@ -64,6 +65,10 @@ class Setting:
     lm: Path | None
     alpha: float
     clock: Clock
+
+    def first(self, count: int | None) -> Setting:
+        """The same with fewer sentences."""
+        return replace(self, sources=self.sources[:count], texts=self.texts[:count], references=self.references[:count])
 
     def text(self, tokens: Sequence[int]) -> str:
         return self.tokenizer.decode(list(tokens)).strip()
@@ -213,25 +218,43 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print(f"| {' | '.join('' if value is None else f'{value:.2f}' if isinstance(value, float) else str(value) for value in row)} |")
 
 
-def main_table(setting: Setting, rows: int) -> tuple[dict[str, Found], list[list[Any]]]:
-    found = compared(setting, systems(setting), rows)
-    beam, greedy = found["beam 5, generate()"], found["greedy, generate()"]
-    exact = [name for name, system in systems(setting).items() if not isinstance(system, dict) and isinstance(system[1], Exact)]
-    for name in exact:
-        if found[name].rows != greedy.rows:
-            different = sum(one != two for one, two in zip(found[name].rows, greedy.rows, strict=True))
+def check_exact(chosen: dict[str, System], found: dict[str, Found]) -> None:
+    """ValueError where exact acceptance wrote another text than `generate()`."""
+    for name, system in chosen.items():
+        if not isinstance(system, dict) and isinstance(system[1], Exact) and found[name].rows != found["greedy, generate()"].rows:
+            different = sum(one != two for one, two in zip(found[name].rows, found["greedy, generate()"].rows, strict=True))
             raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
+
+
+def calls_of(found: Found) -> list[Any]:
+    return [found.iterations, found.accepted] if found.calls else ["one a token", None]
+
+
+def timed(setting: Setting, rows: int) -> tuple[dict[str, Found], list[list[Any]]]:
+    """Systems side by side, by the clock."""
+    chosen = systems(setting)
+    found = compared(setting, chosen, rows)
+    check_exact(chosen, found)
     if rows == 1:
         found["drafter alone"] = alone(setting)
-    lines = []
+    beam, greedy, lines = found["beam 5, generate()"].seconds, found["greedy, generate()"].seconds, []
     for name, each in found.items():
-        calls = [each.iterations, each.accepted] if each.calls else ["one a token", None]
         total = sum(each.seconds)
-        speed = [sum(beam.seconds) / total, sum(greedy.seconds) / total, 1e3 * total / len(each.seconds)]
-        lines.append([name, *calls, setting.bleu(each.rows), *speed, repetition(each.rows)])
-    head = ("system", "iterations", "tok.", "BLEU", "over beam 5", "over greedy", "ms a sentence", "repeats, %")
-    table(f"Batches of {rows}:", head, lines)
+        speed = [sum(beam) / total, sum(greedy) / total, 1e3 * total / len(each.seconds)]
+        lines.append([name, *calls_of(each), *speed])
+    table(f"Batches of {rows}, {len(setting.sources)} sentences:", ("system", "iterations", "tok.", *SPEEDS), lines)
     return found, lines
+
+
+def quality(setting: Setting) -> list[list[Any]]:
+    """Calls and texts of all sentences, which need no clock."""
+    chosen = systems(setting)
+    found = {name: in_batches(setting, system) for name, system in chosen.items()}
+    check_exact(chosen, found)
+    found["drafter alone"] = alone(setting)
+    lines = [[name, *calls_of(each), setting.bleu(each.rows), repetition(each.rows)] for name, each in found.items()]
+    table("Calls and texts:", ("system", "iterations", "tok.", "BLEU", "repeats, %"), lines)
+    return lines
 
 
 def sweeps(setting: Setting) -> dict[str, list[list[Any]]]:
@@ -370,6 +393,7 @@ def main() -> None:
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--limit", type=int, help="so many sentences only")
+    parser.add_argument("--timed", type=int, help="so many of them where the clock decides; the other tables take all")
     parser.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
     parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], help="sentences at once")
     parser.add_argument("--trace", type=int, default=3, help="sentences to show call by call")
@@ -388,16 +412,18 @@ def main() -> None:
     sizes = {"verifier": setting.verifier, "drafter": setting.drafter.base}
     record["parameters"] = {name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}
     print(f"{len(setting.sources)} sentences | parameters {record['parameters']}")
+    few, chosen = setting.first(arguments.timed), systems(setting)
     for rows in arguments.batch:
-        found_of[rows], record[f"batches of {rows}"] = main_table(setting, rows)
+        found_of[rows], record[f"batches of {rows}"] = timed(few, rows)
     if arguments.systems_only:
         return
-    record |= sweeps(setting)
-    record["lattices"] = lattices(setting)
-    chosen = systems(setting)
-    parts = {name: modules(setting, system) for name, system in chosen.items() if name.startswith("GAD")}
+    parts = {name: modules(few, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
     table("Milliseconds a sentence by module, one after another:", ("system", *MODULES, "total"), record["modules"])
+    record["memory"] = memory(few)
+    record["quality"] = quality(setting)
+    record |= sweeps(setting)
+    record["lattices"] = lattices(setting)
     if arguments.other:
         rows = []
         for label, each in (("drafter", setting), *((name, read(arguments, path)) for name, path in arguments.other)):
@@ -407,11 +433,10 @@ def main() -> None:
                     rows.append([f"{name}, {label}", found.accepted, found.iterations, each.bleu(found.rows)])
         table("Another drafter in its place:", ("system", "tok.", "iterations", "BLEU"), rows)
         record["swap"] = rows
-    record["memory"] = memory(setting)
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
         if 1 in found_of:
-            histogram(found_of[1], list(chosen)[-1], arguments.output)
+            histogram(found_of[1], next(name for name in reversed(chosen) if "++" not in name), arguments.output)
         trace(setting, arguments.output, arguments.trace)
         with replacing(arguments.output / "gad.json") as temporary:
             temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

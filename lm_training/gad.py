@@ -10,7 +10,7 @@ target's end have no label.
 
 *Glancing* (Qian 2021): the drafter fills the window once; then as many of its tokens as ``ratio`` times the wrong ones,
 chosen at random, are put in place of their masks, and the loss is that of the others.  Nothing outside the window is
-ever put in.  The ratio falls linearly from 0.5 to 0.3.
+ever put in, nor an anchored drafter's first token, which no mask says.  The ratio falls linearly from 0.5 to 0.3.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DrafterTraining(TranslationTraining):
 
     windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
         text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
-    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, few as
-        likely as twice as many; None, as in the paper, always fills as many as the block size.
+    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, evenly on a
+        logarithmic scale; None, as in the paper, always fills as many as the block size.
     reveal_first, reveal_last: glancing's ratio at the first and the last update.
     serving_sources: so many validation sources are translated, to measure tokens per call.
     """

@@ -53,8 +53,9 @@ def test_one_run_writes_tables_trace_and_histogram(
     bench.main()
     printed = capsys.readouterr().out
     for title in (
-        "Batches of 1:",
-        "Batches of 2:",
+        f"Batches of 1, {len(SENTENCES)} sentences:",
+        f"Batches of 2, {len(SENTENCES)} sentences:",
+        "Calls and texts:",
         "Block sizes:",
         "GAD++ by β and τ:",
         "Lattices and trees",
@@ -64,7 +65,7 @@ def test_one_run_writes_tables_trace_and_histogram(
     ):
         assert title in printed
     record = read_record(tmp_path / "found" / "gad.json")
-    assert len(gad_section(record).items) == 8
+    assert len(gad_section(record).items) == 9
     with (tmp_path / "found" / "speedups.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(SENTENCES)
     assert (tmp_path / "found" / "speedups.png").read_bytes().startswith(b"\x89PNG")

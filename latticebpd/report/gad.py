@@ -29,11 +29,14 @@ _QUALITY = (("tok.", TOKENS), ("BLEU", BLEU))
 _SYSTEMS = (
     Column("system"),
     Column("iterations", CALLS, _shown),
-    Column("tok.", TOKENS, two),
-    Column("BLEU", BLEU, two),
+    Column("tok.", TOKENS, _shown),
     Column("over beam 5", SPEED, decimals(2, "×")),
     Column("over greedy", SPEED, decimals(2, "×")),
     Column("ms a sentence", form=two),
+)
+_TEXTS = (
+    *_SYSTEMS[:3],
+    Column("BLEU", BLEU, two),
     Column("repeats", "Tokens that repeat the one before.", percent),
 )
 _BLOCKS = (
@@ -53,6 +56,7 @@ _LATTICES = (
 )
 _SWAP = (Column("system"), Column("tok.", TOKENS, two), Column("iterations", CALLS, two), Column("BLEU", BLEU, two))
 _TABLES: dict[str, tuple[str, str, tuple[Column, ...]]] = {
+    "quality": ("gad-texts", "Calls and texts", _TEXTS),
     "block sizes": ("gad-blocks", "Block sizes, GAD and GAD++ (β = 3, τ = 1)", _BLOCKS),
     "beta and tau": ("gad-grid", "GAD++ by β and τ", _GRID),
     "lattices": ("gad-lattices", "Lattices, n-gram model and trees, exact acceptance", _LATTICES),
