@@ -45,6 +45,8 @@ class DrafterTraining(TranslationTraining):
         text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
     smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, evenly on a
         logarithmic scale; None, as in the paper, always fills as many as the block size.
+    slot_decay: each token of a window weighs so much of what the one before it does; 1, as in the paper, all alike.  A token
+        is accepted only if all before it are, so that the first ones decide most.
     reveal_first, reveal_last: glancing's ratio at the first and the last update.
     serving_sources: so many validation sources are translated, to measure tokens per call.
     """
@@ -54,6 +56,7 @@ class DrafterTraining(TranslationTraining):
     label_smoothing: float = 0.0
     windows: int = 8
     smallest_block: int | None = None
+    slot_decay: float = 1.0
     reveal_first: float = 0.5
     reveal_last: float = 0.3
     serving_sources: int = 32
@@ -62,6 +65,8 @@ class DrafterTraining(TranslationTraining):
         for name in ("reveal_first", "reveal_last"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
+        if not 0.0 < self.slot_decay <= 1.0:
+            raise ValueError(f"expected slot_decay above 0, at most 1, got {self.slot_decay}")
         if self.windows < 1:
             raise ValueError(f"expected windows >= 1, got {self.windows}")
 
@@ -80,7 +85,7 @@ class Windows:
     labels: ``[rows, windows, slots]``; ``UNLABELLED`` behind the target's end.
     priorities: ``[rows, windows, slots]`` random; glancing reveals those with the lowest.
     reveal: glancing's ratio.
-    weight: what the sum over the labels' losses is multiplied by.
+    weight: what the weighted sum over the labels' losses is multiplied by.
     seed: of the dropout, so that a resumed run equals an unbroken one.
     """
 
@@ -145,9 +150,10 @@ class DrafterObjective(TranslationObjective):
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
         prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]
         windows = self.windows(whole.sources, whole.mask, targets, prefixes, slots, rng, slice(part, None, parts))
-        labels = sum(min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn)
+        labels = [min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn]
+        total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
         seed = (self.drafting.seed * 1_000_003 + step) * 1009 + part
-        return replace(windows, reveal=self.drafting.reveal_ratio(step), weight=parts / max(1, labels), seed=seed)
+        return replace(windows, reveal=self.drafting.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
 
     def windows(
         self,
@@ -181,8 +187,13 @@ class DrafterObjective(TranslationObjective):
             seed=0,
         )
 
+    def importance(self, slots: int) -> np.ndarray:
+        """``[slots]``: what each token of a window weighs."""
+        weights: np.ndarray = self.drafting.slot_decay ** np.arange(slots)
+        return weights
+
     def forward(self, batch: Windows) -> dict[str, Tensor]:  # type: ignore[override]
-        """``loss``, smoothed, in nats per token of the windows; ``accuracy`` of the first filling."""
+        """``loss``, smoothed, in nats per token of the windows; ``accuracy`` of the first filling; both weighted by slot."""
         if not len(batch.sources):  # more parts than sentences
             nothing = sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
             return {"loss": cast(Tensor, nothing), "accuracy": torch.zeros(())}
@@ -190,11 +201,12 @@ class DrafterObjective(TranslationObjective):
             torch.manual_seed(batch.seed)
         source = self.drafter.encode(batch.sources, batch.mask)
         inside, columns, right = batch.labels != UNLABELLED, batch.columns, None
+        importance = torch.from_numpy(self.importance(inside.shape[2])).to(inside.device, torch.float32).expand(inside.shape)
         scored = inside
         if batch.reveal:
             with torch.no_grad():
                 predicted = self.filled(batch, source)
-            right = (predicted == batch.labels).sum()
+            right = importance[predicted == batch.labels].sum()
             masked = batch.labels.clone()
             masked[:, :, : int(self.drafter.anchored)] = UNLABELLED  # what no mask says, no mask can reveal
             revealed = glance(predicted, masked, batch.priorities, batch.reveal)
@@ -203,10 +215,10 @@ class DrafterObjective(TranslationObjective):
             columns, scored = replace(columns, tokens=tokens), inside & ~revealed
         logits = self.drafter.logits(self.drafter(source, columns).unflatten(1, inside.shape[1:])[scored])
         smoothing = self.drafting.label_smoothing
-        loss = F.cross_entropy(logits, batch.labels[scored], label_smoothing=smoothing, reduction="sum")
+        losses = F.cross_entropy(logits, batch.labels[scored], label_smoothing=smoothing, reduction="none")
         if right is None:  # nothing was revealed, so this filling is the first
-            right = (logits.detach().argmax(dim=-1) == batch.labels[scored]).sum()
-        return {"loss": loss * batch.weight, "accuracy": right * batch.weight}
+            right = importance[inside][logits.detach().argmax(dim=-1) == batch.labels[scored]].sum()
+        return {"loss": (losses * importance[scored]).sum() * batch.weight, "accuracy": right * batch.weight}
 
     def filled(self, batch: Windows, source: Any) -> Tensor:
         """``[rows, windows, slots]``: the best token of every labelled mask, -1 elsewhere."""

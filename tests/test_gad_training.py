@@ -184,20 +184,28 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool) -> No
             assert sum(float(values[name].detach()) for values in each) / parts == pytest.approx(float(whole[name].detach()), rel=1e-4)
 
 
-@pytest.mark.parametrize("anchored", [False, True])
-def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool) -> None:
-    options = DrafterTraining(steps=10, batch_tokens=128, reveal_first=0.0, reveal_last=0.0, label_smoothing=0.0)
+@pytest.mark.parametrize(("anchored", "decay"), [(False, 1.0), (True, 1.0), (True, 0.5)])
+def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool, decay: float) -> None:
+    options = DrafterTraining(steps=10, batch_tokens=128, reveal_first=0.0, reveal_last=0.0, label_smoothing=0.0, slot_decay=decay)
     trained = objective(options, anchored=anchored)
     trained.eval()
     batch = trained.batch(0, 0, 1)
-    losses = []
+    losses, right, weights = [], [], []
     for row, prefix, labels in windows_of(batch):  # one by one, without any padding or other windows
         length = int(batch.mask[row].sum())
         source = trained.drafter.encode(batch.sources[row : row + 1, :length], batch.mask[row : row + 1, :length])
         hidden = trained.drafter(source, masked_columns([prefix], [0], trained.drafter.block_size, MASK, anchored=anchored))[0]
         log_probs = trained.drafter.logits(hidden).log_softmax(dim=-1).detach()
-        losses += [-float(log_probs[place, label]) for place, label in enumerate(labels) if label != UNLABELLED]
-    assert float(trained(batch)["loss"].detach()) == pytest.approx(float(np.mean(losses)), rel=1e-4)
+        for place, label in enumerate(labels):
+            if label != UNLABELLED:
+                losses.append(-float(log_probs[place, label]))
+                right.append(int(log_probs[place].argmax()) == label)
+                weights.append(decay**place)
+    found = trained(batch)
+    assert float(found["loss"].detach()) == pytest.approx(float(np.average(losses, weights=weights)), rel=1e-4)
+    assert float(found["accuracy"]) == pytest.approx(float(np.average(right, weights=weights)), rel=1e-4)
+    with pytest.raises(ValueError, match="expected slot_decay above 0, at most 1, got 0"):
+        DrafterTraining(slot_decay=0)
 
 
 def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -> None:
