@@ -197,6 +197,9 @@ class Trainer:
 
     def run(self, progress: bool = True) -> None:
         """Train to the last step, logging and writing checkpoints on the way; write the finished model."""
+        # The momentum of a matrix row that gets no gradient any more (a dead unit) fades to denormal numbers after some 1,700
+        # updates, with which processors reckon a hundred times slower: zero will do.
+        torch.set_flush_denormal(True)
         self.restore()
         module: Any = torch.compile(self.objective) if self.compile else self.objective
         if self.process.world > 1 and not self.fsdp:

@@ -183,7 +183,7 @@ def test_texts_that_yield_no_lattice_are_left_out() -> None:
 SOURCES = [[8, 9, 7, 5], [6, 3, 5], [10, 4, 11, 12, 5], [21, 5], [9, 9, 8, 14, 3, 5]]
 
 
-def translator(family: str, seed: int = 1) -> BlockwiseLM:
+def translator(family: str, seed: int) -> BlockwiseLM:
     """A random encoder–decoder with random heads; its texts vary, and end with token 5."""
     torch.manual_seed(seed)
     base = verifier_of(family, seed) if family != "t5" else tiny("t5", seed, eos=5)
@@ -193,15 +193,22 @@ def translator(family: str, seed: int = 1) -> BlockwiseLM:
     return BlockwiseLM(base, heads).eval()
 
 
+def targets_of(model: BlockwiseLM) -> list[list[int]]:
+    """What ``generate()`` writes."""
+    rows = [torch.tensor([source]) for source in SOURCES]
+    return [
+        model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)[0, 1:].tolist()  # type: ignore[operator]
+        for ids in rows
+    ]
+
+
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str, tmp_path: Path) -> None:
     """Walked through, they make the calls of a decode; given its own text, they are the same."""
-    model = translator(family)
+    tried = (translator(family, seed) for seed in range(20))
+    model = next(model for model in tried if min(map(len, targets_of(model))) > 1)  # shorter ones have no lattice
     lattices, texts = collect(model, data(SOURCES), OPTIONS, batch_size=2)
-    for (text, length), source in zip(texts, SOURCES, strict=True):
-        ids = torch.tensor([source])
-        reference = model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)  # type: ignore[operator]
-        assert (text[:length], text[length:]) == (source, reference[0, 1:].tolist())
+    assert [(text[:length], text[length:]) for text, length in texts] == list(zip(SOURCES, targets_of(model), strict=True))
     first, length = next(iter(texts))
     assert lattices.context[0].tolist() == [-1, 1, first[length]]  # the decoder's start token, and what the prefill said
     with torch.no_grad():
@@ -230,4 +237,4 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
 
 def test_a_source_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected sources of at most 96 tokens \(the model's positions\), got one of 97"):
-        collect(translator("marian"), data([[8] * 97]), OPTIONS)
+        collect(translator("marian", 1), data([[8] * 97]), OPTIONS)
