@@ -332,6 +332,10 @@ def histogram(found: dict[str, Found], name: str, directory: Path) -> None:
 
 def trace(setting: Setting, directory: Path, count: int) -> None:
     """Table 11, for sentences that took several calls."""
+
+    def decoded(tokens: Sequence[int]) -> str:
+        return setting.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
     examples, lines = [], []
     for name, rule in (("GAD", Exact()), ("GAD++ (3, 1)", TopBeta(3, 1.0))):
         for row in range(min(count, len(setting.sources))):
@@ -339,9 +343,8 @@ def trace(setting: Setting, directory: Path, count: int) -> None:
             out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
             found = exchanges(setting.verifier, source, out)
             examples.append(Example(f"{name}, sentence {row + 1}", setting.texts[row], found))
-            lines.append(f"{name}: {setting.texts[row]}\n{trace_text(found, setting.text)}\n")
-    decode_all = lambda tokens: setting.tokenizer.decode(list(tokens), skip_special_tokens=False)  # noqa: E731
-    for file, content in (("trace.txt", "\n".join(lines)), ("trace.html", trace_html("GAD, call by call", examples, decode_all))):
+            lines.append(f"{name}: {setting.texts[row]}\n{trace_text(found, lambda tokens: decoded(tokens).strip())}\n")
+    for file, content in (("trace.txt", "\n".join(lines)), ("trace.html", trace_html("GAD, call by call", examples, decoded))):
         with replacing(directory / file) as temporary:
             temporary.write_text(content, encoding="utf-8")
 
