@@ -145,7 +145,8 @@ class DrafterObjective(TranslationObjective):
         """Prefixes, windows and priorities are drawn for the whole step, so that every part sees its own rows' alike."""
         whole = super().batch(step, 0, 1)
         rng = np.random.default_rng([self.drafting.seed, step])
-        slots = int(self.smallest * ((self.drafter.block_size + 1) / self.smallest) ** rng.random())
+        most = self.drafter.block_size
+        slots = min(most, int(self.smallest * ((most + 1) / self.smallest) ** rng.random()))
         targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
         prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]

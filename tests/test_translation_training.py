@@ -182,6 +182,9 @@ def test_the_command_trains_from_text_and_a_student_from_what_a_teacher_wrote(tm
     with pytest.raises(ValueError, match="expected either --model, whose tokenizer is kept, or --tokenizer, got both"):
         command("written.npz", "both", *further, "--tokenizer", str(tokenizer))
     assert not (tmp_path / "both").exists()
+    (tmp_path / "teacher" / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected the tokenizer of the model to begin with, found none"):
+        command("pairs.v1.jsonl", "both", *further, *fields)
 
 
 def test_positions_that_are_constants_are_not_learnt_by_models_from_disk(tmp_path):

@@ -51,6 +51,8 @@ def translation(
     if shape not in SHAPES:
         raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
     kept = tokenizer or (model or output) / "tokenizer.json"
+    if model is not None and not kept.exists():
+        raise ValueError(f"{kept}: expected the tokenizer of the model to begin with, found none")
     texts = [path for path in [*pairs, validation] if ".jsonl" in path.suffixes]
     if kept.exists():
         bpe = load_tokenizer(kept)
