@@ -21,7 +21,7 @@ from lm_training.corpus import END_OF_TEXT, corpus_ids, encode_documents, is_hel
 from lm_training.muon import orthogonalise
 from lm_training.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
 from lm_training.sequences import Sequences
-from lm_training.training import Trainer, cosine, trapezoid
+from lm_training.training import Trainer, cosine, denormals_flushed, trapezoid
 
 SHAPE = ModelShape(
     vocab_size=31,
@@ -217,6 +217,33 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
     train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=60, learning_rate=1e-2), 0, progress=False)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
+
+
+def test_denormal_numbers_are_zero_in_training_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def product() -> float:
+        return float((torch.tensor([5e-324], dtype=torch.float64) * 2.0)[0])
+
+    seen: list[float] = []
+    batch = BlockwiseObjective.batch
+
+    def noting(self: BlockwiseObjective, step: int, part: int, parts: int) -> object:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(product())
+        return batch(self, step, part, parts)
+
+    monkeypatch.setattr(BlockwiseObjective, "batch", noting)
+    with pytest.raises(KeyboardInterrupt):
+        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    assert seen == [0.0]
+    assert product() == 1e-323
+    with denormals_flushed(), denormals_flushed():
+        pass
+    assert product() == 1e-323
+    with denormals_flushed():
+        with denormals_flushed():
+            pass
+        assert product() == 0.0  # as it was found
 
 
 def test_interrupted_training_ends_with_the_same_weights_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
