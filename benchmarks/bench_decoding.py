@@ -37,10 +37,10 @@ from rich.console import Console
 
 import latticebpd
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, decoding, generate
-from latticebpd.bundle import Bundle, load_bundle
-from latticebpd.decoding import Generated
-from latticebpd.drafters import Drafter, MixtureDrafter, PromptNgramDrafter, heads
-from latticebpd.payoff import SIZES, pay_off
+from latticebpd.analysis.payoff import SIZES, pay_off
+from latticebpd.decoding.loop import Generated
+from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, heads
+from latticebpd.models.bundle import Bundle, load_bundle
 from latticebpd.verification import TreeVerifier, verifier_for
 
 err = Console(stderr=True)

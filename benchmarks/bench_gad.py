@@ -41,9 +41,9 @@ from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
-from latticebpd.gad_trace import Example, exchanges, trace_html, trace_text
-from latticebpd.nonautoregressive import NonAutoregressiveModel, check_pair, load_verifier
+from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
 from latticebpd.report.gad import MODULES
+from latticebpd.report.gad_trace import Example, exchanges, trace_html, trace_text
 
 MAX_NEW = 96
 GAD_PLUS = ((3, 1.0), (5, 3.0))

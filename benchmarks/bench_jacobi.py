@@ -29,9 +29,7 @@ from rich.progress import Progress
 import latticebpd
 from latticebpd.cli.jacobi_inputs import read_texts
 from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
-from latticebpd.decoding import fill_token
-from latticebpd.drafters import PathsDrafter
-from latticebpd.jacobi import (
+from latticebpd.decoding.jacobi import (
     Drafted,
     LengthRatio,
     NgramContinuation,
@@ -41,10 +39,12 @@ from latticebpd.jacobi import (
     hybrid_jacobi,
     jacobi,
 )
-from latticebpd.jacobi.comparison import GREEDY, Batch, Measured, System, compare, parallel, stock
-from latticebpd.models import BlockwiseLM, vocab_size
-from latticebpd.rescoring import NgramRescorer, as_rescorer
-from latticebpd.stopping import end_of_text_ids
+from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Measured, System, compare, parallel, stock
+from latticebpd.decoding.loop import fill_token
+from latticebpd.decoding.stopping import end_of_text_ids
+from latticebpd.drafting import PathsDrafter
+from latticebpd.models.blockwise import BlockwiseLM, vocab_size
+from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer
 
 BEAM = "beam 5"
 ESTIMATE = LengthRatio(1.5, 5.0)

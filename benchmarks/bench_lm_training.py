@@ -30,8 +30,8 @@ from pathlib import Path
 import numpy as np
 
 import fst
-from lm_training.counts import TokenStream
-from lm_training.kenlm import write_sentences
+from lm_training.ngram.counts import TokenStream
+from lm_training.ngram.kenlm import write_sentences
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ import transformers
 from bench_decoding import Clock, Stopwatch, err, machine, show
 
 from latticebpd import NeuralRescorer, NoDrafter, ParallelNeuralRescorer, PathsDrafter, TreeDrafter, VanillaDrafter, generate
-from latticebpd.bundle import LM, Bundle, load_bundle
-from latticebpd.decoding import Generated
-from latticebpd.drafters import Drafter, heads
-from lm_training.heads import load_sequences
-from lm_training.sequences import padded
+from latticebpd.decoding.loop import Generated
+from latticebpd.drafting import Drafter, heads
+from latticebpd.models.bundle import LM, Bundle, load_bundle
+from lm_training.data.sequences import padded
+from lm_training.neural.heads import load_sequences
 
 
 def systems(bundle: Bundle, neural: NeuralRescorer, parallel: ParallelNeuralRescorer) -> dict[str, Callable[[], Drafter]]:

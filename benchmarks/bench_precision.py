@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from latticebpd import BlockwiseLM, NoDrafter, TreeDrafter, check_lossless, generate
-from latticebpd.bundle import MODEL, Bundle, load_bundle
+from latticebpd.models.bundle import MODEL, Bundle, load_bundle
 
 
 def decodes(model: BlockwiseLM, bundle: Bundle, nodes: int, new: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:

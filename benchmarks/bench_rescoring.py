@@ -83,7 +83,7 @@ def skip_gram_lattices(corpus: np.ndarray, count: int) -> Lattices:
 
 
 def katz_model(corpus: np.ndarray, max_ngrams: int | None) -> fst.NgramModel:
-    from lm_training.ngram import estimate
+    from lm_training.ngram.estimation import estimate
 
     return fst.NgramModel.from_table(estimate(corpus, 4, vocab_size=int(corpus.max()) + 1, max_ngrams=max_ngrams))
 

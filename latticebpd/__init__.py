@@ -24,14 +24,16 @@ if not hasattr(fst, "NgramModel"):  # some other module of this common name come
     )
 
 from latticebpd._version import __version__
-from latticebpd.drafts import Drafts, DraftTree
-from latticebpd.lattice import LatticeSet, SausageLattice, oracle_path
-from latticebpd.rescoring import Rescorer, draft_tree, rescore
+from latticebpd.lattices.drafts import Drafts, DraftTree
+from latticebpd.lattices.lattice import LatticeSet, SausageLattice, oracle_path
+from latticebpd.scoring.rescoring import Rescorer, draft_tree, rescore
 
 if TYPE_CHECKING:
-    from latticebpd.acceptance import Acceptance, Distance, Exact, MinimumBlock, Sampling, TopBeta, TopK
-    from latticebpd.decoding import Generated, Step, generate
-    from latticebpd.drafters import (
+    from latticebpd.analysis.payoff import PayOff, pay_off
+    from latticebpd.decoding.acceptance import Acceptance, Distance, Exact, MinimumBlock, Sampling, TopBeta, TopK
+    from latticebpd.decoding.loop import Generated, Step, generate
+    from latticebpd.decoding.lossless import Divergence, Losslessness, check_lossless
+    from latticebpd.drafting import (
         Drafter,
         GadDrafter,
         GadPathsDrafter,
@@ -49,50 +51,48 @@ if TYPE_CHECKING:
         VanillaDrafter,
         load_top_k,
     )
-    from latticebpd.heads import BlockHeads
-    from latticebpd.lossless import Divergence, Losslessness, check_lossless
-    from latticebpd.medusa import load_medusa
-    from latticebpd.models import BlockwiseLM
-    from latticebpd.neural import NeuralRescorer, ParallelNeuralRescorer
-    from latticebpd.payoff import PayOff, pay_off
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.heads import BlockHeads
+    from latticebpd.models.medusa import load_medusa
+    from latticebpd.scoring.neural import NeuralRescorer, ParallelNeuralRescorer
 
 _NEED_TORCH = {
-    "Acceptance": "acceptance",
-    "BlockHeads": "heads",
-    "BlockwiseLM": "models",
-    "Distance": "acceptance",
-    "Divergence": "lossless",
-    "Drafter": "drafters",
-    "Exact": "acceptance",
-    "GadDrafter": "drafters",
-    "GadPathsDrafter": "drafters",
-    "GadTreeDrafter": "drafters",
-    "Generated": "decoding",
-    "GoldDrafter": "drafters",
-    "Losslessness": "lossless",
-    "MinimumBlock": "acceptance",
-    "MixtureDrafter": "drafters",
-    "NeuralRescorer": "neural",
-    "NoDrafter": "drafters",
-    "OracleDrafter": "drafters",
-    "ParallelNeuralRescorer": "neural",
-    "PathsDrafter": "drafters",
-    "PayOff": "payoff",
-    "PreviousOutputDrafter": "drafters",
-    "PromptNgramDrafter": "drafters",
-    "Sampling": "acceptance",
-    "SavedTopKDrafter": "drafters",
-    "State": "drafters",
-    "Step": "decoding",
-    "TopBeta": "acceptance",
-    "TopK": "acceptance",
-    "TreeDrafter": "drafters",
-    "VanillaDrafter": "drafters",
-    "check_lossless": "lossless",
-    "generate": "decoding",
-    "load_medusa": "medusa",
-    "load_top_k": "drafters",
-    "pay_off": "payoff",
+    "Acceptance": "decoding.acceptance",
+    "BlockHeads": "models.heads",
+    "BlockwiseLM": "models.blockwise",
+    "Distance": "decoding.acceptance",
+    "Divergence": "decoding.lossless",
+    "Drafter": "drafting",
+    "Exact": "decoding.acceptance",
+    "GadDrafter": "drafting",
+    "GadPathsDrafter": "drafting",
+    "GadTreeDrafter": "drafting",
+    "Generated": "decoding.loop",
+    "GoldDrafter": "drafting",
+    "Losslessness": "decoding.lossless",
+    "MinimumBlock": "decoding.acceptance",
+    "MixtureDrafter": "drafting",
+    "NeuralRescorer": "scoring.neural",
+    "NoDrafter": "drafting",
+    "OracleDrafter": "drafting",
+    "ParallelNeuralRescorer": "scoring.neural",
+    "PathsDrafter": "drafting",
+    "PayOff": "analysis.payoff",
+    "PreviousOutputDrafter": "drafting",
+    "PromptNgramDrafter": "drafting",
+    "Sampling": "decoding.acceptance",
+    "SavedTopKDrafter": "drafting",
+    "State": "drafting",
+    "Step": "decoding.loop",
+    "TopBeta": "decoding.acceptance",
+    "TopK": "decoding.acceptance",
+    "TreeDrafter": "drafting",
+    "VanillaDrafter": "drafting",
+    "check_lossless": "decoding.lossless",
+    "generate": "decoding.loop",
+    "load_medusa": "models.medusa",
+    "load_top_k": "drafting",
+    "pay_off": "analysis.payoff",
 }
 
 __all__ = [

@@ -22,18 +22,18 @@ from tokenizers import Tokenizer
 import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import bundle
+from latticebpd.analysis.replay import collect_lattices
 from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.cli.console import progress, quiet_transformers
-from latticebpd.heads import BlockHeads
-from latticebpd.models import BlockwiseLM, load_base, new_heads
-from latticebpd.replay import collect_lattices
-from latticebpd.stopping import own_end_of_text_ids
-from lm_training.blockwise import ModelShape, TrainingOptions, train_blockwise
-from lm_training.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
-from lm_training.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.heads import HeadTraining, train_heads
-from lm_training.ngram import estimate
+from latticebpd.decoding.stopping import own_end_of_text_ids
+from latticebpd.models import bundle
+from latticebpd.models.blockwise import BlockwiseLM, load_base, new_heads
+from latticebpd.models.heads import BlockHeads
+from lm_training.data.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
+from lm_training.neural.heads import HeadTraining, train_heads
+from lm_training.ngram.estimation import estimate
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
 """Sources with parts under a share-alike licence."""

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.cli import main
-from latticebpd.models import BlockHeads, BlockwiseLM
+from latticebpd.models.blockwise import BlockHeads, BlockwiseLM
 
 # Models this small run fastest on one thread, and tests then share a machine well.
 torch.set_num_threads(1)

@@ -7,10 +7,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=20000
-selection=(tests/test_search.py tests/test_arpa.py tests/test_const_file.py tests/test_ngram_model.py tests/test_product.py)
+selection=(tests/fst/test_search.py tests/fst/test_arpa.py tests/fst/test_const_file.py tests/fst/test_ngram_model.py tests/fst/test_product.py)
 if [[ "${1:-}" == "--quick" ]]; then
   rounds=1500
-  selection=(tests/test_search.py)
+  selection=(tests/fst/test_search.py)
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2
   exit 2

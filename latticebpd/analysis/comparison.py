@@ -16,8 +16,8 @@ import fst
 from latticebpd.analysis.oracle import Walk, losses, ranks
 from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.systems import NO_MODEL, ORACLE, VANILLA, Models, Outcome, System, Weights
-from latticebpd.lattice import PADDING, LatticeSet
-from latticebpd.rescoring import LanguageModel, NgramRescorer, as_rescorer
+from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.scoring.rescoring import LanguageModel, NgramRescorer, as_rescorer
 
 RESAMPLES = 1000
 UNIT = 256

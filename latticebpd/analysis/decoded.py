@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latticebpd.decoding import generate
-from latticebpd.drafters import Drafter, OracleDrafter, VanillaDrafter
-from latticebpd.models import BlockwiseLM
+from latticebpd.decoding.loop import generate
+from latticebpd.drafting import Drafter, OracleDrafter, VanillaDrafter
+from latticebpd.models.blockwise import BlockwiseLM
 
 Factory = Callable[[Sequence[int]], Drafter]
 """From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
@@ -64,7 +64,7 @@ def decode(
     """Write the texts again with every drafter.
 
     Args:
-        texts: tokens, prompt included, and length of the prompt, as ``latticebpd.shards.texts_of`` yields them; the model's own
+        texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields them; the model's own
             greedy texts.
         drafters: by name.
         on_decode: called after each decode, for progress.

@@ -19,7 +19,7 @@ import numpy as np
 
 from latticebpd.analysis.oracle import lengths_of, ranks
 from latticebpd.analysis.signature import Signature
-from latticebpd.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice import PADDING, LatticeSet
 
 BIN = 0.25
 """Width of the histograms' bins, nats."""

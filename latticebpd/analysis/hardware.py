@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from transformers import PreTrainedModel
 
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.models.blockwise import BlockwiseLM
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from latticebpd.analysis.signature import Signature
-from latticebpd.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice import PADDING, LatticeSet
 
 ABSENT = np.iinfo(np.int64).max
 """The rank of a token that its slot lacks."""

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from latticebpd.lattice import LatticeSet
-from latticebpd.shards import shard_files
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384
 """Lattices read at a time."""

@@ -10,8 +10,8 @@ import numpy as np
 from latticebpd.analysis.comparison import describe
 from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.systems import System
-from latticebpd.lattice import LatticeSet
-from latticebpd.rescoring import LanguageModel
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.scoring.rescoring import LanguageModel
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The paper's grid."""

@@ -23,8 +23,8 @@ import numpy as np
 
 import fst
 from latticebpd.analysis.oracle import lengths_of, ranks
-from latticebpd.lattice import PADDING, LatticeSet
-from latticebpd.rescoring import LanguageModel, NgramRescorer, Rescorer, as_rescorer, draft_tree_batch, rescore_batch, weight_of
+from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.scoring.rescoring import LanguageModel, NgramRescorer, Rescorer, as_rescorer, draft_tree_batch, rescore_batch, weight_of
 
 VANILLA, ORACLE, NO_MODEL = "vanilla", "oracle", "0-gram"
 _PATTERN = re.compile(r"([1-9][0-9]{0,5})-(best|tree)(?::(.+))?")

@@ -23,9 +23,9 @@ import numpy as np
 from fst.files import replacing
 from latticebpd.analysis.stream import blocks
 from latticebpd.analysis.sweep import ALPHAS, AlphaSweep, sweep_alpha
-from latticebpd.lattice import LatticeSet
-from latticebpd.rescoring import LanguageModel, alpha_path, check_vocabulary
-from latticebpd.shards import shard_files
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.shards import shard_files
+from latticebpd.scoring.rescoring import LanguageModel, alpha_path, check_vocabulary
 
 TEXT, LATTICE = "text", "lattice"
 PIECE = 64
@@ -83,7 +83,7 @@ class Tuning:
         """The tuning that is stored with a model's file or a neural rescorer's directory; None where none is."""
         if not Path(model).is_dir():
             return cls.load(alpha_path(model)) if alpha_path(model).exists() else None
-        from latticebpd.neural.settings import RescorerSettings
+        from latticebpd.scoring.neural.settings import RescorerSettings
 
         stored = RescorerSettings.load(model).tuning if RescorerSettings.stored(model) else None
         return None if stored is None else cls.from_json(stored)
@@ -93,7 +93,7 @@ class Tuning:
         if not Path(model).is_dir():
             self.save(alpha_path(model))
             return
-        from latticebpd.neural.settings import RescorerSettings
+        from latticebpd.scoring.neural.settings import RescorerSettings
 
         settings = RescorerSettings.load(model) if RescorerSettings.stored(model) else RescorerSettings()
         replace(settings, alpha=self.alpha, tuning=asdict(self)).save(model)

@@ -11,7 +11,8 @@ import sys
 import typer
 
 from latticebpd._version import __version__
-from latticebpd.cli import analysis, compare, ddg, demo, distill, generate, jacobi, lattices, lm, report, spec_bench, train, tune
+from latticebpd.cli import analysis, compare, ddg, demo, generate, jacobi, lattices, report, spec_bench, tune
+from lm_training.cli import distill, lm, train
 
 app = typer.Typer(
     help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",

@@ -83,8 +83,8 @@ def _decode(files: list[Path], directory: Path, ks: list[int], limit: int) -> De
     from itertools import islice
 
     from latticebpd.analysis.decoded import decode, oracle_drafters
-    from latticebpd.models import BlockwiseLM
-    from latticebpd.shards import texts_of
+    from latticebpd.lattices.shards import texts_of
+    from latticebpd.models.blockwise import BlockwiseLM
 
     texts = list(islice(texts_of(files), limit))
     model = BlockwiseLM.from_pretrained(directory)

@@ -52,7 +52,7 @@ def compare(
     from latticebpd.analysis.excluding import without_any
     from latticebpd.analysis.stream import num_lattices, watched
     from latticebpd.analysis.sweep import sweep_alpha
-    from latticebpd.rescoring import check_vocabulary
+    from latticebpd.scoring.rescoring import check_vocabulary
 
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")

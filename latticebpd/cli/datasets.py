@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from latticebpd.shards import Texts
+    from latticebpd.lattices.shards import Texts
 
 
 def read_texts(
@@ -42,7 +42,7 @@ def read_texts(
     Raises:
         ValueError: the file cannot be read as what its name says, or holds no text.
     """
-    from latticebpd.shards import Texts
+    from latticebpd.lattices.shards import Texts
 
     if sources and path.suffix == ".npy":
         raise ValueError(f"{path}: expected text or sequences (.npz) as an encoder–decoder's sources, got an array of token ids")
@@ -65,7 +65,7 @@ def read_texts(
 
 
 def _documents(path: Path, tokenizer: Tokenizer, field: str, max_prompt_tokens: int | None) -> Iterator[tuple[list[int], int]]:
-    from lm_training.corpus import read_documents
+    from lm_training.data.corpus import read_documents
 
     for document in read_documents([path], field):
         if ids := tokenizer.encode(document.text).ids:
@@ -73,7 +73,7 @@ def _documents(path: Path, tokenizer: Tokenizer, field: str, max_prompt_tokens: 
 
 
 def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) -> Iterable[tuple[list[int], int]]:
-    from lm_training.corpus import load_tokens
+    from lm_training.data.corpus import load_tokens
 
     ids = load_tokens([path])
     size = prompt_tokens + following
@@ -87,14 +87,14 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
 
 
 def _sequences(path: Path) -> Iterable[tuple[list[int], int]]:
-    from lm_training.sequences import Sequences
+    from lm_training.data.sequences import Sequences
 
     found = Sequences.load(path)
     return ((found[index].tolist(), length) for index, length in enumerate(found.prompt_lengths.tolist()))
 
 
 def _questions(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:
-    from latticebpd.spec_bench import read_questions
+    from latticebpd.analysis.spec_bench import read_questions
 
     for question in read_questions(path):
         ids = tokenizer.encode(question.turns[0] + "\n\n").ids

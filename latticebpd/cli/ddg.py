@@ -13,8 +13,8 @@ from latticebpd.cli.console import err, out, print_json, progress, quiet_transfo
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
-    from latticebpd.jacobi.sentence import Sentence
-    from latticebpd.jacobi.statistics import CorpusStatistics
+    from latticebpd.decoding.jacobi.sentence import Sentence
+    from latticebpd.decoding.jacobi.statistics import CorpusStatistics
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -55,9 +55,9 @@ def ddg(
     import torch
 
     from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
-    from latticebpd.jacobi.sentence import look_into
-    from latticebpd.jacobi.statistics import corpus_statistics, write_csv
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.decoding.jacobi.sentence import look_into
+    from latticebpd.decoding.jacobi.statistics import corpus_statistics, write_csv
+    from latticebpd.models.blockwise import BlockwiseLM
 
     torch.set_num_threads(threads)
     served = load_model(model)
@@ -80,12 +80,12 @@ def ddg(
     settings = settings_line(base, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens)
     for path in output:
         if path.suffix.lower() == ".html":
-            from latticebpd.jacobi.page import write_page
+            from latticebpd.decoding.jacobi.page import write_page
 
             write_page(path, sentences, statistics, settings)
             continue
         from latticebpd.analysis.plots import save
-        from latticebpd.jacobi.drawing import picture
+        from latticebpd.decoding.jacobi.drawing import picture
 
         for number, sentence in enumerate(sentences, 1):
             save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))

@@ -13,8 +13,8 @@ from latticebpd.cli.blocks import blocks_text
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
-    from latticebpd.bundle import Bundle
-    from latticebpd.demo import Demo
+    from latticebpd.analysis.demo import Demo
+    from latticebpd.models.bundle import Bundle
 
 
 def demo(
@@ -35,8 +35,8 @@ def demo(
         import torch
 
         torch.set_num_threads(threads)
-        from latticebpd.bundle import load_bundle
-        from latticebpd.demo import run_demo
+        from latticebpd.analysis.demo import run_demo
+        from latticebpd.models.bundle import load_bundle
 
         bundle = load_bundle()
     count = min(prompts, len(bundle.prompts))

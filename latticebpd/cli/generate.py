@@ -14,9 +14,9 @@ from latticebpd.cli.console import err, out, print_json, quiet_transformers
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from latticebpd.decoding import Generated
-    from latticebpd.drafters import Drafter, GadDrafter, GadTreeDrafter
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.decoding.loop import Generated
+    from latticebpd.drafting import Drafter, GadDrafter, GadTreeDrafter
+    from latticebpd.models.blockwise import BlockwiseLM
 
 
 def generate(
@@ -64,12 +64,12 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from latticebpd import bundle
-    from latticebpd.acceptance import Exact, Sampling, TopBeta
     from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
-    from latticebpd.decoding import generate as decode
-    from latticebpd.models import BlockwiseLM
-    from latticebpd.nonautoregressive import refuse_drafter
+    from latticebpd.decoding.acceptance import Exact, Sampling, TopBeta
+    from latticebpd.decoding.loop import generate as decode
+    from latticebpd.models import bundle
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.mask_filling import refuse_drafter
 
     directory = model or bundle.MODEL
     refuse_drafter(directory)
@@ -121,9 +121,9 @@ def _text(prompt: str | None, file: Path | None) -> str:
 
 def _drafter(model: BlockwiseLM | PreTrainedModel, lm: Path | None, nodes: int, copy: bool, alpha: float | None, k: int) -> Drafter:
     """Copies and heads together where the model has heads, copies alone where it has none."""
-    from latticebpd.drafters import MixtureDrafter, NoDrafter, PromptNgramDrafter, TreeDrafter
-    from latticebpd.models import BlockwiseLM
-    from latticebpd.rescoring import as_rescorer
+    from latticebpd.drafting import MixtureDrafter, NoDrafter, PromptNgramDrafter, TreeDrafter
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.scoring.rescoring import as_rescorer
 
     if not nodes:
         return NoDrafter()
@@ -148,8 +148,8 @@ def _gad(
 ) -> GadDrafter | GadTreeDrafter:
     """The best token of every mask or, with an n-gram model, the best tree."""
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.drafters import GadDrafter, GadTreeDrafter
-    from latticebpd.nonautoregressive import NonAutoregressiveModel, check_pair
+    from latticebpd.drafting import GadDrafter, GadTreeDrafter
+    from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
 
     if not verifier.config.is_encoder_decoder:
         raise ValueError("expected an encoder–decoder as --model with --drafter gad, got a decoder-only model")

@@ -14,8 +14,8 @@ from latticebpd.cli.console import err, out, print_json, progress, quiet_transfo
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
-    from latticebpd.jacobi import Initial, Solution
-    from latticebpd.jacobi.comparison import Measured
+    from latticebpd.decoding.jacobi import Initial, Solution
+    from latticebpd.decoding.jacobi.comparison import Measured
 
 BEAMS = 5
 BEAM = f"beam {BEAMS}"
@@ -69,12 +69,12 @@ def jacobi(
 
     from fst.files import replacing
     from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
-    from latticebpd.decoding import fill_token
-    from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
-    from latticebpd.jacobi import jacobi as whole
-    from latticebpd.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
-    from latticebpd.models import BlockwiseLM
-    from latticebpd.stopping import end_of_text_ids
+    from latticebpd.decoding.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
+    from latticebpd.decoding.jacobi import jacobi as whole
+    from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
+    from latticebpd.decoding.loop import fill_token
+    from latticebpd.decoding.stopping import end_of_text_ids
+    from latticebpd.models.blockwise import BlockwiseLM
 
     torch.set_num_threads(threads)
     served = load_model(model)
@@ -170,7 +170,7 @@ def _bleu() -> Any:
 
 
 def _record(found: dict[str, Measured], name: str, bleu: dict[str, float], signature: str | None, settings: str) -> dict[str, Any]:
-    from latticebpd.jacobi.comparison import GREEDY
+    from latticebpd.decoding.jacobi.comparison import GREEDY
 
     mine, greedy, beam = found[name], found.get(GREEDY), found.get(BEAM)
     rows = []

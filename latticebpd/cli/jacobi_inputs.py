@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from latticebpd.jacobi import Initial
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.decoding.jacobi import Initial
+    from latticebpd.models.blockwise import BlockwiseLM
 
 
 class InitialName(StrEnum):
@@ -96,10 +96,10 @@ def initial_values(
         ValueError: the model has no heads, or there is no n-gram model.
     """
     import fst
-    from latticebpd.drafters import PathsDrafter
-    from latticebpd.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
-    from latticebpd.models import BlockwiseLM, vocab_size
-    from latticebpd.rescoring import NgramRescorer, as_rescorer, check_vocabulary
+    from latticebpd.decoding.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
+    from latticebpd.drafting import PathsDrafter
+    from latticebpd.models.blockwise import BlockwiseLM, vocab_size
+    from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer, check_vocabulary
 
     base = model.base if isinstance(model, BlockwiseLM) else model
     if name is InitialName.random:

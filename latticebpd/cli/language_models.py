@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latticebpd.rescoring import Rescorer
+    from latticebpd.scoring.rescoring import Rescorer
 
 
 def model_paths(options: Sequence[str]) -> dict[str, str]:
@@ -34,6 +34,6 @@ def named_models(options: Sequence[str]) -> dict[str, Rescorer]:
         ValueError: as there, or a path that is no model.
         FileNotFoundError: there is no such file.
     """
-    from latticebpd.rescoring import as_rescorer
+    from latticebpd.scoring.rescoring import as_rescorer
 
     return {name: as_rescorer(path) for name, path in model_paths(options).items()}

@@ -47,10 +47,10 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd import bundle
+    from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
     from latticebpd.cli.datasets import read_texts
-    from latticebpd.collecting import CollectOptions, collect, collect_shards
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.models import bundle
+    from latticebpd.models.blockwise import BlockwiseLM
 
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
     blockwise = BlockwiseLM.from_pretrained(directory)
@@ -88,8 +88,8 @@ def rescore(
     Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
     """
     from latticebpd.analysis import blocks
-    from latticebpd.rescoring import as_rescorer, check_vocabulary, rescore_batch
-    from latticebpd.shards import shard_files
+    from latticebpd.lattices.shards import shard_files
+    from latticebpd.scoring.rescoring import as_rescorer, check_vocabulary, rescore_batch
 
     model = as_rescorer(lm)
     for file in [file for path in files for file in shard_files(path)]:

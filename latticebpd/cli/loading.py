@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.models.blockwise import BlockwiseLM
 
 
 def load_model(directory: Path) -> BlockwiseLM | PreTrainedModel:
@@ -17,7 +17,7 @@ def load_model(directory: Path) -> BlockwiseLM | PreTrainedModel:
     Raises:
         ValueError: the directory holds no model that can be read.
     """
-    from latticebpd.models import BlockwiseLM, is_blockwise, load_base
+    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, load_base
 
     if not directory.is_dir():
         raise ValueError(f"{directory}: expected the directory of a model (config.json, model.safetensors), found none")

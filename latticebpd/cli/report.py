@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.report import Measurements
-    from latticebpd.rescoring import Rescorer
+    from latticebpd.scoring.rescoring import Rescorer
 
 
 def report(
@@ -94,10 +94,10 @@ def _with_model(
 
     from latticebpd.analysis.decoded import decode
     from latticebpd.analysis.hardware import ModelShape
-    from latticebpd.drafters import OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.drafting import OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
+    from latticebpd.lattices.shards import SETTINGS, texts_of
+    from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.report.wording import system_label
-    from latticebpd.shards import SETTINGS, texts_of
 
     model = BlockwiseLM.from_pretrained(directory)
     path = Path(str(lattices))

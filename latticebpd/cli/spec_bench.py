@@ -30,17 +30,17 @@ def spec_bench(
 
     Example: [bold]latticebpd spec-bench question.jsonl --limit 3[/bold]
     """
-    from latticebpd.spec_bench import forward_func, read_questions, run, write_answers
+    from latticebpd.analysis.spec_bench import forward_func, read_questions, run, write_answers
 
     chosen = read_questions(questions, limit)
     quiet_transformers()
     import torch
 
     import fst
-    from latticebpd import bundle
     from latticebpd.cli.loading import load_model
-    from latticebpd.drafters import Drafter, MixtureDrafter, PromptNgramDrafter, TreeDrafter
-    from latticebpd.models import BlockwiseLM
+    from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, TreeDrafter
+    from latticebpd.models import bundle
+    from latticebpd.models.blockwise import BlockwiseLM
 
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL

@@ -32,7 +32,7 @@ def tune(
     quiet_transformers()
     from latticebpd.analysis.sweep import ALPHAS
     from latticebpd.analysis.tuning import tune as tuned
-    from latticebpd.rescoring import as_rescorer
+    from latticebpd.scoring.rescoring import as_rescorer
 
     alphas = ALPHAS if grid is None else _weights(grid)
     with progress() as bar:

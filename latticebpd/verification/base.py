@@ -7,26 +7,11 @@ what the base model computes for that node's own prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
-from latticebpd.drafts import DraftTree
-
-
-@dataclass(frozen=True)
-class Verified:
-    """The base model's output for the next token and every drafted node of each row.
-
-    hidden: ``[rows, nodes + 1, hidden]``, the final, normalised hidden states; columns behind a row's own nodes are
-        meaningless.
-    logits_of: rows and columns, equally many -> ``[n, vocab]`` logits.
-    """
-
-    hidden: Tensor
-    logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.forward import Verified
 
 
 class Verifier(Protocol):

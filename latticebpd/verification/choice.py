@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from latticebpd.drafts import DraftTree
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.forward import Source
+from latticebpd.models.placement import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
 from latticebpd.verification.base import Verifier
-from latticebpd.verification.forward import Source
-from latticebpd.verification.placement import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
 from latticebpd.verification.recompute import RecomputingVerifier
 from latticebpd.verification.tree import TreeVerifier
 

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from latticebpd.drafts import DraftTree
-from latticebpd.verification.base import Verified
-from latticebpd.verification.forward import Forward, Source
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.forward import Forward, Source, Verified
 
 
 def leaf_paths(tree: DraftTree) -> list[list[int]]:

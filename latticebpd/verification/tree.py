@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from latticebpd.drafts import DraftTree
-from latticebpd.verification.base import Verified
-from latticebpd.verification.forward import Forward, Source
-from latticebpd.verification.placement import Placement
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.forward import Forward, Source, Verified
+from latticebpd.models.placement import Placement
 
 
 def visible_keys(trees: Sequence[DraftTree], lengths: Sequence[int]) -> np.ndarray:

@@ -1,0 +1,233 @@
+"""Lattices of a data set: what a model's heads foresee at every position of its texts.
+
+A text is the model's own greedy continuation of a prompt, or a given one (*teacher forcing*).  One pass over the
+finished text yields the heads' lattice at every position.  The lattice at position ``t`` was drawn when token ``t + 1``
+was chosen, so its slots foresee the tokens from ``t + 2`` on.
+
+Of a text whose length limit cut it off, a few more tokens are written than asked for, so that the last lattices know
+their continuation too; where a text has ended by itself, -1 stands behind it.  Walking through the lattices of a text
+therefore makes the calls of a decode of ``max_new_tokens``: of vanilla drafts and the oracle just as many, of rescored
+ones perhaps one more or less, because a decode cuts its last lattices to what may still be written.
+
+An encoder–decoder's prompt is its source.  Its texts are recorded as source and target, one behind the other; its lattices'
+contexts are the decoder's: start token and target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latticebpd.decoding.loop import generate
+from latticebpd.decoding.prompts import decoder_start_id
+from latticebpd.drafting import NoDrafter
+from latticebpd.drafting.heads import lattices_from_logits
+from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.shards import Texts, claim, shard_path, texts_path
+from latticebpd.models.blockwise import BlockwiseLM, max_positions, weights_fingerprint
+
+MOST_LOGITS = 1 << 25
+"""Head outputs held at a time."""
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """What to collect.
+
+    k: arcs per slot.
+    max_new_tokens: tokens of each text after its prompt, at least 2.
+    context_length: tokens kept before each lattice, the next token included.
+    teacher_force: take the text from the data instead of letting the model write it.
+    """
+
+    k: int = 16
+    max_new_tokens: int = 128
+    context_length: int = 8
+    teacher_force: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("k", 1), ("max_new_tokens", 2), ("context_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} >= {least}, got {getattr(self, name)}")
+
+
+def collect(
+    model: BlockwiseLM,
+    data: Texts,
+    options: CollectOptions,
+    batch_size: int = 8,
+    on_text: Callable[[], None] | None = None,
+) -> tuple[LatticeSet, Texts]:
+    """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
+
+    Args:
+        model: blockwise model with ``h`` heads; lattices have ``h - 1`` slots.
+        data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows them is
+            taken from here.
+        batch_size: prompts decoded together.
+        on_text: called after each text, for progress.
+
+    Raises:
+        ValueError: a source that is longer than an encoder–decoder can read.
+    """
+    start = _start(model)
+    limit, longest = max_positions(model.base), int(data.prompt_lengths.max(initial=0))
+    if start is not None and limit is not None and longest > limit:
+        raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
+    slots = model.num_heads - 1
+    parts: list[LatticeSet] = []
+    rows: list[list[int]] = []
+    prompt_lengths: list[int] = []
+    texts = iter(data) if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size)
+    for text, prompt_length in texts:
+        new = min(len(text) - prompt_length, options.max_new_tokens)
+        if new > 1:
+            source, read, begin = [], text, prompt_length
+            if start is not None:
+                source, read, begin = text[:prompt_length], [start, *text[prompt_length:]], 1
+            positions = range(begin - 1, begin + new - 2)
+            parts.append(text_lattices(model, read, positions, options.k, options.context_length, len(parts), source))
+            rows.append(text[: prompt_length + new])
+            prompt_lengths.append(prompt_length)
+        if on_text is not None:
+            on_text()
+    parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
+    kind = "given text" if options.teacher_force else "its own greedy text"
+    origin = f"{weights_fingerprint(model)}, {kind}"  # type: ignore[arg-type]  # any module has weights
+    return replace(LatticeSet.joined(parts), origin=origin), Texts.of_rows(rows, prompt_lengths)
+
+
+def collect_shards(
+    model: BlockwiseLM,
+    data: Texts,
+    directory: str | os.PathLike[str],
+    options: CollectOptions,
+    shard_texts: int = 64,
+    about: Mapping[str, Any] | None = None,
+    batch_size: int = 8,
+    on_text: Callable[[int], None] | None = None,
+) -> None:
+    """Fill a directory with shards of ``shard_texts`` texts each; those already there are left as they are.
+
+    Args:
+        about: further settings to record, such as where the data are from; a later run must name the same.
+        on_text: called with the number of texts that are done, for progress.
+
+    Raises:
+        ValueError: the directory holds lattices of another making.
+    """
+    directory = Path(directory)
+    if shard_texts < 1 or not len(data):
+        raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
+    num_shards = -(-len(data) // shard_texts)
+    claim(directory, {
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **asdict(options),
+        "model": weights_fingerprint(model),  # type: ignore[arg-type]
+        **(about or {}),
+    })  # fmt: skip
+    for shard in range(num_shards):
+        part = _part(data, shard * shard_texts, (shard + 1) * shard_texts)
+        if shard_path(directory, shard).exists():
+            if on_text is not None:
+                on_text(len(part))
+            continue
+        lattices, texts = collect(model, part, options, batch_size, None if on_text is None else lambda: on_text(1))
+        texts.save(texts_path(directory, shard))
+        lattices.save(shard_path(directory, shard))  # last: what is there is complete
+
+
+@torch.inference_mode()
+def text_lattices(
+    model: BlockwiseLM,
+    text: Sequence[int],
+    positions: range,
+    k: int,
+    context_length: int,
+    number: int,
+    source: Sequence[int] = (),
+) -> LatticeSet:
+    """The heads' lattices at some positions of a text, with the heads' entropies.
+
+    Args:
+        text: prompt and what follows it; an encoder–decoder's start token and what follows that.
+        positions: of the hidden states that the heads read, in a row.
+        context_length: tokens kept before each lattice, the next token included.
+        number: of the text.
+        source: what an encoder–decoder's encoder reads.
+    """
+    slots, n = model.num_heads - 1, len(positions)
+    tokens = np.full((n, slots, k), PADDING, np.int32)
+    log_probs = np.zeros((n, slots, k), np.float32)
+    entropy = np.zeros((n, slots + 1), np.float32)
+    if n:
+        ids = torch.tensor([list(text)], device=model.base.device)
+        if source:
+            given = torch.tensor([list(source)], device=model.base.device)
+            out = model.base(input_ids=given, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
+            states, logits = out.decoder_hidden_states[-1], out.logits[:, positions.start :]
+        else:
+            out = model.base(input_ids=ids, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
+            states, logits = out.hidden_states[-1], out.logits
+        hidden = states[0, positions.start : positions.stop]
+        entropy[:, 0] = _entropy(logits[0, :n])
+        step = max(1, MOST_LOGITS // (slots * model.vocab_size))
+        for begin in range(0, n, step):
+            logits = model.head_logits(hidden[begin : begin + step])
+            rows = slice(begin, begin + len(logits))
+            found = lattices_from_logits(logits, k)
+            tokens[rows] = np.stack([lattice.tokens for lattice in found])
+            log_probs[rows] = np.stack([lattice.log_probs for lattice in found])
+            entropy[rows, 1:] = _entropy(logits)
+    padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
+    behind = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
+    return LatticeSet(
+        tokens,
+        log_probs,
+        padded[behind + np.arange(slots)],
+        padded[behind + np.arange(-context_length, 0)],
+        model.tokenizer_fingerprint,
+        np.full(n, number, np.int64),
+        entropy,
+    )
+
+
+def _entropy(logits: Tensor) -> np.ndarray:
+    """``[..., vocab]`` -> ``[...]`` nats."""
+    entropy: np.ndarray = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1).cpu().numpy()
+    return entropy
+
+
+def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int) -> Iterator[tuple[list[int], int]]:
+    """Every prompt, or source, with the model's own greedy text behind it."""
+    encodes = _start(model) is not None
+    prompts = [text[:length] for text, length in data]
+    for begin in range(0, len(prompts), batch_size):
+        batch = prompts[begin : begin + batch_size]
+        width = max(map(len, batch))
+        ids, mask = [], []
+        for prompt in batch:
+            padding, ones = [0] * (width - len(prompt)), [1] * len(prompt)
+            # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
+            ids.append(prompt + padding if encodes else padding + prompt)
+            mask.append(ones + padding if encodes else padding + ones)
+        out = generate(model, ids, NoDrafter(), max_new_tokens=max_new_tokens, attention_mask=mask, trace=True)
+        for row, prompt in enumerate(batch):
+            yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
+
+
+def _start(model: BlockwiseLM) -> int | None:
+    """The token that an encoder–decoder's texts begin with; None for a causal LM."""
+    return decoder_start_id(model.base) if model.base.config.is_encoder_decoder else None
+
+
+def _part(data: Texts, begin: int, end: int) -> Texts:
+    lengths = data.prompt_lengths[begin:end]
+    starts = data.starts[begin : begin + len(lengths) + 1]
+    return Texts(data.tokens[starts[0] : starts[-1]], starts - starts[0], lengths)

@@ -1,0 +1,245 @@
+"""Acceptance rules: which drafted tokens stay.
+
+A rule looks at one node at a time, with the base model's logits for what follows it and the tokens that were
+drafted below it, and picks one token.  If that is a drafted token, the walk goes on below it; if not, the token is
+committed behind the accepted path and the walk ends.  Under ``Exact`` and ``Sampling`` the pick is the base model's
+own and drafts only save calls; under the others a drafted token that is good enough is kept in its place.
+
+Where several drafted tokens would do, the one that the base model likes best is taken: the accepted path then never
+gets shorter as a rule gets more lenient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.verification import Verified
+
+
+class Acceptance(Protocol):
+    """Picks the token that follows a node."""
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        """One token for each of ``n`` nodes.
+
+        Args:
+            logits: ``[n, vocab]``, the base model's.
+            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it.
+            depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
+        """
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Keep what the base model would have written: the text is greedy decoding's.  Ties go to the lowest token id."""
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        chosen: list[int] = logits.argmax(dim=-1).tolist()
+        return chosen
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Keep a drafted token that is among the base model's ``k`` best (Stern 2018, section 5.1); k = 1 is exact."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"expected k >= 1, got {self.k}")
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        return [_kept(row, drafted(node), lambda rank, gap: rank < self.k) for node, row in enumerate(logits)]
+
+
+@dataclass(frozen=True)
+class TopBeta:
+    """Keep a drafted token among the ``beta`` best whose log-probability is within ``tau`` of the best (GAD++, Xia 2022).
+
+    beta = 1 is exact, and so is tau = 0, but for ties.
+    """
+
+    beta: int
+    tau: float
+
+    def __post_init__(self) -> None:
+        if self.beta < 1 or not self.tau >= 0:
+            raise ValueError(f"expected beta >= 1 and tau >= 0, got beta {self.beta} and tau {self.tau}")
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        return [_kept(row, drafted(node), lambda rank, gap: rank < self.beta and gap <= self.tau) for node, row in enumerate(logits)]
+
+
+def _absolute_difference(token: int, other: int) -> float:
+    return abs(token - other)
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Keep a drafted token within ``epsilon`` of the base model's own (Stern 2018, section 5.2).
+
+    Args:
+        epsilon: greatest distance, >= 0; Stern takes 2 for pixel intensities.
+        metric: distance of two token ids; by default that of the ids themselves, for tokens that are numbers.
+    """
+
+    epsilon: float
+    metric: Callable[[int, int], float] = _absolute_difference
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0:
+            raise ValueError(f"expected epsilon >= 0, got {self.epsilon}")
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        chosen = []
+        for node, best in enumerate(logits.argmax(dim=-1).tolist()):
+            distance, token = min(((self.metric(int(token), best), int(token)) for token in drafted(node)), default=(float("inf"), best))
+            chosen.append(token if distance <= self.epsilon else best)
+        return chosen
+
+
+@dataclass(frozen=True)
+class MinimumBlock:
+    """Commit at least ``length`` tokens a call where the draft has them (Stern 2018, section 5.3).
+
+    Down to that length the drafted token that the base model likes best is kept, however little; below it ``otherwise``
+    decides.  The next token counts, as in the paper: length 1 changes nothing.
+    """
+
+    length: int
+    otherwise: Acceptance = field(default_factory=Exact)
+
+    def __post_init__(self) -> None:
+        if self.length < 1:
+            raise ValueError(f"expected a length >= 1, got {self.length}")
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        chosen = self.otherwise.choose(logits, drafted, depths)
+        for node, depth in enumerate(depths):
+            if depth < self.length - 1:
+                tokens = drafted(node)
+                if len(tokens) and chosen[node] not in tokens:
+                    chosen[node] = _kept(logits[node], tokens, lambda rank, gap: True)
+        return chosen
+
+
+class Sampling:
+    """Sample each node's next token from the base model's own distribution and follow the drafted token that equals it.
+
+    Every token is one draw from the distribution that ``generate(do_sample=True)`` draws from, given the text before
+    it, whatever was drafted; so the texts are distributed exactly as the base model's.
+
+    Args:
+        temperature, top_k, top_p: as for ``generate()``; None leaves a filter out.
+        generator: source of randomness, on the model's device; torch's own by default.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.generator = generator
+        self.warpers = LogitsProcessorList()
+        if temperature != 1.0:
+            self.warpers.append(TemperatureLogitsWarper(temperature))
+        if top_k is not None:
+            self.warpers.append(TopKLogitsWarper(top_k))
+        if top_p is not None:
+            self.warpers.append(TopPLogitsWarper(top_p))
+
+    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+        # The warpers look at scores alone; the ids they are given do not matter.
+        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)
+        scores = self.warpers(no_ids, logits.float())
+        chosen: list[int] = torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator)[:, 0].tolist()
+        return chosen
+
+
+def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, float], bool]) -> int:
+    """The best drafted token if it is ``good(rank, gap)``, else the best of all.
+
+    logits: ``[vocab]``.  rank: how many tokens come before it, ties in order of id.  gap: how far its
+    log-probability lies below the best one's.
+    """
+    best = int(logits.argmax())
+    if not len(drafted):
+        return best
+    tokens = torch.from_numpy(np.sort(drafted).astype(np.int64)).to(logits.device)
+    token = int(tokens[logits[tokens].argmax()])
+    value = logits[token]
+    rank = int((logits > value).sum()) + int((logits[:token] == value).sum())
+    return token if good(rank, float(logits[best] - value)) else best
+
+
+Adjust = Callable[[int, list[int], Tensor], Tensor]
+"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits as a logits processor leaves them."""
+
+
+def walk(
+    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None = None
+) -> tuple[list[list[int]], list[int]]:
+    """Walk down every row's tree as the rule says.
+
+    Args:
+        rule: picks a token at each node.
+        trees: one for each row.
+        verified: the base model's output for them.
+        adjust: applied to a node's logits before the rule sees them.
+
+    Returns:
+        For each row the accepted nodes, a path from the root, and the token that follows them.
+    """
+    # Only the nodes on the way are asked for logits, which on a CPU is a fraction of the work; elsewhere all nodes in
+    # one go are cheaper than a transfer per step.  What a processor adjusts is costly anywhere.
+    one_by_one = adjust is not None or verified.hidden.device.type == "cpu"
+    choose = (_picked_on_the_way if one_by_one else _picked_at_once)(rule, trees, verified, adjust)
+    paths: list[list[int]] = [[] for _ in trees]
+    next_tokens = [0] * len(trees)
+    walking = list(range(len(trees)))
+    while walking:
+        ends = [paths[row][-1] if paths[row] else ROOT for row in walking]
+        going_on = []
+        for row, end, token in zip(walking, ends, choose(walking, ends), strict=True):
+            tree = trees[row]
+            child = np.flatnonzero((tree.parents == end) & (tree.tokens == token))
+            if child.size:
+                paths[row].append(int(child[0]))
+                going_on.append(row)
+            else:
+                next_tokens[row] = token
+        walking = going_on
+    return paths, next_tokens
+
+
+def _picked_on_the_way(
+    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None
+) -> Callable[[list[int], list[int]], list[int]]:
+    def choose(rows: list[int], nodes: list[int]) -> list[int]:
+        logits = verified.logits_of(rows, [node + 1 for node in nodes])
+        if adjust is not None:
+            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)])
+        depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
+        return rule.choose(logits, lambda i: trees[rows[i]].tokens[trees[rows[i]].children(nodes[i])], depths)
+
+    return choose
+
+
+def _picked_at_once(
+    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None
+) -> Callable[[list[int], list[int]], list[int]]:
+    rows = [row for row, tree in enumerate(trees) for _ in range(len(tree) + 1)]
+    nodes = [node for tree in trees for node in range(ROOT, len(tree))]
+    chosen = _picked_on_the_way(rule, trees, verified, adjust)(rows, nodes)
+    table = dict(zip(zip(rows, nodes, strict=True), chosen, strict=True))
+    return lambda rows, nodes: [table[where] for where in zip(rows, nodes, strict=True)]

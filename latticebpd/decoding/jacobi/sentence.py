@@ -1,0 +1,106 @@
+"""One text under the glass: its iterates, what its tokens waited for, and how they are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from latticebpd.decoding.jacobi.algorithms import gauss_seidel_jacobi, jacobi
+from latticebpd.decoding.jacobi.dependencies import Dependencies, dependencies
+from latticebpd.decoding.jacobi.initial import Initial
+from latticebpd.decoding.jacobi.pieces import classes, piece
+from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Cell, Trajectory, trajectory
+from latticebpd.decoding.stopping import end_of_text_ids
+from latticebpd.models.blockwise import BlockwiseLM
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What the pictures show.
+
+    source: the input.
+    pieces: ``[m]``, the decoded tokens as people read them.
+    classes: ``[m]``, each token's class.
+    values: ``[passes + 1][m]``, what each pass found, as pieces, row 0 before the first; empty where no block had begun.
+    trajectory: ``[m]`` places over the passes.
+    dependencies: what each place waited for.
+    """
+
+    source: str
+    pieces: list[str]
+    classes: list[str]
+    values: list[list[str]]
+    trajectory: Trajectory
+    dependencies: Dependencies
+
+    def record(self) -> dict[str, Any]:
+        """As JSON values: places count from 0, passes from 1, probabilities are null where a pass did not look."""
+        found = self.trajectory
+        edges = {(wait.place, wait.on) for wait in self.dependencies.edges}
+        return {
+            "source": self.source,
+            "tokens": found.tokens,
+            "pieces": self.pieces,
+            "classes": self.classes,
+            "values": self.values,
+            "cells": [[Cell(cell).name.lower() for cell in row] for row in found.cells.tolist()],
+            "probabilities": [[None if math.isnan(p) else p for p in row] for row in found.probabilities.tolist()],
+            "frontier": found.frontier.tolist(),
+            "right_since": found.right_since.tolist(),
+            "waits": [
+                {
+                    "place": wait.place,
+                    "on": wait.on,
+                    "probability_without": wait.probability,
+                    "redundant": (wait.place, wait.on) not in edges,
+                }
+                for waits in self.dependencies.waits
+                for wait in waits
+            ],
+        }
+
+
+def look_into(
+    model: BlockwiseLM | PreTrainedModel,
+    tokenizer: Any,
+    text: str,
+    initial: Initial | None = None,
+    block_size: int | None = None,
+    max_new_tokens: int = 128,
+    on_progress: Callable[[float], None] | None = None,
+) -> Sentence:
+    """Decode a text by Jacobi iteration and measure what its tokens waited for.
+
+    Args:
+        model: any causal LM or encoder-decoder.
+        tokenizer: its ``transformers`` tokenizer.
+        text: the input.
+        initial: first values; padding by default.
+        block_size: None solves the whole text together, its length being found by a decode in small blocks first.
+        max_new_tokens: length limit.
+        on_progress: called with the share that is done, now and then.
+    """
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    mask = torch.ones_like(ids)  # no token of a text is padding, whatever its id
+    if block_size is None:
+        length = int(gauss_seidel_jacobi(model, ids, attention_mask=mask, max_new_tokens=max_new_tokens).num_tokens[0])
+        solution = jacobi(model, ids, initial, length, attention_mask=mask, max_new_tokens=max_new_tokens, trace=True)
+    else:
+        solution = gauss_seidel_jacobi(model, ids, block_size, initial, attention_mask=mask, max_new_tokens=max_new_tokens, trace=True)
+    found = trajectory(solution)
+    names = {token: piece(tokenizer, token) for token in {*found.values.ravel().tolist(), *found.tokens} - {UNKNOWN}}
+    pieces = [names[token] for token in found.tokens]
+    return Sentence(
+        source=text,
+        pieces=pieces,
+        classes=classes(pieces, found.tokens, set(tokenizer.all_special_ids), end_of_text_ids(base, None)),
+        values=[[names.get(token, "") for token in row] for row in found.found.tolist()],
+        trajectory=found,
+        dependencies=dependencies(model, ids, found, max_new_tokens=max_new_tokens, on_progress=on_progress),
+    )

@@ -1,0 +1,267 @@
+"""The decoding loop: draft, verify, accept, commit.
+
+Everything in blockwise parallel decoding is a drafter and an acceptance rule around this one loop.  It is the
+merged form (Stern 2018, section 4): the pass that verifies one draft also yields the hidden states from which the
+heads draft the next, so each step costs one call of the base model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+
+from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, walk
+from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.prompts import Prompts, pad_id, prepare
+from latticebpd.decoding.stopping import StopRules, Text, end_of_text_ids, length_limits, stopping_criteria_of
+from latticebpd.drafting.base import Drafter, State
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.verification import Verified, Verifier, verifier_for
+
+EXACT = Exact()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one call did for one row.
+
+    call: number of the pass, from 0.
+    row: index in the batch.
+    tree: the drafts that were verified; ``tree.lattice`` is what they were drawn from.
+    accepted: ``tree``'s accepted nodes, a path from the root.
+    committed: the tokens added to the text: those of the accepted nodes and the one behind them, up to the text's end.
+    """
+
+    call: int
+    row: int
+    tree: DraftTree
+    accepted: list[int]
+    committed: list[int]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What a decode produced and cost.
+
+    sequences: ``[rows, length]`` int64, prompt included, as ``generate()`` returns it: finished rows are padded on the
+        right.  Of an encoder–decoder, the decoder's text.
+    prompt_length: columns of the prompts, padding included; new tokens follow.
+    accept_counts: histogram over calls of the tokens committed per call; index is the number of tokens, up to the
+        deepest draft's and one more.
+    num_calls: forward passes that committed tokens, each counted once for every row that it served; so the numbers
+        do not depend on how prompts are batched.  The prefill, which yields each first token, is counted apart.
+    num_passes: the same passes, each counted once.
+    num_tokens: new tokens of all rows, the prefill's included.
+    verified_tokens: drafted nodes over all calls; the next token itself is not counted.
+    trace: what every call did for every row, in order; None if no trace was asked for.
+    """
+
+    sequences: Tensor
+    prompt_length: int
+    accept_counts: np.ndarray
+    num_calls: int
+    num_passes: int
+    num_tokens: int
+    verified_tokens: int
+    trace: list[Step] | None
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens committed per call; NaN where the prefill alone sufficed."""
+        committed = float(np.arange(len(self.accept_counts)) @ self.accept_counts)
+        return committed / self.num_calls if self.num_calls else float("nan")
+
+    def blocks(self, row: int = 0) -> list[list[int]]:
+        """A row's new tokens, grouped by the call that committed them; the first group is the prefill's token.
+
+        Raises:
+            ValueError: no trace was asked for.
+        """
+        if self.trace is None:
+            raise ValueError("expected a decode with a trace, got one without; pass trace=True")
+        return [[int(self.sequences[row, self.prompt_length])], *(step.committed for step in self.trace if step.row == row)]
+
+
+def generate(
+    model: BlockwiseLM | PreTrainedModel,
+    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    drafter: Drafter,
+    acceptance: Acceptance = EXACT,
+    max_new_tokens: int = 256,
+    eos_token_id: int | Sequence[int] | None = None,
+    attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    streamer: Any = None,
+    *,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    pad_token_id: int | None = None,
+    trace: bool = False,
+    merged: bool = True,
+    use_cache: bool = True,
+) -> Generated:
+    """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
+
+    Args:
+        model: a blockwise model, or any causal LM or encoder–decoder of ``transformers``.
+        input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
+        drafter: proposes what is verified.
+        acceptance: which drafted tokens stay.
+        max_new_tokens: length limit, >= 1.  No text grows beyond the model's own maximum.
+        eos_token_id: token or tokens that end a text; by default the model's own.
+        attention_mask: ``[rows, n]``, 0 at padding, on either side; by default, as for ``generate()``, tokens equal to
+            the padding token are padding if that does not also end texts.
+        logits_processor: applied to every node's logits with the node's own prefix.
+        stopping_criteria: asked after every token of every row.
+        streamer: as for ``generate()``; a single prompt only.
+        stop_strings, tokenizer: strings that end a text, and the tokenizer to find them with.
+        pad_token_id: fills up rows that end early; by default the model's own, else a token that ends texts, else 0.
+        trace: keep what every call did.
+        merged: False spends a call of its own on the heads' input, as in Stern's two-call form; same text.
+        use_cache: False reads the whole texts at every call: slow, the same for every model; for comparison.
+
+    Raises:
+        ValueError: prompts, limits, processors or a model that cannot be used; the message says why and what to do.
+    """
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    eos_ids = end_of_text_ids(base, eos_token_id)
+    prompts = prepare(base, input_ids, attention_mask, eos_ids)
+    limits = length_limits(base, [len(tokens) for tokens in prompts.tokens], max_new_tokens)
+    rules = StopRules(eos_ids, stopping_criteria_of(stopping_criteria, stop_strings, tokenizer))
+    texts = [Text(list(tokens), limit, rules) for tokens, limit in zip(prompts.tokens, limits, strict=True)]
+    processors = node_processors(base, logits_processor, prompts.tokens, max(limits), eos_ids)
+    verifier = verifier_for(base, prompts.encoded, use_cache)
+    stream = _Stream(streamer, prompts)
+
+    rows = list(range(len(texts)))  # those that have not ended
+    verified = verifier.prefill(prompts.tokens)
+    _, next_tokens = walk(acceptance, [DraftTree.empty()] * len(rows), verified, _adjust(processors, texts))
+    ends = [0] * len(rows)  # the column of each row's last accepted node
+    stream.put([text.commit([token]) for text, token in zip(texts, next_tokens, strict=True)])
+    steps: list[Step] = []
+    counts: list[int] = []
+    passes = drafted = deepest = 0
+    while going_on := [place for place, row in enumerate(rows) if not texts[row].finished]:
+        hidden = [verified.hidden[place, ends[place]] for place in going_on]
+        if len(going_on) < len(rows):  # rows that have ended cost nothing more
+            verifier.select(going_on)
+            rows, next_tokens = [rows[place] for place in going_on], [next_tokens[place] for place in going_on]
+        unfinished = [texts[row] for row in rows]
+        trees = _draft(drafter, rows, unfinished, hidden, prompts, verifier.max_nodes)
+
+        verified = verifier.verify(next_tokens, trees)
+        paths, following = walk(acceptance, trees, verified, _adjust(processors, unfinished, trees))
+        ends = [path[-1] + 1 if path else 0 for path in paths]
+        if merged:
+            verifier.keep(paths)
+        else:
+            verified, ends = _read_again(verifier, next_tokens, trees, paths)
+        blocks = [[*tree.tokens[path].tolist(), token] for tree, path, token in zip(trees, paths, following, strict=True)]
+        committed = [text.commit(block) for text, block in zip(unfinished, blocks, strict=True)]
+        drafter.observe(rows, committed)
+        stream.put(committed)
+        if trace:
+            steps += map(Step, [passes] * len(rows), rows, trees, paths, committed)
+        counts += map(len, committed)
+        drafted += sum(map(len, trees))
+        deepest = max(deepest, *(int(tree.depths.max(initial=0)) for tree in trees))
+        passes += 1
+        next_tokens = following
+    stream.end()
+
+    return Generated(
+        sequences=padded_sequences(prompts, texts, fill_token(base, pad_token_id, eos_ids)),
+        prompt_length=prompts.given.shape[1],
+        accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
+        num_calls=len(counts) * (1 if merged else 2),
+        num_passes=passes * (1 if merged else 2),
+        num_tokens=sum(len(text.new_tokens) for text in texts),
+        verified_tokens=drafted,
+        trace=steps if trace else None,
+    )
+
+
+def _draft(
+    drafter: Drafter, rows: list[int], texts: list[Text], hidden: list[Tensor], prompts: Prompts, max_nodes: int | None
+) -> list[DraftTree]:
+    """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted for."""
+    trees = [DraftTree.empty()] * len(rows)
+    places = [place for place, text in enumerate(texts) if text.max_depth]
+    if not places:
+        return trees
+    states = [
+        State(rows[at], texts[at].tokens, texts[at].prompt_length, hidden[at], texts[at].max_depth, prompts.sources[rows[at]])
+        for at in places
+    ]
+    proposed = drafter.propose(states)
+    if len(proposed) != len(states):
+        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}")
+    for place, tree in zip(places, proposed, strict=True):
+        trees[place] = tree.pruned(texts[place].max_depth).first(max_nodes)
+        if len(tree) and int(tree.tokens.max()) >= prompts.vocab_size:
+            raise ValueError(
+                f"expected drafted tokens below {prompts.vocab_size} (the model's vocabulary), got {int(tree.tokens.max())} "
+                f"from {type(drafter).__name__}; is it made for this model?"
+            )
+    return trees
+
+
+def _read_again(verifier: Verifier, next_tokens: list[int], trees: list[DraftTree], paths: list[list[int]]) -> tuple[Verified, list[int]]:
+    """The two-call form's second call: drop what verification computed and read the accepted tokens anew."""
+    verifier.forget()
+    accepted = [DraftTree.from_paths([tree.tokens[path].tolist()]) for tree, path in zip(trees, paths, strict=True)]
+    verified = verifier.verify(next_tokens, accepted)
+    verifier.keep([list(range(len(tree))) for tree in accepted])
+    return verified, [len(tree) for tree in accepted]
+
+
+def _adjust(processors: LogitsProcessorList, texts: list[Text], trees: list[DraftTree] | None = None) -> Adjust | None:
+    """The processors with each node's own prefix; None where there are none."""
+    if not processors:
+        return None
+
+    def adjust(row: int, path: list[int], logits: Tensor) -> Tensor:
+        drafted = trees[row].tokens[path].tolist() if trees else []
+        return processed(processors, [*texts[row].tokens, *drafted], logits)
+
+    return adjust
+
+
+class _Stream:
+    """A streamer hears the prompt, then every committed token."""
+
+    def __init__(self, streamer: Any, prompts: Prompts) -> None:
+        if streamer is not None and len(prompts) > 1:
+            raise ValueError(f"expected a single prompt with a streamer, got {len(prompts)}")
+        self.streamer = streamer
+        if streamer is not None:
+            streamer.put(prompts.given)
+
+    def put(self, committed: list[list[int]]) -> None:
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor(committed[0]))
+
+    def end(self) -> None:
+        if self.streamer is not None:
+            self.streamer.end()
+
+
+def fill_token(base: PreTrainedModel, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
+    """What stands behind rows that end early."""
+    own = pad_id(base) if pad_token_id is None else pad_token_id
+    return own if own is not None else min(eos_ids, default=0)
+
+
+def padded_sequences(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:
+    """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
+    new = [text.new_tokens for text in texts]
+    width = max(map(len, new))
+    return torch.cat([prompts.given, torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])], dim=1)

@@ -1,0 +1,149 @@
+"""Is a text really what the base model would have written?  Teacher forcing says so, position by position.
+
+The model reads the finished texts once, and every new token is compared with its own choice after the tokens before
+it.  In float32 a decode under exact acceptance has no divergence.  In half precision it may: a pass over many tokens
+and a pass over one round differently, and where two tokens are nearly tied either may come out ahead.  That is so
+for any speculative decoder, and for ``generate()`` itself; the margin tells such ties from mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.prompts import pad_id
+from latticebpd.decoding.stopping import end_of_text_ids
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.forward import Source
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first place where a row's text is not the base model's choice.
+
+    row: index of the row; column: index in ``sequences[row]``.
+    token: what the text has; expected: what the model would have written there.
+    margin: by how much the model's logit of ``expected`` exceeds that of ``token``, >= 0.
+    """
+
+    row: int
+    column: int
+    token: int
+    expected: int
+    margin: float
+
+
+@dataclass(frozen=True)
+class Losslessness:
+    """What teacher forcing found.
+
+    divergences: the first of each row that has one.
+    rows: how many were read; tokens: how many new tokens were compared, up to each row's first divergence.
+    """
+
+    divergences: list[Divergence]
+    rows: int
+    tokens: int
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every row is the base model's own text."""
+        return not self.divergences
+
+    def __str__(self) -> str:
+        if self.lossless:
+            return f"{self.tokens} tokens of {self.rows} rows, all the base model's own"
+        first = self.divergences[0]
+        return (
+            f"{len(self.divergences)} of {self.rows} rows diverge; row {first.row}, column {first.column}: token {first.token}, "
+            f"where the base model writes {first.expected} (logit margin {first.margin:.2e})"
+        )
+
+
+@torch.inference_mode()
+def check_lossless(
+    model: BlockwiseLM | PreTrainedModel,
+    sequences: Tensor | Sequence[Sequence[int]],
+    prompt_length: int = 1,
+    *,
+    attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
+    input_ids: Tensor | Sequence[Sequence[int]] | None = None,
+    eos_token_id: int | Sequence[int] | None = None,
+    pad_token_id: int | None = None,
+    batch_size: int = 8,
+) -> Losslessness:
+    """Compare texts with what the base model writes greedily, token by token.
+
+    Args:
+        model: the base model, or a blockwise one.
+        sequences: ``[rows, length]``, as ``generate`` returns them: padded prompts, new tokens, padding.
+        prompt_length: columns of the prompts, padding included; 1 for an encoder–decoder's start token.
+        attention_mask: ``[rows, prompt_length]``, 0 where a prompt is padding; for an encoder–decoder, of the sources.
+        input_ids: an encoder–decoder's sources, ``[rows, n]``.
+        eos_token_id: what ends a text; by default the model's own.
+        pad_token_id: what fills up rows that end early; by default the model's own.  Such tokens at a row's end are
+            not compared.
+        batch_size: rows read at a time.
+
+    Raises:
+        ValueError: shapes that do not fit, or an encoder–decoder without sources.
+    """
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    ids = torch.as_tensor(sequences).cpu()
+    if ids.ndim != 2 or not 1 <= prompt_length <= ids.shape[1]:
+        raise ValueError(f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and {prompt_length}")
+    if base.config.is_encoder_decoder != (input_ids is not None):
+        raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
+    sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
+    # The mask is that of the prompts or, for an encoder–decoder, of the sources.
+    masked = (len(ids), prompt_length) if sources is None else (len(ids), sources.shape[-1])
+    mask = torch.ones(masked, dtype=torch.long) if attention_mask is None else torch.as_tensor(attention_mask)
+    for name, tensor in (("attention_mask", mask), ("input_ids", sources)):
+        if tensor is not None and tuple(tensor.shape) != masked:
+            raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
+    visible = mask.cpu().bool() if sources is None else torch.ones(len(ids), 1, dtype=torch.bool)
+    eos_ids = end_of_text_ids(base, eos_token_id)
+    pad = pad_token_id if pad_token_id is not None else pad_id(base)
+    prompts = [row[: len(kept)][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
+    texts = [_text(row[prompt_length:].tolist(), eos_ids, pad) for row in ids]
+    processors = node_processors(base, None, prompts, ids.shape[1], eos_ids)
+
+    divergences: list[Divergence] = []
+    compared = 0
+    for start in range(0, len(ids), batch_size):
+        rows = range(start, min(start + batch_size, len(ids)))
+        read = [prompts[row] + texts[row] for row in rows]
+        width = max(map(len, read))
+        tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
+        if sources is None:
+            logits = base(input_ids=tokens, use_cache=False).logits
+        else:
+            source = Source.encode(base, sources[start : rows.stop], mask[start : rows.stop].to(base.device))
+            logits = base(decoder_input_ids=tokens, use_cache=False, **source.arguments).logits
+        for place, row in enumerate(rows):
+            first, text = len(prompts[row]), texts[row]
+            lines = logits[place, first - 1 : first - 1 + len(text)].float()
+            if processors:
+                lines = torch.stack([processed(processors, read[place][: first + at], line) for at, line in enumerate(lines)])
+            expected = lines.argmax(dim=-1).tolist()
+            at = next((at for at, pair in enumerate(zip(text, expected, strict=True)) if pair[0] != pair[1]), None)
+            compared += len(text) if at is None else at + 1
+            if at is not None:
+                margin = float(lines[at, expected[at]] - lines[at, text[at]])
+                divergences.append(Divergence(row, prompt_length + at, text[at], expected[at], margin))
+    return Losslessness(divergences, len(ids), compared)
+
+
+def _text(tokens: list[int], eos_ids: frozenset[int], pad: int | None) -> list[int]:
+    """A row's new tokens up to and with its end-of-text token; where there is none, without the padding behind them."""
+    for at, token in enumerate(tokens):
+        if token in eos_ids:
+            return tokens[: at + 1]
+    while tokens and tokens[-1] == pad:
+        tokens = tokens[:-1]
+    return tokens

@@ -1,0 +1,107 @@
+"""What a decode starts from: prompts without their padding, or an encoder–decoder's sources.
+
+Padding never reaches the model: each row is its own tokens, on whichever side it was padded.  The padded tensor is
+kept for the output, which looks like ``generate()``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from latticebpd.models.forward import Source
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A batch of prompts.
+
+    given: ``[rows, n]`` int64, what the output's rows begin with: the prompts as they came, or the decoder's start.
+    tokens: each row's tokens, at least one, without padding.
+    sources: each row's source tokens without padding; empty for a causal LM.
+    encoded: what the decoder reads of them; None for a causal LM.
+    vocab_size: of the decoder, which drafted tokens must stay below.
+    """
+
+    given: Tensor
+    tokens: list[list[int]]
+    sources: list[list[int]]
+    encoded: Source | None
+    vocab_size: int
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def prepare(
+    model: PreTrainedModel,
+    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    attention_mask: Tensor | Sequence[Sequence[int]] | None,
+    eos_ids: frozenset[int],
+) -> Prompts:
+    """Check the prompts, take their padding off and, for an encoder–decoder, encode them.
+
+    Raises:
+        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, or no start token for the decoder.
+    """
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    ids = _ids(input_ids, vocabulary)
+    mask = _mask(ids, attention_mask, pad_id(model), eos_ids)
+    rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
+    empty = [row for row, tokens in enumerate(rows) if not tokens]
+    if empty:
+        raise ValueError(f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?")
+    if not model.config.is_encoder_decoder:
+        return Prompts(ids, rows, [[] for _ in rows], None, vocabulary)
+    start = decoder_start_id(model)
+    given = torch.full((len(rows), 1), start, dtype=torch.long)
+    source = Source.encode(model, ids.to(model.device), mask.long().to(model.device))
+    decoder: Any = model.get_decoder()
+    return Prompts(given, [[start] for _ in rows], rows, source, int(decoder.get_input_embeddings().num_embeddings))
+
+
+def pad_id(model: PreTrainedModel) -> int | None:
+    """The model's padding token, if it has one."""
+    settings = model.generation_config if model.generation_config is not None else model.config
+    token = getattr(settings, "pad_token_id", None)
+    return None if token is None else int(token)
+
+
+def decoder_start_id(model: PreTrainedModel) -> int:
+    """The token that an encoder–decoder's text begins with."""
+    settings = model.generation_config if model.generation_config is not None else model.config
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        token = getattr(settings, name, None)
+        if isinstance(token, int):
+            return token
+    raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
+
+
+def _ids(input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+    try:
+        ids = torch.as_tensor(input_ids).cpu()
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"expected prompts of equal length [rows, n]; pad them and pass an attention_mask ({error})") from error
+    if ids.ndim == 1:
+        ids = ids[None]
+    if ids.ndim != 2 or not ids.numel():
+        raise ValueError(f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {tuple(ids.shape)}")
+    if ids.is_floating_point() or ids.dtype == torch.bool or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {ids.dtype} from {ids.min()} to {ids.max()}")
+    return ids.long()
+
+
+def _mask(ids: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None, pad: int | None, eos_ids: frozenset[int]) -> Tensor:
+    """``[rows, n]`` bool.  Without a mask the rule is ``generate()``'s: padding tokens are padding unless they end texts."""
+    if attention_mask is None:
+        return ids != pad if pad is not None and pad not in eos_ids else torch.ones_like(ids, dtype=torch.bool)
+    mask = torch.as_tensor(attention_mask).cpu().bool()
+    mask = mask[None] if mask.ndim == 1 else mask
+    if mask.shape != ids.shape:
+        raise ValueError(f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}")
+    return mask

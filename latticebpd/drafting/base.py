@@ -1,0 +1,48 @@
+"""What a drafter is: who guesses the next tokens.
+
+A drafter has two methods.  ``propose`` sees the moment before a draft, once for every unfinished row of the batch,
+and returns a tree of guesses for each; ``observe`` hears which tokens were committed.  To add a drafter, write a
+class with these two methods; nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from latticebpd.lattices.drafts import DraftTree
+
+
+@dataclass(frozen=True)
+class State:
+    """One row of the batch at the moment before a draft.
+
+    row: its index in the batch that ``generate`` was given.
+    tokens: the prompt without padding and everything committed, the last being the next token, which the base model
+        chose itself; of an encoder-decoder, the decoder's text.
+    prompt_length: how many of them are the prompt.  A row's first draft is the one with ``prompt_length + 1`` tokens:
+        where a drafter keeps something per row, there it starts anew.
+    hidden: ``[hidden]``, the base model's final hidden state that predicted the last token.
+    max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
+    source: an encoder-decoder's source tokens, else empty.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    prompt_length: int
+    hidden: Tensor
+    max_depth: int
+    source: Sequence[int] = ()
+
+
+class Drafter(Protocol):
+    """Proposes draft trees for the unfinished rows of a batch."""
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        """One tree of what may follow ``state.tokens`` for each state, in their order."""
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """Hear, after every call of the model, the tokens committed to each row."""

@@ -1,0 +1,143 @@
+"""What is verified: a list of drafts, or a tree of draft prefixes.
+
+A *draft tree* stores every distinct prefix once.  Node ``i`` adds ``tokens[i]`` to the prefix of ``parents[i]``;
+the root, -1, is the text so far.  Parents come before their children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from latticebpd.lattices.lattice import SausageLattice
+
+ROOT = -1
+"""Parent of the first drafted tokens."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """The best paths of a lattice, best first.
+
+    tokens: ``[p, slots]`` int32, rows distinct.
+    scores: ``[p]`` float64, natural log: slot log-probabilities plus ``alpha`` times those of the language model.
+    """
+
+    tokens: np.ndarray
+    scores: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.tokens.shape[0])
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """Distinct draft prefixes.
+
+    tokens: ``[n]`` int32.
+    parents: ``[n]`` int32, ``parents[i] < i``; -1 is the root.  Siblings carry distinct tokens.
+    log_probs: ``[n]`` float64, natural log of the probability that the drafter gives to the node's whole prefix;
+        None where it gives none.
+    lattice: what the prefixes were drawn from, for whoever looks into a decode; None where there was no lattice.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    log_probs: np.ndarray | None = None
+    lattice: SausageLattice | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
+        parents = np.ascontiguousarray(self.parents, dtype=np.int32)
+        if tokens.ndim != 1 or tokens.shape != parents.shape:
+            raise ValueError(f"expected tokens [n] and parents [n], got {tokens.shape} and {parents.shape}")
+        if self.log_probs is not None and self.log_probs.shape != tokens.shape:
+            raise ValueError(f"expected log_probs [{len(tokens)}], one for each node, got {self.log_probs.shape}")
+        if (tokens < 0).any():
+            raise ValueError(f"expected token ids >= 0, got {int(tokens.min())}")
+        wrong = (parents < ROOT) | (parents >= np.arange(len(parents)))
+        if wrong.any():
+            node = int(np.argmax(wrong))
+            raise ValueError(f"node {node}: expected a parent from -1 to {node - 1} (parents come first), got {int(parents[node])}")
+        if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) != len(tokens):
+            raise ValueError("expected siblings with distinct tokens, got the same token twice under one parent")
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "parents", parents)
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None) -> DraftTree:
+        """The trie of drafts, in order of first appearance; -1 ends a draft early."""
+        children: dict[tuple[int, int], int] = {}
+        tokens: list[int] = []
+        parents: list[int] = []
+        for path in np.asarray(paths).tolist() if isinstance(paths, np.ndarray) else paths:
+            node = ROOT
+            for token in path:
+                if token < 0:
+                    break
+                child = children.get((node, token))
+                if child is None:
+                    child = children[node, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(node)
+                node = child
+        return cls(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), lattice=lattice)
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def empty(cls) -> DraftTree:
+        """The tree that drafts nothing: plain greedy decoding."""
+        return cls(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @cached_property
+    def depths(self) -> np.ndarray:
+        """``[n]`` number of drafted tokens up to and including each node, from 1."""
+        depths = [0] * (len(self) + 1)  # the last entry is the root's, reached as index -1
+        for node, parent in enumerate(self.parents.tolist()):
+            depths[node] = depths[parent] + 1
+        return np.array(depths[:-1], dtype=np.int64)
+
+    @cached_property
+    def ancestors(self) -> np.ndarray:
+        """``[n, n]`` bool: whether column's node lies on the path from the root to row's node, itself included."""
+        mask = np.eye(len(self), dtype=bool)
+        above = self.parents
+        while (below := np.flatnonzero(above != ROOT)).size:  # one level of the tree a round
+            mask[below, above[below]] = True
+            above = np.where(above == ROOT, ROOT, self.parents[above])
+        return mask
+
+    def children(self, node: int) -> np.ndarray:
+        """The nodes right below ``node``, in order."""
+        return np.flatnonzero(self.parents == node)
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from the root's child down to ``node``."""
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = int(self.parents[node])
+        return nodes[::-1]
+
+    def pruned(self, max_depth: int) -> DraftTree:
+        """The tree without the nodes deeper than ``max_depth``."""
+        keep = self.depths <= max_depth
+        if keep.all():
+            return self
+        # What is kept is closed under parents, so a node's new place is how many kept nodes come before it.
+        places = np.append(np.cumsum(keep) - 1, ROOT).astype(np.int32)
+        log_probs = None if self.log_probs is None else self.log_probs[keep]
+        return DraftTree(self.tokens[keep], places[self.parents[keep]], log_probs, self.lattice)
+
+    def first(self, num_nodes: int | None) -> DraftTree:
+        """The tree of the first ``num_nodes`` nodes; None keeps all."""
+        if num_nodes is None or len(self) <= num_nodes:
+            return self
+        log_probs = None if self.log_probs is None else self.log_probs[:num_nodes]
+        return DraftTree(self.tokens[:num_nodes], self.parents[:num_nodes], log_probs, self.lattice)

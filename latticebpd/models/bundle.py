@@ -1,0 +1,65 @@
+"""The bundled example: a small blockwise model, its tokenizer, a 4-gram and held-out prompts.
+
+``assets/README.md`` says where each came from; ``python -m lm_training.bundle`` makes them again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+import fst
+from latticebpd.models.blockwise import BlockwiseLM
+
+ASSETS = Path(__file__).parent.parent / "assets"
+MODEL = ASSETS / "model"
+TOKENIZER = MODEL / "tokenizer.json"
+LM = ASSETS / "lm.fst"
+PROMPTS = ASSETS / "prompts.jsonl"
+SETTINGS = ASSETS / "settings.json"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A passage that no part of the bundle has been trained on, and where it is from."""
+
+    id: str
+    source: str
+    licence: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Everything the demo needs.  alpha: the n-gram's weight, tuned on documents that are not among the prompts."""
+
+    model: BlockwiseLM
+    tokenizer: Tokenizer
+    lm: fst.NgramModel
+    prompts: list[Prompt]
+    alpha: float
+
+
+def load_prompts() -> list[Prompt]:
+    """The bundled prompts."""
+    return [Prompt(**json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
+
+
+def settings() -> dict[str, float]:
+    """Tuned settings of the bundle: ``alpha``."""
+    record: dict[str, float] = json.loads(SETTINGS.read_text())
+    return record
+
+
+def load_bundle() -> Bundle:
+    """Load the bundled model (in float32), tokenizer, n-gram model and prompts."""
+    return Bundle(
+        model=BlockwiseLM.from_pretrained(MODEL),
+        tokenizer=Tokenizer.from_file(str(TOKENIZER)),
+        lm=fst.NgramModel.load(LM),
+        prompts=load_prompts(),
+        alpha=settings()["alpha"],
+    )

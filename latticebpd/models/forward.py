@@ -1,0 +1,141 @@
+"""Calling a ``transformers`` model for final hidden states, and for the logits of as few positions as possible.
+
+Of all nodes that a pass verifies, only those on the accepted path are asked for logits.  On a CPU the projection to
+the vocabulary is most of a small model's work, so it is done for those alone, wherever the model's logits follow
+from its final hidden state by the output embedding, with an encoder–decoder's bias or scale.  Models that do
+something else to their logits (cap them, say) are left to do it themselves, at every node.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+Projection = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The base model's output for the next token and every drafted node of each row.
+
+    hidden: ``[rows, nodes + 1, hidden]``, the final, normalised hidden states; columns behind a row's own nodes are
+        meaningless.
+    logits_of: rows and columns, equally many -> ``[n, vocab]`` logits.
+    """
+
+    hidden: Tensor
+    logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an encoder–decoder's decoder reads besides its own text: encoded once, selected with the rows.
+
+    hidden: ``[rows, source, hidden]``; mask: ``[rows, source]``, 1 where the source has a token.
+    """
+
+    hidden: Tensor
+    mask: Tensor
+
+    @classmethod
+    @torch.inference_mode()
+    def encode(cls, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Source:
+        """Run the encoder."""
+        encoder: Any = model.get_encoder()
+        return cls(encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+
+    def select(self, rows: Tensor) -> Source:
+        """The given rows, in this order; a row may come several times."""
+        return Source(self.hidden[rows], self.mask[rows])
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of the whole model's ``forward``."""
+        return {"encoder_outputs": BaseModelOutput(last_hidden_state=self.hidden), "attention_mask": self.mask}
+
+
+class Forward:
+    """One model, called with its decoder's arguments: ``input_ids``, ``attention_mask``, ``past_key_values`` and so on.
+
+    Args:
+        model: a causal LM or an encoder–decoder.
+        source: what an encoder–decoder reads; None for a causal LM.
+    """
+
+    def __init__(self, model: PreTrainedModel, source: Source | None) -> None:
+        self.model: Any = model
+        self.source = source
+        self._takes_positions_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._projection: Projection | None = None
+
+    def prompt(self, arguments: dict[str, Any], last: Tensor) -> Verified:
+        """Hidden states and logits at one position of each row, ``last`` ``[rows]``; learns how the model makes logits."""
+        positions, place = torch.unique(last, return_inverse=True)
+        keep = {"logits_to_keep": positions} if self._takes_positions_to_keep else {}
+        hidden, logits = self._full({**arguments, **keep})
+        hidden = hidden[:, positions]
+        if not keep:
+            logits = logits[:, positions]
+        self._projection = next((known for known in self._projections() if _reproduces(known, hidden, logits)), None)
+        rows = torch.arange(len(last), device=last.device)
+        return _known(hidden[rows, place][:, None], logits[rows, place][:, None])
+
+    def nodes(self, arguments: dict[str, Any]) -> Verified:
+        """Hidden states of every position, logits of those that will be asked for."""
+        projection = self._projection
+        if projection is None:
+            return _known(*self._full(arguments))
+        if self.source is None:
+            hidden = self.model.base_model(**arguments).last_hidden_state
+        else:
+            decoder = self.model.get_decoder()
+            hidden = decoder(
+                **arguments, encoder_hidden_states=self.source.hidden, encoder_attention_mask=self.source.mask
+            ).last_hidden_state
+
+        @torch.inference_mode()
+        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+            return projection(_picked(hidden, rows, columns))
+
+        return Verified(hidden, logits_of)
+
+    def _full(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        if self.source is None:
+            output = self.model(**arguments, output_hidden_states=True)
+            return output.hidden_states[-1], output.logits
+        own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
+        output = self.model(
+            **{f"decoder_{name}" if name in own else name: value for name, value in arguments.items()},
+            **self.source.arguments,
+            output_hidden_states=True,
+        )
+        return output.decoder_hidden_states[-1], output.logits
+
+    def _projections(self) -> list[Projection]:
+        embedding = self.model.get_output_embeddings()
+        bias = getattr(self.model, "final_logits_bias", None)
+        if bias is not None:
+            return [lambda hidden: embedding(hidden) + bias]
+        return [embedding, lambda hidden: embedding(hidden * hidden.shape[-1] ** -0.5)]  # T5 scales where embeddings are tied
+
+
+def _known(hidden: Tensor, logits: Tensor) -> Verified:
+    return Verified(hidden, lambda rows, columns: _picked(logits, rows, columns))
+
+
+def _picked(values: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+    if len(rows) == 1:  # a slice costs a fraction of an indexing
+        return values[rows[0], columns[0] : columns[0] + 1]
+    return values[list(rows), list(columns)]
+
+
+def _reproduces(projection: Projection, hidden: Tensor, logits: Tensor) -> bool:
+    mine = projection(hidden)
+    return mine.shape == logits.shape and mine.dtype == logits.dtype and torch.equal(mine, logits)

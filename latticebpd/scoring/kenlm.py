@@ -1,0 +1,118 @@
+"""Rescoring with a ``kenlm.Model`` (optional extra): exact, through KenLM's own scorer.
+
+KenLM's Python module answers one query at a time, so this is for models that exist only as KenLM binaries.  Where
+there is an ARPA file, ``fst.NgramModel`` gives the same scores from compiled code.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fst.lattices import slots_of
+from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
+from latticebpd.lattices.lattice import SausageLattice
+
+if TYPE_CHECKING:
+    import kenlm
+
+LN_10 = math.log(10.0)
+
+
+class KenlmRescorer:
+    """Ranks a lattice's paths with KenLM.
+
+    Args:
+        model: a loaded ``kenlm.Model``, of any of KenLM's formats.
+        words: the model's word for each token id; by default the id in decimal digits.  An id without a word counts
+            as ``<unk>``.
+    """
+
+    def __init__(self, model: kenlm.Model, words: Mapping[int, str] | Sequence[str] | None = None) -> None:
+        self.model, self.words = model, words
+
+    def word(self, token: int) -> str:
+        """The model's word for a token id."""
+        if self.words is None:
+            return str(token)
+        try:
+            return self.words[token]
+        except (KeyError, IndexError):
+            return "<unk>"
+
+    def step(self, state: Any, token: int) -> tuple[Any, float]:
+        """The next state, and the natural log p(token | state)."""
+        import kenlm
+
+        following = kenlm.State()
+        return following, self.model.BaseScore(state, self.word(token), following) * LN_10
+
+    def state_after(self, context: Sequence[int]) -> Any:
+        """The state of a history without an implied ``<s>``; only its last ``order - 1`` tokens matter."""
+        import kenlm
+
+        state = kenlm.State()
+        self.model.NullContextWrite(state)
+        for token in context[-(self.model.order - 1) :] if self.model.order > 1 else ():
+            state, _ = self.step(state, token)
+        return state
+
+    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state, which decides all that follows."""
+        if p < 1:
+            raise ValueError(f"expected p >= 1, got {p}")
+        if not (alpha >= 0 and math.isfinite(alpha)):
+            raise ValueError(f"expected a finite alpha >= 0, got {alpha}")
+        beams: dict[Any, list[tuple[float, tuple[int, ...]]]] = {self.state_after(context): [(0.0, ())]}
+        for arcs in slots_of(lattice.tokens, lattice.log_probs):
+            longer: dict[Any, list[tuple[float, tuple[int, ...]]]] = {}
+            for state, prefixes in beams.items():
+                for token, log_prob in arcs:
+                    following, lm_log_prob = self.step(state, token)
+                    gain = log_prob + alpha * lm_log_prob
+                    longer.setdefault(following, []).extend((score + gain, (*path, token)) for score, path in prefixes)
+            beams = {state: heapq.nsmallest(p, prefixes, key=_rank) for state, prefixes in longer.items()}
+        best = heapq.nsmallest(p, (prefix for prefixes in beams.values() for prefix in prefixes), key=_rank)
+        return Drafts(np.array([path for _, path in best], dtype=np.int32), np.array([score for score, _ in best]))
+
+    def draft_tree(
+        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
+    ) -> DraftTree:
+        """Exact best-first tree: the most probable prefix is taken from a heap and its continuations put on it."""
+        if num_nodes < 1:
+            raise ValueError(f"expected num_nodes >= 1, got {num_nodes}")
+        slots = slots_of(lattice.tokens, lattice.log_probs)
+        kept = np.zeros(lattice.slots) if kept_log_mass is None else kept_log_mass
+        heap: list[tuple[float, tuple[int, ...], int, Any]] = []
+        tokens: list[int] = []
+        parents: list[int] = []
+        log_probs: list[float] = []
+
+        def expand(node: int, weight: float, path: tuple[int, ...], state: Any) -> None:
+            if len(path) == len(slots):
+                return
+            arcs = slots[len(path)]
+            steps = [self.step(state, token) for token, _ in arcs]
+            values = np.array([log_prob + alpha * lm for (_, log_prob), (_, lm) in zip(arcs, steps, strict=True)])
+            top = values.max()
+            conditionals = values - (top + math.log(np.exp(values - top).sum())) + kept[len(path)]
+            for (token, _), (following, _), conditional in zip(arcs, steps, conditionals.tolist(), strict=True):
+                heapq.heappush(heap, (-(weight + conditional), (*path, token), node, following))
+
+        expand(ROOT, 0.0, (), self.state_after(context))
+        while heap and len(tokens) < num_nodes:
+            cost, path, parent, state = heapq.heappop(heap)
+            tokens.append(path[-1])
+            parents.append(parent)
+            log_probs.append(-cost)
+            expand(len(tokens) - 1, -cost, path, state)
+        return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs))
+
+
+def _rank(prefix: tuple[float, tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:
+    score, path = prefix
+    return -score, path

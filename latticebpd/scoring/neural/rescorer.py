@@ -1,0 +1,131 @@
+"""Rescoring with a small causal language model (Kim 2024, section 7.1).
+
+The model is any decoder-only LM of ``transformers`` over the base model's vocabulary.  Two rescorers use it:
+
+    NeuralRescorer            asks for every slot behind the tokens chosen so far: Algorithm 2 for one draft; for more, or
+                              for a tree, the prefixes of a level are asked for together
+    ParallelNeuralRescorer    asks for all slots at once, behind the draft as it was: one pass, and a poorer judge
+
+Both read the whole text before the lattice, as far as the model has positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from latticebpd.lattices.drafts import Drafts, DraftTree
+from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.scoring.neural.base import CausalRescorer, Context
+from latticebpd.scoring.neural.search import Arcs, best_paths, best_trees, greedy_paths
+from latticebpd.scoring.neural.settings import checked_alpha
+from latticebpd.scoring.ngram import NgramRescorer
+
+
+class NeuralRescorer(CausalRescorer):
+    """Conditions each slot on the tokens chosen before it.
+
+    Drafts are found by beam search over the lattice, ``max(beams, p)`` prefixes wide, so one draft alone is chosen
+    greedily (Algorithm 2), and the p best are exact where the lattice has no more than that many prefixes of a length.  The
+    prefix tree is always the exact one.
+
+    Args:
+        model, alpha, tokenizer_fingerprint, use_cache: as for ``CausalRescorer``.
+        beams: the least width of the search.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        alpha: float = 1.0,
+        beams: int = 1,
+        *,
+        tokenizer_fingerprint: str | None = None,
+        use_cache: bool = True,
+    ) -> None:
+        super().__init__(model, alpha, tokenizer_fingerprint=tokenizer_fingerprint, use_cache=use_cache)
+        if beams < 1:
+            raise ValueError(f"expected beams >= 1, got {beams}")
+        self.beams = beams
+
+    def rescore_batch(self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Context]) -> list[Drafts]:
+        _check_count("p", p)
+        if not checked_alpha(alpha):
+            return NgramRescorer(None).rescore_batch(lattices, p, 0.0, contexts)
+        found: list[Drafts] = []
+        for _, own, texts in self._groups(lattices, contexts):
+            width = max(self.beams, p)
+            if width == 1:
+                found += greedy_paths(self.reader, texts, Arcs.of(own), alpha)
+            else:
+                beams = best_paths(self.reader, texts, Arcs.of(own), width, alpha)
+                found += [Drafts(drafts.tokens[:p], drafts.scores[:p]) for drafts in beams]
+        return found
+
+    def draft_tree_batch(
+        self,
+        lattices: Sequence[SausageLattice],
+        num_nodes: int,
+        alpha: float,
+        contexts: Sequence[Context],
+        kept_log_mass: np.ndarray | None = None,
+    ) -> list[DraftTree]:
+        _check_count("num_nodes", num_nodes)
+        checked_alpha(alpha)
+        found: list[DraftTree] = []
+        for rows, own, texts in self._groups(lattices, contexts):
+            kept = None if kept_log_mass is None else kept_log_mass[rows]
+            trees = best_trees(self.reader, texts, Arcs.of(own), num_nodes, alpha, kept)
+            found += [replace(tree, lattice=lattice) for tree, lattice in zip(trees, own, strict=True)]
+        return found
+
+
+class ParallelNeuralRescorer(CausalRescorer):
+    """Conditions each slot on the best arcs of the slots before it, whatever rescoring makes of those.
+
+    That takes one pass of the model, and leaves a lattice whose slots do not depend on each other: drafts and trees are
+    the exact best of that lattice.
+    """
+
+    def rescore_batch(self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Context]) -> list[Drafts]:
+        return NgramRescorer(None).rescore_batch(self.rescored(lattices, alpha, contexts), p, 0.0, contexts)
+
+    def draft_tree_batch(
+        self,
+        lattices: Sequence[SausageLattice],
+        num_nodes: int,
+        alpha: float,
+        contexts: Sequence[Context],
+        kept_log_mass: np.ndarray | None = None,
+    ) -> list[DraftTree]:
+        weighed = self.rescored(lattices, alpha, contexts, normalised=False)
+        trees = NgramRescorer(None).draft_tree_batch(weighed, num_nodes, 0.0, contexts, kept_log_mass)
+        return [replace(tree, lattice=lattice) for tree, lattice in zip(trees, lattices, strict=True)]
+
+    def rescored(
+        self, lattices: Sequence[SausageLattice], alpha: float, contexts: Sequence[Context], normalised: bool = True
+    ) -> list[SausageLattice]:
+        """Every lattice with the weights ``log_prob + alpha * ln p(token | context, best arcs of the slots before)``.
+
+        normalised: False may leave out a constant for each slot, which changes neither the order of paths nor trees.
+        """
+        if not checked_alpha(alpha):
+            return list(lattices)
+        found: list[SausageLattice] = []
+        for _, own, texts in self._groups(lattices, contexts):
+            arcs = Arcs.of(own)
+            best = np.take_along_axis(arcs.tokens, arcs.weights.argmax(axis=2)[:, :, None], axis=2)[:, :, 0].clip(min=0)
+            outputs = self.reader.read(texts, best[:, :-1])
+            candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
+            said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
+            weights = arcs.weights + alpha * said.reshape(arcs.weights.shape)
+            found += [SausageLattice(lattice.tokens, weights[row, : lattice.slots, : lattice.k]) for row, lattice in enumerate(own)]
+        return found
+
+
+def _check_count(name: str, count: int) -> None:
+    if count < 1:
+        raise ValueError(f"expected {name} >= 1, got {count}")

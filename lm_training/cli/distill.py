@@ -1,0 +1,99 @@
+"""``latticebpd distill``: a model's own text, for training its heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
+
+
+def distill(
+    data: list[Path] = typer.Argument(
+        ..., help="Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut prompts from."
+    ),
+    model: str = typer.Option(..., help="Model that writes: a directory, also of a blockwise model, or a hub's name."),
+    output: Path = typer.Option(..., "--output", "-o", help="Directory to fill; the same command goes on with it."),
+    prompts: int = typer.Option(16384, min=1, help="Number of prompts cut from text; of given ones, all are used."),
+    prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
+    max_new_tokens: int = typer.Option(96, min=1, help="Most tokens written after each prompt."),
+    num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
+    batch_size: int = typer.Option(64, min=1, help="Prompts decoded together."),
+    shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses the shard it was at."),
+    part: str = typer.Option("0/1", help="i/n: make only every n-th shard, from the i-th on (from 0); for n machines."),
+    corpus_output: Path | None = typer.Option(
+        None, "--corpus", help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
+    ),
+    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order less 1."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
+    field: str = typer.Option("text", help="JSONL field that holds the text."),
+    seed: int = typer.Option(0, help="Seed of the choice of prompts."),
+    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
+) -> None:
+    """Let a model continue prompts, or translate sources; its text is what its heads should learn to foresee.
+
+    Sequence-level distillation (Stern 2018). Each sequence is stored with the length of its prompt, so that training
+    takes its labels from what the model wrote. Finished shards are kept when the run is killed.
+
+    Example: [bold]latticebpd distill corpus.npy --model model -o distilled --prompts 16384[/bold]
+    Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
+    """
+    quiet_transformers()
+    import time
+
+    import numpy as np
+    import torch
+
+    from fst.files import replacing
+    from latticebpd.decoding.prompts import decoder_start_id
+    from latticebpd.decoding.stopping import own_end_of_text_ids
+    from latticebpd.models.blockwise import load_base
+    from lm_training.data.corpus import corpus_ids
+    from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
+    from lm_training.data.distill import distill as write
+    from lm_training.data.sequences import Sequences
+
+    index, slash, parts = part.partition("/")
+    if not (slash and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
+        raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {part!r}")
+    base = load_base(model)
+    end_ids = own_end_of_text_ids(base)
+    given = [path.is_dir() or path.suffix == ".npz" for path in data]
+    if all(given):
+        sequences = Sequences.joined([load_distilled(path) if path.is_dir() else Sequences.load(path) for path in data])
+    elif any(given):
+        raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one after the other")
+    elif base.config.is_encoder_decoder:
+        raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
+    else:
+        encoder = None
+        if any(path.suffix != ".npy" for path in data):
+            encoder = load_tokenizer(tokenizer or Path(model) / "tokenizer.json")
+        sequences = corpus_prompts(corpus_ids(data, encoder, field), prompts, prompt_tokens, end_ids, seed)
+    if corpus_output is not None and not end_ids:
+        raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
+    options = DistillOptions(max_new_tokens, num_beams, shard_prompts)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
+    started, written = time.perf_counter(), 0
+    with progress() as bar:
+        task = bar.add_task("prompts", total=options.prompts_of(len(sequences), (int(index), int(parts))))
+
+        def on_batch(done: int, tokens: int) -> None:
+            nonlocal written
+            written += tokens
+            rate = written / (time.perf_counter() - started)
+            bar.update(task, advance=done, description=f"prompts ({rate:,.0f} tokens/s)")
+
+        write(base, sequences, output, options, batch_size, (int(index), int(parts)), on_batch)
+    if int(parts) > 1:
+        err.print(f"{output}: part {part} is complete")
+        return
+    text = load_distilled(output)
+    if corpus_output is not None:
+        read = text.answers(decoder_start_id(base)) if base.config.is_encoder_decoder else text
+        with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
+            np.save(file, read.corpus(end_ids[0], history))
+    err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

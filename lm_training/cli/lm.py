@@ -1,0 +1,388 @@
+"""``latticebpd lm``: n-gram models, estimated, converted, described, measured."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from latticebpd.cli.console import err, load_tokenizer, out, positive_numbers, print_json, progress, progress_bytes, quiet_transformers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
+
+
+def _is_arpa(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".arpa")
+
+
+def _summary(output: Path, counts: list[int]) -> str:
+    return f"{output}: {' + '.join(f'{count:,}' for count in counts)} n-grams of orders 1 to {len(counts)}"
+
+
+def _check_output(output: Path) -> None:
+    if not (output.suffix == ".fst" or _is_arpa(output)):
+        raise ValueError(f"{output}: expected a name that ends in .fst, .arpa or .arpa.gz")
+
+
+def _bytes(option: str, text: str) -> int:
+    """The number of bytes that ``500M`` or ``4G`` stands for."""
+    digits, unit = text[:-1], text[-1:].upper()
+    if unit not in _UNITS:
+        digits, unit = text, ""
+    if not digits.isdigit() or not int(digits):
+        raise ValueError(f"expected {option} as a number of bytes such as 500M or 4G, got {text!r}")
+    return int(digits) << _UNITS[unit]
+
+
+_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
+    """A tokenizer from its file, or from a directory or a hub name by ``AutoTokenizer``; the id of its end of text."""
+    from lm_training.data.corpus import end_of_text_id
+
+    path = Path(name)
+    if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
+        bpe = load_tokenizer(path)
+        return bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text
+    from transformers import AutoTokenizer
+
+    quiet_transformers()
+    try:
+        loaded = AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # whatever a foreign file makes its reader raise
+        raise ValueError(f"{name}: expected a tokenizer.json, or a tokenizer that AutoTokenizer finds: {error}") from None
+    fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
+    if fast is None:
+        raise ValueError(
+            f"{name}: expected a tokenizer of the tokenizers library, got {type(loaded).__name__}; convert it to tokenizer.json"
+        )
+    found = loaded.eos_token_id if end_of_text is None else end_of_text
+    if found is None:
+        raise ValueError(f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text")
+    return fast, int(found)
+
+
+@contextmanager
+def _log_lines() -> Iterator[None]:
+    """Show what estimation logs, a line at a time: which discounts were made, and which were not possible."""
+    handler = _ConsoleHandler()
+    logger = logging.getLogger("lm_training")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _ConsoleHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(record.getMessage(), soft_wrap=True)
+
+
+@contextmanager
+def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A progress bar whose description changes with what is being done."""
+    with progress() as bar:
+        task = bar.add_task("", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@app.command()
+def train(
+    inputs: list[Path] = typer.Argument(
+        ..., help="Token ids (.npy, .bin), or text (.txt), JSONL and Parquet files with --tokenizer or --words; .gz, .xz, .zst."
+    ),
+    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
+    order: int = typer.Option(4, min=1, help="Longest n-gram."),
+    smoothing: str = typer.Option("katz", help="katz, katz-opengrm, katz-srilm, witten-bell, absolute or stupid-backoff."),
+    min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."),
+    max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
+    prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."),
+    unk: bool = typer.Option(False, help="Give <unk> mass; without it, words not seen have natural log -1000."),
+    words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
+    tokenizer: str | None = typer.Option(
+        None, help="tokenizer.json, or what AutoTokenizer takes, that turns text into tokens, or that made the ids."
+    ),
+    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
+    end_of_text: int | None = typer.Option(None, min=0, help="Token id between documents; else the tokenizer's, else 0."),
+    field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
+    replace_invalid: bool = typer.Option(False, help="Read U+FFFD for bytes that are no UTF-8, instead of refusing the file."),
+    engine: str = typer.Option("auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."),
+    memory: str = typer.Option("4G", help="Memory for counting."),
+    threads: int | None = typer.Option(None, min=1, help="Threads for counting; by default all cores."),
+    master: str = typer.Option("local[*]", help="Spark's master."),
+    work_dir: Path | None = typer.Option(
+        None, help="Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one removes it."
+    ),
+) -> None:
+    """Estimate a backoff model.
+
+    Example: [bold]latticebpd lm train corpus.npy --order 4 --max-ngrams 1000000 -o lm.fst[/bold]
+    """
+    from fst.fingerprint import vocabulary_fingerprint
+    from lm_training.ngram.building import Means, Recipe, build
+    from lm_training.ngram.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder
+
+    _check_output(output)
+    counts = positive_numbers("--min-count", min_count)
+    bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
+    if words and bpe is not None:
+        raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
+    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator) if bpe else None
+    recipe = Recipe(
+        order=order,
+        smoothing=smoothing,
+        min_counts=tuple((counts + [counts[-1]] * order)[:order]),
+        max_ngrams=max_ngrams,
+        prune_theta=prune_theta,
+        unknown_word=unk,
+        vocab_size=bpe.get_vocab_size() if bpe else None,
+        end_of_text=separator,
+        fingerprint=vocabulary_fingerprint(bpe.get_vocab()) if bpe else None,
+    )
+    means = Means(engine, _bytes("--memory", memory), threads or _threads(), master)
+    source = Inputs(inputs, field, "replace" if replace_invalid else "strict", dtype)
+    with _reporting() as report, _log_lines():
+        found = build(source, encoder, recipe, means, output, work_dir or output.with_name(f"{output.name}.work"), report)
+    err.print(_summary(output, found))
+
+
+@app.command()
+def interpolate(
+    first: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
+    second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
+    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
+    weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
+    held_out: Path | None = typer.Option(None, help="Text to find the best share for, instead; read as by `lm perplexity`."),
+    tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
+    max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
+) -> None:
+    """Mix two models linearly, an in-domain and a general one, say.
+
+    Example: [bold]latticebpd lm interpolate domain.fst general.fst --held-out domain-dev.npy -o mixed.fst[/bold]
+    """
+    import fst
+    from lm_training.ngram.interpolation import best_weight, in_one_vocabulary
+    from lm_training.ngram.interpolation import interpolate as mix
+    from lm_training.ngram.pruning import prune
+
+    _check_output(output)
+    if (weight is None) == (held_out is None):
+        raise ValueError("expected either --weight or --held-out, and not both; one of them decides the mixture")
+    with err.status("mixing"):
+        tables = in_one_vocabulary(*(fst.NgramModel.load(path).to_table() for path in (first, second)))
+        if weight is None:
+            assert held_out is not None
+            weight = best_weight(*tables, _tokens_to_score([held_out], tables[0].symbols, tokenizer, None, "text"))
+        mixed = mix(*tables, weight)
+        if max_ngrams is not None:
+            mixed = prune(mixed, max_ngrams=max_ngrams)
+        model = fst.NgramModel.from_table(mixed)
+        if _is_arpa(output):
+            model.to_arpa(output)
+        else:
+            model.save(output)
+    err.print(f"{_summary(output, model.num_ngrams)}; weight of {first}: {weight:.4f}")
+
+
+@app.command()
+def kenlm(
+    inputs: list[Path] = typer.Argument(..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."),
+    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
+    order: int = typer.Option(4, min=1, help="Longest n-gram."),
+    prune: str = typer.Option("0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."),
+    binary: Path | None = typer.Option(None, help="Also write KenLM's binary file, with build_binary."),
+    words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
+    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or what AutoTokenizer takes."),
+    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
+    end_of_text: int | None = typer.Option(None, min=0, help="Token id between documents; else the tokenizer's, else 0."),
+    field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
+    memory: str = typer.Option("4G", help="Memory for lmplz."),
+) -> None:
+    """Have KenLM's lmplz estimate a modified Kneser-Ney model, and turn it into an automaton.
+
+    Example: [bold]latticebpd lm kenlm corpus.npy --order 4 -o lm.fst[/bold]
+    """
+    import tempfile
+
+    import fst
+    from fst.files import replacing
+    from fst.fingerprint import vocabulary_fingerprint
+    from lm_training.ngram import kenlm as programs
+    from lm_training.ngram.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
+
+    _check_output(output)
+    try:
+        dropped = [int(part) for part in prune.split(",")]
+    except ValueError:
+        raise ValueError(f"expected --prune as numbers separated by commas, such as 0,0,1, got {prune!r}") from None
+    programs.program("lmplz")
+    if binary is not None:
+        programs.program("build_binary")
+    bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
+    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator) if bpe else None
+    options = programs.KenlmOptions(order, dropped, _bytes("--memory", memory))
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
+        directory = Path(scratch)
+        report("reading", 0, None)
+        write_corpus(Inputs(inputs, field, dtype=dtype), encoder, separator, directory)
+        stream, symbols = load_corpus(directory)
+        if not len(stream.ids):
+            raise ValueError(f"expected some text, got none in {', '.join(map(str, inputs))}")
+        report("estimating", 0, None)
+        arpa = directory / "lm.arpa"
+        programs.estimate_arpa(stream, symbols, options, arpa, directory)
+        if binary is not None:
+            with replacing(binary) as temporary:
+                programs.build_binary(arpa, temporary)
+        report("converting", 0, None)
+        fingerprint = vocabulary_fingerprint(bpe.get_vocab()) if bpe else None
+        model = directory / "lm.fst"
+        counts = fst.arpa_to_fst(arpa, model, fingerprint=fingerprint)
+        if output.suffix == ".fst":
+            model.replace(output)
+        elif output.suffix == ".arpa":
+            arpa.replace(output)
+        else:
+            fst.NgramModel.load(model).to_arpa(output)
+    err.print(_summary(output, counts))
+
+
+def _tokens_to_score(
+    inputs: list[Path], symbols: list[str] | None, tokenizer: str | None, dtype: str | None, field: str, end_of_text: int | None = None
+) -> np.ndarray:
+    """Text as ids ``[n]`` of a model with these words, ``<s>`` before and ``</s>`` after every sentence; or of a tokenizer."""
+    import numpy as np
+
+    from fst.table import BOS, EOS
+    from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder, open_ids
+
+    source = Inputs(inputs, field, dtype=dtype)
+    if source.are_ids:
+        return np.concatenate(open_ids(source))
+    if tokenizer is not None:
+        pieces = TokenizerEncoder(*_tokenizer(tokenizer, end_of_text)).encode(source.documents())
+        return np.concatenate([np.zeros(0, dtype=np.uint32), *pieces])
+    if symbols is None:
+        raise ValueError(f"{inputs[0]}: expected token ids (.npy, .bin), or text together with a tokenizer; name one with --tokenizer")
+    ids = np.concatenate([np.zeros(0, dtype=np.int32), *WordEncoder(symbols).encode(source.documents())])
+    begins = np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1]
+    return np.insert(ids, begins, BOS)
+
+
+@app.command()
+def arpa2fst(
+    arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
+    output: Path = typer.Argument(..., help="OpenFst file to write."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored with the model."),
+) -> None:
+    """Turn an ARPA file into an OpenFst automaton that loads in no time; one pass, in less memory than the result.
+
+    Example: [bold]latticebpd lm arpa2fst lm.arpa.gz lm.fst --tokenizer tokenizer.json[/bold]
+    """
+    import fst
+
+    fingerprint = None
+    if tokenizer is not None:
+        from fst.fingerprint import vocabulary_fingerprint
+
+        fingerprint = vocabulary_fingerprint(load_tokenizer(tokenizer).get_vocab())
+    with progress_bytes() as bar:
+        task = bar.add_task("reading", total=None)
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description="reading" if done < total else "linking and writing")
+
+        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show)
+    err.print(_summary(output, counts))
+
+
+@app.command()
+def fst2arpa(
+    model: Path = typer.Argument(..., help="OpenFst file."),
+    output: Path = typer.Argument(..., help="ARPA file to write; .gz compresses."),
+) -> None:
+    """Turn an automaton back into an ARPA file.
+
+    Example: [bold]latticebpd lm fst2arpa lm.fst lm.arpa.gz[/bold]
+    """
+    import fst
+
+    with err.status(f"writing {output}"):
+        fst.NgramModel.load(model).to_arpa(output)
+
+
+@app.command()
+def info(
+    model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Describe an n-gram model.
+
+    Example: [bold]latticebpd lm info lm.fst[/bold]
+    """
+    import fst
+
+    lm = fst.NgramModel.load(model)
+    record = {
+        "file": str(model),
+        "bytes": model.stat().st_size,
+        "order": lm.order,
+        "num_ngrams": lm.num_ngrams,
+        "states": len(lm.states),
+        "arcs": len(lm.arcs),
+        "vocab_size": lm.vocab_size,
+        "words": lm.symbols is not None,
+        "fingerprint": lm.fingerprint,
+    }
+    if json:
+        print_json(record)
+        return
+    for name, value in record.items():
+        out.print(f"{name:12} {value}")
+
+
+@app.command()
+def perplexity(
+    model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
+    inputs: list[Path] = typer.Argument(..., help="Token ids (.npy, .bin), or text, JSONL and Parquet files."),
+    tokenizer: str | None = typer.Option(None, help="Tokenizer that turns text into tokens; models of words need none."),
+    dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
+    field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Perplexity of a model on text, tokens out of its vocabulary counted apart.
+
+    Example: [bold]latticebpd lm perplexity lm.fst held-out.npy[/bold]
+    """
+    from dataclasses import asdict
+
+    import fst
+    from lm_training.ngram import perplexity as measure
+
+    lm = fst.NgramModel.load(model)
+    result = measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, dtype, field))
+    record = {name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in asdict(result).items()}
+    if json:
+        print_json(record)
+        return
+    for name, value in record.items():
+        out.print(f"{name:24} {value}")

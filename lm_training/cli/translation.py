@@ -1,0 +1,87 @@
+"""``latticebpd train translation``: small encoder-decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+
+
+def translation(
+    pairs: list[Path] = typer.Argument(
+        ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
+    ),
+    validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
+    output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
+    source: str = typer.Option("en", help="Field of the sentence to translate."),
+    target: str = typer.Option("de", help="Field of its translation."),
+    shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
+    vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to be used again."),
+    model: Path | None = typer.Option(None, help="Directory of such a model to begin with, its tokenizer and shape kept."),
+    steps: int = typer.Option(2000, min=1, help="Updates in all."),
+    batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
+    learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms and biases."),
+    muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate: the layers' matrices."),
+    seed: int = typer.Option(0, help="Seed of everything random."),
+    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
+) -> None:
+    """Train a small Marian translation model, from scratch or from another one's weights.
+
+    The run can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
+
+    Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o translator[/bold]
+    """
+    quiet_transformers()
+    import torch
+
+    from lm_training.data.corpus import end_of_text_id
+    from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+    from lm_training.data.sequences import Sequences
+    from lm_training.neural.heads import load_sequences
+    from lm_training.neural.plots import CSV, PNG, write_plots
+    from lm_training.neural.training import LOG, Process
+    from lm_training.neural.translation import SHAPES, TranslationTraining, load_translator, new_translator, train_translation
+
+    if model is not None and tokenizer is not None:
+        raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
+    if shape not in SHAPES:
+        raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
+    kept = tokenizer or (model or output) / "tokenizer.json"
+    if model is not None and not kept.exists():
+        raise ValueError(f"{kept}: expected the tokenizer of the model to begin with, found none")
+    texts = [path for path in [*pairs, validation] if ".jsonl" in path.suffixes]
+    if kept.exists():
+        bpe = load_tokenizer(kept)
+    elif pairs[0] in texts:
+        read = read_pairs([path for path in pairs if path in texts], source, target)
+        bpe = train_pair_tokenizer((text for pair in read for text in (pair.source, pair.target)), vocab_size)
+    else:
+        raise ValueError(f"{pairs[0]}: expected --tokenizer, the one that the token ids were made with, got none")
+
+    def load(path: Path) -> Sequences:
+        return encode_pairs(read_pairs([path], source, target), bpe) if path in texts else load_sequences(path, sequence_length=0)
+
+    padding = bpe.token_to_id(PADDING)
+    if padding is None:
+        raise ValueError(f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}")
+    options = TranslationTraining(
+        steps=steps, batch_tokens=batch_tokens, learning_rate=learning_rate, muon_learning_rate=muon_learning_rate, seed=seed
+    )
+    torch.manual_seed(seed)
+    if model is not None:
+        translator = load_translator(model)
+    else:
+        translator = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
+    with Process.join(device) as process:
+        if process.rank == 0:
+            output.mkdir(parents=True, exist_ok=True)
+            save_tokenizer(bpe, output)
+        learnt = Sequences.joined([load(path) for path in pairs])
+        train_translation(learnt, load(validation), output, translator, options, process, progress=err.is_terminal)
+        if process.rank == 0:
+            write_plots(output)
+            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")

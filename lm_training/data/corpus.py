@@ -1,0 +1,149 @@
+"""Documents in, token ids out.
+
+A *document* is one string; a *corpus* is a flat array of token ids in which every document ends with the
+tokenizer's end-of-text token.  Text comes from ``.jsonl`` files (one document a line, in a text field), ``.parquet``
+files and saved data sets (one document a row, in a text column) and any others (one document a file).
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from fst.files import replacing
+from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
+from lm_training.data.records import open_bytes as open_bytes
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: where it is from, and its text."""
+
+    id: str
+    source: str
+    text: str
+
+
+def read_documents(
+    paths: Iterable[str | os.PathLike[str]], field: str = "text", invalid_utf8: str = "strict", bad: BadRecords | None = None
+) -> Iterator[Document]:
+    """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
+
+    Args:
+        field: of JSONL objects and rows, what holds the text.
+        invalid_utf8: "strict", or "replace" bytes that are no UTF-8.
+        bad: takes note of records that are no documents; by default the first is an error.
+
+    Raises:
+        ValueError: a line is no JSON object, or has no string under ``field``; bytes are no UTF-8; a file is damaged.
+            The message names the file and the line or byte.
+        FileNotFoundError: a path does not exist.
+    """
+    if invalid_utf8 not in INVALID_UTF8:
+        raise ValueError(f"expected strict or replace for bytes that are no UTF-8, got {invalid_utf8!r}")
+    bad = bad or BadRecords()
+    for record in read_records(paths, [field]):
+        try:
+            yield document_of(record, field, invalid_utf8)
+        except ValueError as error:
+            bad.add([str(error)])
+
+
+def document_of(record: Record, field: str, invalid_utf8: str = "strict") -> Document:
+    """A record as a document; ValueError where it holds no text."""
+    fields = record.fields(invalid_utf8)
+    text = fields.get(field) if record.has_fields else fields["text"]
+    if not isinstance(text, str):
+        raise ValueError(f"{record.place}: expected a string under {field!r}; name the field that holds the text")
+    name = f"{record.path.name}:{record.number}" if record.number else str(record.path)
+    return Document(str(fields.get("id", name)), str(fields.get("source", record.path.name)), text)
+
+
+def is_held_out(document_id: str, per_mille: int = 10) -> bool:
+    """Whether a document belongs to the held-out part: a fixed hash of its id, so that every stage agrees."""
+    return zlib.crc32(document_id.encode()) % 1000 < per_mille
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192, progress: bool = False) -> Tokenizer:
+    """A byte-level BPE tokenizer whose id 0 is the end-of-text token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=progress,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    return tokenizer
+
+
+def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
+    """The id of the token that ends documents."""
+    end_id: int | None = tokenizer.token_to_id(name)
+    if end_id is None:
+        raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {tokenizer.get_vocab_size()} tokens without it")
+    return end_id
+
+
+def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_size: int = 256) -> np.ndarray:
+    """Encode documents, each ending with end-of-text: ``[n]`` uint16 ids, or uint32 for large vocabularies."""
+    end_id = end_of_text_id(tokenizer)
+    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
+    chunks: list[np.ndarray] = []
+    iterator = iter(documents)
+    while batch := [document.text for document in islice(iterator, batch_size)]:
+        for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+            chunks.append(np.array([*encoding.ids, end_id], dtype=dtype))
+    return np.concatenate(chunks) if chunks else np.empty(0, dtype)
+
+
+def encode_corpus(documents: Iterable[Document], tokenizer: Tokenizer, path: str | os.PathLike[str]) -> int:
+    """Encode documents into one ``.npy`` file; returns the number of tokens.
+
+    The file appears under its name only when it is complete.
+    """
+    tokens = encode_documents(documents, tokenizer)
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.save(file, tokens)
+    return len(tokens)
+
+
+def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
+    """Memory-map one ``.npy`` corpus, or concatenate several: ``[n]`` unsigned ids."""
+    arrays = []
+    for path in paths:
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path}: expected a .npy array of token ids: {error}") from error
+        if array.ndim != 1 or array.dtype.kind not in "ui":
+            raise ValueError(f"{path}: expected a one-dimensional integer array, got shape {array.shape} of {array.dtype}")
+        arrays.append(array)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
+    """Token ids of ``.npy`` corpora, or of documents encoded with ``tokenizer``: ``[n]`` unsigned ids.
+
+    Raises:
+        ValueError: text without a tokenizer, or both kinds of file at once.
+    """
+    encoded = [Path(path).suffix == ".npy" for path in paths]
+    if all(encoded):
+        return load_tokens(paths)
+    if any(encoded):
+        raise ValueError("expected either .npy corpora or text files, got both; encode the text first")
+    if tokenizer is None:
+        raise ValueError(f"{next(iter(paths))}: expected token ids (.npy), or text together with a tokenizer; name one with --tokenizer")
+    return encode_documents(read_documents(paths, field), tokenizer)

@@ -1,0 +1,235 @@
+"""Sequence-level distillation: the text a model writes, as training data for its own heads (Stern 2018, section 6).
+
+A draft is accepted where it agrees with the base model's output, so that output, not people's text, is what heads
+should learn to foresee.  `distill` lets the model continue prompts, or an encoder-decoder answer sources, greedily or by
+beam search.  Results stand in a directory::
+
+    distill.json       how they were made: a later run with other settings is refused, one with the same goes on
+    shard-00042.npz    a set of `Sequences`: prompts, or sources, and what the model wrote
+
+A shard appears whole or not at all and depends on prompts, settings and its number only, so a killed run loses one
+shard, and any number of processes may each make every n-th (``part``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from fst.files import replacing
+from latticebpd.decoding.prompts import pad_id
+from latticebpd.decoding.stopping import own_end_of_text_ids
+from latticebpd.models.blockwise import max_positions, vocab_size, weights_fingerprint
+from lm_training.data.sequences import Sequences, padded
+
+SETTINGS = "distill.json"
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """How to write.
+
+    max_new_tokens: most tokens written after each prompt.
+    num_beams: 1 decodes greedily; with more, the best beam is kept.
+    shard_prompts: prompts per shard, the unit of resumption.
+    """
+
+    max_new_tokens: int = 96
+    num_beams: int = 1
+    shard_prompts: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "num_beams", "shard_prompts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+
+    def shards(self, prompts: int) -> int:
+        return -(-prompts // self.shard_prompts)
+
+    def prompts_of(self, prompts: int, part: tuple[int, int]) -> int:
+        """How many of the prompts are in the shards ``i``, ``i + n``, ... of a part ``(i, n)``."""
+        shards = range(part[0], self.shards(prompts), part[1])
+        return sum(min(self.shard_prompts, prompts - shard * self.shard_prompts) for shard in shards)
+
+
+def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Sequences:
+    """Windows of a corpus as prompts that nothing follows: they do not overlap, come in random order and hold no end of text.
+
+    Args:
+        corpus: ``[n]`` token ids, documents ending with one of ``end_ids``.
+        count: number of prompts; length: tokens of each.
+
+    Raises:
+        ValueError: the corpus is too short.
+    """
+    order = np.random.default_rng(seed).permutation(len(corpus) // length) * length
+    rows: list[np.ndarray] = []
+    for start in order.tolist():
+        if len(rows) == count:
+            break
+        window = corpus[start : start + length]
+        if not np.isin(window, end_ids).any():
+            rows.append(window)
+    if len(rows) < count:
+        raise ValueError(
+            f"expected a corpus with {count} prompts of {length} tokens, got {len(rows)} from {len(corpus)} tokens; "
+            "give more text, or ask for fewer or shorter prompts"
+        )
+    return Sequences.of_rows(rows, [length] * count, corpus.dtype)
+
+
+def load_distilled(directory: str | os.PathLike[str]) -> Sequences:
+    """All sequences of a directory that `distill` has filled.
+
+    Raises:
+        ValueError: the directory is none of ours, or shards are missing or damaged.
+    """
+    directory = Path(directory)
+    options, prompts = _read_settings(directory)
+    paths = [_shard_path(directory, shard) for shard in range(options.shards(prompts))]
+    missing = [path.name for path in paths if not path.exists()]
+    if missing:
+        raise ValueError(
+            f"{directory}: {len(missing)} of {len(paths)} shards are missing, first {missing[0]}; go on with `latticebpd distill`"
+        )
+    return Sequences.joined([Sequences.load(path) for path in paths])
+
+
+def distill(
+    base: PreTrainedModel,
+    prompts: Sequences,
+    directory: str | os.PathLike[str],
+    options: DistillOptions,
+    batch_size: int = 64,
+    part: tuple[int, int] = (0, 1),
+    on_batch: Callable[[int, int], object] | None = None,
+) -> None:
+    """Fill ``directory`` with shards; those already there are left as they are.
+
+    Args:
+        base: any causal LM or encoder-decoder of ``transformers``.
+        prompts: each sequence's prompt is continued, for an encoder-decoder answered; what follows it is not used.
+        batch_size: prompts per `generate()` call; prompts of about one length are put together.
+        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
+        on_batch: called after each batch with the prompts done and the tokens written, for progress.
+
+    Raises:
+        ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the model.
+    """
+    directory = Path(directory)
+    index, parts = part
+    if not 0 <= index < parts:
+        raise ValueError(f"expected a part i/n with 0 <= i < n, got {index}/{parts}")
+    prompts = prompts.prompts()
+    _check_fit(base, prompts, options)
+    directory.mkdir(parents=True, exist_ok=True)
+    _claim(directory, {"options": asdict(options), "model": weights_fingerprint(base), **_described(prompts)})
+    dtype = np.dtype(np.uint16 if max(int(base.config.get_text_config().vocab_size), vocab_size(base)) <= 1 << 16 else np.uint32)
+    for shard in range(index, options.shards(len(prompts)), parts):
+        path = _shard_path(directory, shard)
+        chosen = range(shard * options.shard_prompts, min(len(prompts), (shard + 1) * options.shard_prompts))
+        if path.exists():
+            if on_batch is not None:
+                on_batch(len(chosen), 0)
+            continue
+        rows = [prompts[number].astype(np.int64) for number in chosen]
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        written: dict[int, np.ndarray] = {}
+        for first in range(0, len(order), batch_size):
+            together = order[first : first + batch_size]
+            answers = list(_answers(base, [rows[row] for row in together], options))
+            written |= zip(together, answers, strict=True)
+            if on_batch is not None:
+                on_batch(len(together), sum(map(len, answers)))
+        whole = [np.concatenate([row, written[number]]) for number, row in enumerate(rows)]
+        Sequences.of_rows(whole, [len(row) for row in rows], dtype).save(path)
+
+
+@torch.inference_mode()
+def _answers(base: PreTrainedModel, prompts: list[np.ndarray], options: DistillOptions) -> Iterator[np.ndarray]:
+    """What the model writes after each prompt, up to and with its end of text."""
+    end_ids, pad = own_end_of_text_ids(base), pad_id(base)
+    fill = pad if pad is not None else min(end_ids, default=0)
+    encodes = bool(base.config.is_encoder_decoder)
+    # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
+    ids, mask = padded(prompts, fill, left=not encodes)
+    out = base.generate(  # type: ignore[operator]
+        torch.from_numpy(ids).to(base.device),
+        attention_mask=torch.from_numpy(mask).to(base.device),
+        do_sample=False,
+        num_beams=options.num_beams,
+        max_new_tokens=options.max_new_tokens,
+        pad_token_id=fill,
+    )
+    for row in out[:, 1 if encodes else ids.shape[1] :].cpu().numpy():  # behind the decoder's start token, or the prompt
+        ends = np.flatnonzero(np.isin(row, end_ids))
+        yield row[: int(ends[0]) + 1] if len(ends) else row
+
+
+def _check_fit(base: PreTrainedModel, prompts: Sequences, options: DistillOptions) -> None:
+    """Vocabulary and positions; ValueError where the prompts exceed them."""
+    if not len(prompts):
+        raise ValueError("expected at least one prompt, got none")
+    vocabulary, highest = int(base.config.get_text_config().vocab_size), int(prompts.tokens.max())
+    if highest >= vocabulary:
+        raise ValueError(
+            f"expected token ids below {vocabulary} (the model's vocabulary), got {highest}; was the text encoded with another tokenizer?"
+        )
+    limit, longest = max_positions(base), int(prompts.lengths.max())
+    if limit is None:
+        return
+    if base.config.is_encoder_decoder and max(longest, 1 + options.max_new_tokens) > limit:
+        raise ValueError(
+            f"expected sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
+            f"got a source of {longest} and texts of up to {options.max_new_tokens}; ask for shorter ones"
+        )
+    if not base.config.is_encoder_decoder and longest + options.max_new_tokens > limit:
+        raise ValueError(
+            f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
+            f"got {longest} + {options.max_new_tokens}; ask for shorter ones"
+        )
+
+
+def _described(prompts: Sequences) -> dict[str, object]:
+    """Number and hash of the prompts."""
+    digest = hashlib.sha256()
+    for array in (prompts.tokens, prompts.lengths):
+        digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
+    return {"prompts": len(prompts), "prompts_hash": f"sha256:{digest.hexdigest()[:16]}"}
+
+
+def _shard_path(directory: Path, shard: int) -> Path:
+    return directory / f"shard-{shard:05d}.npz"
+
+
+def _claim(directory: Path, wanted: dict[str, object]) -> None:
+    """Write the settings into a new directory; compare them with those of a used one."""
+    if not (directory / SETTINGS).exists():
+        with replacing(directory / SETTINGS) as temporary:
+            temporary.write_text(json.dumps(wanted, indent=2) + "\n")
+        return
+    _read_settings(directory)
+    record = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
+    for name, value in wanted.items():
+        if record.get(name) != value:
+            raise ValueError(f"{directory}: holds text made with {name} {record.get(name)}, asked for is {value}; choose another directory")
+
+
+def _read_settings(directory: Path) -> tuple[DistillOptions, int]:
+    """How a directory's text is made, and the number of prompts."""
+    try:
+        record = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
+        options, prompts = DistillOptions(**record["options"]), record["prompts"]
+        if type(prompts) is not int or prompts < 1:
+            raise ValueError(f"{prompts!r} prompts")
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:  # damaged JSON and UTF-8 are ValueErrors
+        raise ValueError(f"{directory}: expected a directory that `latticebpd distill` has filled: {error}") from error
+    return options, prompts

@@ -1,0 +1,94 @@
+"""Sentence pairs -> token sequences, and the tokenizer they share.
+
+A pair becomes one of `Sequences`: the prompt is the source sentence, what follows is its translation, and each ends with
+the end-of-text token.  An encoder-decoder reads the prompt with its encoder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, open_bytes
+from lm_training.data.sequences import Sequences
+
+PADDING = "<|pad|>"
+MASK = "<|mask|>"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sentence and its translation."""
+
+    source: str
+    target: str
+
+
+def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair]:
+    """The pairs of JSONL files (plain or compressed), whose lines hold both sentences under the given fields.
+
+    Raises:
+        ValueError: a line lacks one of them; the message names file and line.
+    """
+    for path in paths:
+        with open_bytes(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    record = json.loads(line)
+                    pair = Pair(record[source], record[target])
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    pair = Pair("", "")
+                if not all(isinstance(side, str) and side.strip() for side in (pair.source, pair.target)):
+                    raise ValueError(
+                        f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got {line[:60]!r}"
+                    )
+                yield pair
+
+
+def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE tokenizer for both languages: end of text is id 0, then padding and the mask.
+
+    Encoding a sentence ends it with the end-of-text token, as encoders expect.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, PADDING, MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)])
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Write the files from which ``AutoTokenizer.from_pretrained`` makes the tokenizer again."""
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=PADDING,
+        mask_token=MASK,
+        add_prefix_space=True,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    wrapped.save_pretrained(directory)
+
+
+def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Sequences:
+    """Token ids of the pairs, in order, each side with one end-of-text token."""
+    listed, end = list(pairs), end_of_text_id(tokenizer)
+    sources = tokenizer.encode_batch_fast([pair.source for pair in listed], add_special_tokens=False)
+    targets = tokenizer.encode_batch_fast([pair.target for pair in listed], add_special_tokens=False)
+    rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
+    dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
+    return Sequences.of_rows(rows, [len(source.ids) + 1 for source in sources], dtype)

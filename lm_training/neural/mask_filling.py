@@ -1,0 +1,289 @@
+"""Training non-autoregressive drafters (Xia 2022, section 3.1) on what their teacher writes (`latticebpd distill`).
+
+Of each target a random prefix ``y_1 .. y_p``, 1 <= p < m, is given; the masks behind it are to say the window that
+follows, up to the target's end::
+
+    loss = - sum over i in p+1 .. min(p+k, m) of log P(y_i | y_1 .. y_p, x)
+
+As in serving there are always k masks: how many tokens are left is for the drafter to find out.  Masks behind the
+target's end have no label.
+
+*Glancing* (Qian 2021): the drafter fills the window once; then as many of its tokens as ``ratio`` times the wrong ones,
+chosen at random, are put in place of their masks, and the loss is that of the others.  Nothing outside the window is
+ever put in, nor an anchored drafter's first token, which no mask says.  The ratio falls linearly from 0.5 to 0.3.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import MarianMTModel, PreTrainedModel
+
+from latticebpd.decoding.loop import generate
+from latticebpd.drafting.gad import GadDrafter
+from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
+from lm_training.data.sequences import Sequences
+from lm_training.neural.training import Process, Trainer, trapezoid
+from lm_training.neural.translation import TranslationObjective, TranslationTraining
+
+UNLABELLED = -100
+
+
+@dataclass(frozen=True)
+class DrafterTraining(TranslationTraining):
+    """How to train a drafter; the rates suit one that begins with its verifier's weights.
+
+    windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
+        text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
+    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, evenly on a
+        logarithmic scale; None, as in the paper, always fills as many as the block size.
+    slot_decay: each token of a window weighs so much of what the one before it does; 1, as in the paper, all alike.  A token
+        is accepted only if all before it are, so that the first ones decide most.
+    reveal_first, reveal_last: glancing's ratio at the first and the last update.
+    serving_sources: so many validation sources are translated, to measure tokens per call.
+    """
+
+    learning_rate: float = 1e-3
+    muon_learning_rate: float = 2e-3
+    label_smoothing: float = 0.0
+    windows: int = 8
+    smallest_block: int | None = None
+    slot_decay: float = 1.0
+    reveal_first: float = 0.5
+    reveal_last: float = 0.3
+    serving_sources: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("reveal_first", "reveal_last"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
+        if not 0.0 < self.slot_decay <= 1.0:
+            raise ValueError(f"expected slot_decay above 0, at most 1, got {self.slot_decay}")
+        if self.windows < 1:
+            raise ValueError(f"expected windows >= 1, got {self.windows}")
+
+    def reveal_ratio(self, step: int) -> float:
+        """Glancing's ratio at an update, counted from 0."""
+        done = step / max(1, self.steps - 1)
+        return self.reveal_first + (self.reveal_last - self.reveal_first) * done
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Prefixes of targets, and what the masks behind them are to say.
+
+    sources, mask: ``[rows, source length]``.
+    columns: the decoder's pass over prefixes and masks.
+    labels: ``[rows, windows, slots]``; ``UNLABELLED`` behind the target's end.
+    priorities: ``[rows, windows, slots]`` random; glancing reveals those with the lowest.
+    reveal: glancing's ratio.
+    weight: what the weighted sum over the labels' losses is multiplied by.
+    seed: of the dropout, so that a resumed run equals an unbroken one.
+    """
+
+    sources: Tensor
+    mask: Tensor
+    columns: Columns
+    labels: Tensor
+    priorities: Tensor
+    reveal: float
+    weight: float
+    seed: int
+
+
+def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) -> Tensor:
+    """``[..., slots]`` bool: the labels to put in place of their masks, ``ratio`` times the wrong ones of each window, rounded.
+
+    Args:
+        predicted, labels, priorities: ``[..., slots]``; labels are ``UNLABELLED`` outside the window.
+    """
+    inside = labels != UNLABELLED
+    wrong = (inside & (predicted != labels)).sum(dim=-1, keepdim=True)
+    order = priorities.masked_fill(~inside, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
+    return inside & (order < (ratio * wrong).round())
+
+
+class DrafterObjective(TranslationObjective):
+    """Teaches a drafter; batches and optimizers are those of translation models.
+
+    Args:
+        drafter: the model, on the device where it is to be trained.
+        data, validation: sources and the teacher's translations, each with its end of text.
+        serve: tokens per call of a drafter's decoding, for the log; None leaves it out.
+    """
+
+    def __init__(
+        self,
+        drafter: NonAutoregressiveModel,
+        data: Sequences,
+        validation: Sequences,
+        options: DrafterTraining,
+        serve: Callable[[NonAutoregressiveModel], float] | None = None,
+    ) -> None:
+        smallest = options.smallest_block or drafter.block_size
+        if not 1 <= smallest <= drafter.block_size:
+            raise ValueError(f"expected smallest_block from 1 to {drafter.block_size} (the drafter's block size), got {smallest}")
+        for name, pairs in (("training", data), ("validation", validation)):
+            longest = int((pairs.lengths - pairs.prompt_lengths).max(initial=0)) + drafter.block_size
+            if longest > drafter.max_positions:
+                raise ValueError(
+                    f"expected {name} targets that leave room for {drafter.block_size} masks in {drafter.max_positions} positions, "
+                    f"got {longest} together; use a smaller block"
+                )
+        super().__init__(cast(MarianMTModel, drafter.base), data, validation, options)
+        self.drafter, self.drafting, self.smallest, self.serve = drafter, options, smallest, serve
+
+    def batch(self, step: int, part: int, parts: int) -> Windows:  # type: ignore[override]
+        """Prefixes, windows and priorities are drawn for the whole step, so that every part sees its own rows' alike."""
+        whole = super().batch(step, 0, 1)
+        rng = np.random.default_rng([self.drafting.seed, step])
+        most = self.drafter.block_size
+        slots = min(most, int(self.smallest * ((most + 1) / self.smallest) ** rng.random()))
+        targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
+        room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
+        prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]
+        windows = self.windows(whole.sources, whole.mask, targets, prefixes, slots, rng, slice(part, None, parts))
+        labels = [min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn]
+        total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
+        seed = (self.drafting.seed * 1_000_003 + step) * 1009 + part
+        return replace(windows, reveal=self.drafting.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
+
+    def windows(
+        self,
+        sources: Tensor,
+        mask: Tensor,
+        targets: list[list[int]],
+        prefixes: list[list[int]],
+        slots: int,
+        rng: np.random.Generator,
+        part: slice,
+    ) -> Windows:
+        """Part of the rows, whose windows begin behind the given prefixes, as many of every target."""
+        device, windows = sources.device, len(prefixes[0])
+        priorities = rng.random((len(targets), windows, slots))[part]
+        labels = np.full((len(targets), windows, slots), UNLABELLED)
+        for row, (target, drawn) in enumerate(zip(targets, prefixes, strict=True)):
+            for window, prefix in enumerate(drawn):
+                following = target[prefix : prefix + slots]
+                labels[row, window, : len(following)] = following
+        start = int(self.model.config.decoder_start_token_id)
+        texts = [[start, *target[: max(drawn)]] for target, drawn in zip(targets[part], prefixes[part], strict=True)] or [[start]]
+        lengths = [[1 + prefix for prefix in drawn] for drawn in prefixes[part]] or [[1] * windows]
+        return Windows(
+            sources[part],
+            mask[part],
+            masked_columns(texts, [0] * len(texts), slots, self.drafter.mask_token_id, lengths, self.drafter.anchored),
+            torch.from_numpy(labels[part]).to(device),
+            torch.from_numpy(priorities).to(device),
+            reveal=0.0,
+            weight=1.0,
+            seed=0,
+        )
+
+    def importance(self, slots: int) -> np.ndarray:
+        """``[slots]``: what each token of a window weighs."""
+        weights: np.ndarray = self.drafting.slot_decay ** np.arange(slots)
+        return weights
+
+    def forward(self, batch: Windows) -> dict[str, Tensor]:  # type: ignore[override]
+        """``loss``, smoothed, in nats per token of the windows; ``accuracy`` of the first filling; both weighted by slot."""
+        if not len(batch.sources):  # more parts than sentences
+            nothing = sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
+            return {"loss": cast(Tensor, nothing), "accuracy": torch.zeros(())}
+        if self.training:
+            torch.manual_seed(batch.seed)
+        source = self.drafter.encode(batch.sources, batch.mask)
+        inside, columns, right = batch.labels != UNLABELLED, batch.columns, None
+        importance = torch.from_numpy(self.importance(inside.shape[2])).to(inside.device, torch.float32).expand(inside.shape)
+        scored = inside
+        if batch.reveal:
+            with torch.no_grad():
+                predicted = self.filled(batch, source)
+            right = importance[predicted == batch.labels].sum()
+            masked = batch.labels.clone()
+            masked[:, :, : int(self.drafter.anchored)] = UNLABELLED  # what no mask says, no mask can reveal
+            revealed = glance(predicted, masked, batch.priorities, batch.reveal)
+            tokens, places = columns.tokens.copy(), revealed.flatten(1).cpu().numpy()
+            tokens[np.nonzero(places)[0], columns.slots[places]] = batch.labels[revealed].cpu().numpy()
+            columns, scored = replace(columns, tokens=tokens), inside & ~revealed
+        logits = self.drafter.logits(self.drafter(source, columns).unflatten(1, inside.shape[1:])[scored])
+        smoothing = self.drafting.label_smoothing
+        losses = F.cross_entropy(logits, batch.labels[scored], label_smoothing=smoothing, reduction="none")
+        if right is None:  # nothing was revealed, so this filling is the first
+            right = importance[inside][logits.detach().argmax(dim=-1) == batch.labels[scored]].sum()
+        return {"loss": (losses * importance[scored]).sum() * batch.weight, "accuracy": right * batch.weight}
+
+    def filled(self, batch: Windows, source: Any) -> Tensor:
+        """``[rows, windows, slots]``: the best token of every labelled mask, -1 elsewhere."""
+        inside = batch.labels != UNLABELLED
+        predicted = torch.full_like(batch.labels, -1)
+        hidden = self.drafter(source, batch.columns).unflatten(1, inside.shape[1:])
+        predicted[inside] = self.drafter.logits(hidden[inside]).argmax(dim=-1)
+        return predicted
+
+    def validate(self) -> dict[str, Any]:
+        """Accuracy by place in the window, of windows behind prefixes drawn once and for all; tokens per call as served."""
+        slots = self.drafter.block_size
+        right, count = np.zeros(slots), np.zeros(slots)
+        order = np.argsort(self.validation.lengths, kind="stable")
+        rng = np.random.default_rng(self.drafting.seed)
+        for first in range(0, len(order), 64):
+            pairs = self.collate(self.validation, order[first : first + 64], 1.0)
+            targets = [row[row != UNLABELLED].tolist() for row in pairs.labels.cpu().numpy()]
+            prefixes = [[int(rng.integers(1, max(2, len(target))))] for target in targets]
+            batch = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(None))
+            hits = self.filled(batch, self.drafter.encode(batch.sources, batch.mask)) == batch.labels
+            right += hits.sum(dim=(0, 1)).cpu().numpy()
+            count += (batch.labels != UNLABELLED).sum(dim=(0, 1)).cpu().numpy()
+        places = [round(float(hit / n), 4) for hit, n in zip(right, count, strict=True) if n]
+        record: dict[str, Any] = {"accuracy": round(float(right.sum() / max(1.0, count.sum())), 4), "accuracy_by_place": places}
+        if self.serve is not None:
+            record["tokens_per_call"] = round(self.serve(self.drafter), 4)
+        return record
+
+    def save(self, directory: Path) -> None:
+        self.drafter.save_pretrained(directory)
+
+
+def train_drafter(
+    drafter: NonAutoregressiveModel,
+    verifier: PreTrainedModel,
+    data: Sequences,
+    validation: Sequences,
+    directory: str | os.PathLike[str],
+    options: DrafterTraining,
+    process: Process | None = None,
+    progress: bool = True,
+) -> NonAutoregressiveModel:
+    """Train ``drafter`` in place, or go on with the run in ``directory``, where the finished model is written.
+
+    Args:
+        drafter: a model of `NonAutoregressiveModel.like`, or one that is to be taught further.
+        verifier: whose decoding the drafter is measured with, now and then.
+        data, validation: sources and their translations by the teacher that drafter and verifier share.
+    """
+    process = process or Process()
+    chosen = range(min(options.serving_sources, len(validation)))
+    sources = [validation[row][: validation.prompt_lengths[row]].tolist() for row in chosen]
+    width = max(map(len, sources), default=0)
+    ids = [source + [0] * (width - len(source)) for source in sources]
+    mask = [[1] * len(source) + [0] * (width - len(source)) for source in sources]
+    verifier = verifier.to(process.device).eval()  # type: ignore[arg-type]
+
+    def serve(drafter: NonAutoregressiveModel) -> float:
+        return generate(verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128).block_efficiency
+
+    objective = DrafterObjective(drafter.to(process.device), data, validation, options, serve if sources else None)
+    torch.manual_seed(options.seed)
+    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
+    Trainer.of(objective, directory, schedule, options, process).run(progress)
+    drafter.eval()
+    return drafter

@@ -1,0 +1,238 @@
+"""Small causal language models that rescore drafts (Kim 2024, section 7.1 and appendix C.2).
+
+A rescorer is an ordinary language model over the base model's vocabulary.  It learns from people's text, or from what the
+base model wrote (`latticebpd distill`), which is what drafts have to agree with; labels are the tokens that follow a
+prompt.  The loss is their mean cross-entropy over all labels of a step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from latticebpd.scoring.neural.settings import RescorerSettings
+from lm_training.data.sequences import Sequences, padded, rows_of_step
+from lm_training.neural.blockwise import Texts
+from lm_training.neural.muon import Muon
+from lm_training.neural.training import Objective, Process, Trainer, cosine
+
+
+@dataclass(frozen=True)
+class RescorerShape:
+    """Shape of a decoder-only transformer with learnt positions (GPT-2's layout), its output embedding tied to the input's."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    attention_heads: int = 12
+    max_positions: int = 2048
+
+
+PRESETS = {
+    "tiny": RescorerShape(2, 128, 512, 4, 1024),
+    "small": RescorerShape(4, 192, 768, 6, 1024),
+    "32m": RescorerShape(2, 384, 1536),
+    "61m": RescorerShape(12, 384, 1536),
+    "94m": RescorerShape(6, 768, 3072),
+}
+"""The last three have Table 6's shapes and are called as there.  The totals are the paper's own, over a vocabulary of about
+50,000 tokens; stock GPT-2 of these shapes has 24, 41 and 83 million parameters over 50,257.  ``tiny`` (0.5M parameters beside
+the token embedding) and ``small`` (2M) train on two processor cores."""
+
+
+@dataclass(frozen=True)
+class RescorerTraining:
+    """How to train a rescorer.
+
+    batch_size: sequences per update, over all processes and parts.
+    learning_rate: AdamW's peak rate: embeddings, norms and biases.  muon_learning_rate: Muon's, for all other matrices; None
+        leaves everything to AdamW.  The rates follow a cosine after the warm-up.
+    accumulate: parts in which each process computes its share of a batch, to save memory.
+    precision: ``torch.bfloat16`` computes in mixed precision.
+    """
+
+    steps: int = 2000
+    batch_size: int = 32
+    learning_rate: float = 2e-3
+    muon_learning_rate: float | None = 5e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 100
+    accumulate: int = 1
+    precision: torch.dtype = torch.float32
+    validation_every: int = 250
+    checkpoint_every: int = 250
+    validation_sequences: int = 64
+    seed: int = 0
+    compile: bool = False
+
+
+def new_rescorer(shape: RescorerShape, vocab_size: int, eos_id: int | None = None) -> PreTrainedModel:
+    """A freshly initialised model; as in the paper, without dropout."""
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=shape.max_positions,
+        n_embd=shape.hidden_size,
+        n_layer=shape.num_layers,
+        n_head=shape.attention_heads,
+        n_inner=shape.intermediate_size,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=eos_id,
+        eos_token_id=eos_id,
+        pad_token_id=eos_id,
+    )
+    model: PreTrainedModel = GPT2LMHeadModel(config)
+    return model
+
+
+@dataclass(frozen=True)
+class Batch:
+    """inputs: ``[rows, length]``, padded on the right.  labels, weights: ``[rows, kept]``, of the last ``kept`` positions: the next
+    token, and its share of the step's loss, 0 where it is no label; the weights' sum's mean over the parts of a step is 1."""
+
+    inputs: Tensor
+    labels: Tensor
+    weights: Tensor
+
+
+class RescorerObjective(Objective):
+    """Teaches a causal language model.
+
+    Args:
+        model: on the device where it is to be trained.
+        data: what to learn.
+        validation: the same kind of data, not among ``data``.
+        tokenizer_fingerprint: stored with the finished rescorer.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        data: Sequences,
+        validation: Sequences,
+        options: RescorerTraining,
+        tokenizer_fingerprint: str | None = None,
+    ) -> None:
+        super().__init__()
+        if model.config.is_encoder_decoder:
+            raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})")
+        self.data, self.validation = (Texts.of(model, part, name).texts for part, name in ((data, "training"), (validation, "validation")))
+        if not data.num_labels or not validation.num_labels:
+            raise ValueError("expected sequences with tokens behind their prompts, got prompts alone")
+        self.model, self.training_options, self.tokenizer_fingerprint = model, options, tokenizer_fingerprint
+        self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
+        self._takes_positions_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def batch(self, step: int, part: int, parts: int) -> Batch:
+        """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
+        size = self.training_options.batch_size
+        if parts > size:
+            raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {size}; use fewer parts")
+        chosen = rows_of_step(len(self.data), size, step, self.training_options.seed)
+        labels = int((self.data.lengths[chosen] - self.data.prompt_lengths[chosen]).sum())
+        return self.labelled(self.data, chosen[part::parts], parts / max(1, labels))
+
+    def labelled(self, data: Sequences, chosen: list[int], weight: float) -> Batch:
+        """The chosen sequences, every label with the given weight."""
+        inputs, mask = padded([data[index] for index in chosen], 0)
+        first = int(data.prompt_lengths[chosen].min()) - 1  # logits before the first label are not asked for
+        place = np.arange(first, inputs.shape[1] - 1)
+        labelled = (place >= data.prompt_lengths[chosen][:, None] - 1) & (mask[:, first + 1 :] > 0)
+        arrays = (inputs[:, :-1], inputs[:, first + 1 :], np.where(labelled, weight, 0.0).astype(np.float32))
+        return Batch(*(torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device) for array in arrays))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """``[rows, kept, vocab]``."""
+        kept = batch.labels.shape[1]
+        options = {"logits_to_keep": kept} if self._takes_positions_to_keep else {}
+        logits: Tensor = self.model(input_ids=batch.inputs, use_cache=False, **options).logits
+        return logits[:, -kept:]
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """``loss``, in nats."""
+        losses = F.cross_entropy(self.logits(batch).flatten(0, 1).float(), batch.labels.flatten(), reduction="none")
+        return {"loss": losses @ batch.weights.flatten()}
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """AdamW, and Muon for the transformer's matrices."""
+        options = self.training_options
+        embeddings = {id(module.weight) for module in self.model.modules() if isinstance(module, torch.nn.Embedding)}
+        output = self.model.get_output_embeddings()
+        embeddings |= {id(output.weight)} if output is not None else set()
+        matrices: list[Tensor] = []
+        others: list[Tensor] = []
+        for parameter in self.model.parameters():
+            of_matrix = parameter.ndim == 2 and id(parameter) not in embeddings and options.muon_learning_rate is not None
+            (matrices if of_matrix else others).append(parameter)
+        found: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(others, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay)
+        ]
+        if matrices:
+            found.append(Muon(matrices, lr=options.muon_learning_rate or 0.0, weight_decay=options.weight_decay, momentum=0.95))
+        return found
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Mean cross-entropy, perplexity, and how often the best token is the right one."""
+        loss = hits = labels = 0.0
+        for index in range(min(self.training_options.validation_sequences, len(self.validation))):
+            batch = self.labelled(self.validation, [index], 1.0)
+            if batch.labels.numel():
+                logits = self.logits(batch)[0].float()
+                losses = F.cross_entropy(logits, batch.labels[0], reduction="none")
+                loss += float(losses @ batch.weights[0])
+                hits += float((logits.argmax(dim=1) == batch.labels[0]).float() @ batch.weights[0])
+                labels += float(batch.weights.sum())
+        if not labels:
+            return {}
+        mean = loss / labels
+        return {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, 700.0)), 2), "accuracy": round(hits / labels, 4)}
+
+    def options(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, torch.dtype) else value for name, value in asdict(self.training_options).items()}
+
+    def save(self, directory: Path) -> None:
+        """The model, and its settings; a weight that has been tuned already stays."""
+        self.model.save_pretrained(directory)
+        if not RescorerSettings.stored(directory):
+            RescorerSettings(tokenizer_fingerprint=self.tokenizer_fingerprint).save(directory)
+
+
+def train_rescorer(
+    model: PreTrainedModel,
+    data: Sequences,
+    validation: Sequences,
+    directory: str | os.PathLike[str],
+    options: RescorerTraining,
+    tokenizer_fingerprint: str | None = None,
+    process: Process | None = None,
+    progress: bool = True,
+) -> PreTrainedModel:
+    """Train ``model`` in place, or go on with the run in ``directory``, where the finished rescorer is written."""
+    process = process or Process()
+    torch.nn.Module.to(model, process.device)  # `transformers` wraps its own `to` in a way that hides its type
+    Trainer(
+        RescorerObjective(model, data, validation, options, tokenizer_fingerprint),
+        Path(directory),
+        options.steps,
+        cosine(options.steps, options.warmup_steps),
+        validation_every=options.validation_every,
+        checkpoint_every=options.checkpoint_every,
+        accumulate=options.accumulate,
+        precision=options.precision,
+        compile=options.compile,
+        process=process,
+    ).run(progress)
+    model.eval()
+    return model

@@ -1,0 +1,273 @@
+"""Backoff models: from counts to probabilities and backoff weights, whatever the smoothing.
+
+A backoff model gives the words seen after a context h a share of their own, and the rest of the mass, scaled, to what
+the next shorter context h' (h without its first word) says:
+
+    p(w | h) = p̂(w | h)             if h w is an n-gram of the model
+               α(h) p(w | h')        otherwise,    α(h) = (1 - Σ p̂(w | h)) / (1 - Σ p(w | h')),
+
+sums over the w seen after h.  ``estimate_backoff`` is that rule.  What p̂ is, is the business of a smoothing method, an
+object of a class derived from ``Smoothing``; ``lm_training.ngram.katz`` has Katz's, ``lm_training.ngram.discounting`` the others.
+
+(Katz 1987; Chen and Goodman 1998, section 2.)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fst.files import release
+from fst.table import BOS, EOS, NgramTable
+from lm_training.ngram.columns import InMemory, Store
+from lm_training.ngram.counts import NgramCounts, in_order
+from lm_training.ngram.links import NgramLinks, Rows, first_of_each, groups_of_contexts
+
+NO_MASS = 1e-9
+"""Probability below which a sum that should be 0 or 1 is one, rounding aside."""
+
+
+@dataclass(frozen=True)
+class OrderCounts:
+    """What a smoothing method sees of some contexts of one order.
+
+    counts: ``[n]`` int64, the n-grams that the model keeps, context after context.
+    starts: ``[contexts]`` where the n-grams of each context begin.
+    totals: ``[contexts]`` int64, c(h): all that was seen after the context, dropped n-grams included.
+    types: ``[contexts]`` int64, how many different words that was.
+    closing: ``[n]`` bool, whether the n-gram ends in ``</s>``.
+    exhaustive: ``[contexts]`` bool, whether every word of the vocabulary was seen after the context.
+    """
+
+    counts: np.ndarray
+    starts: np.ndarray
+    totals: np.ndarray
+    types: np.ndarray
+    closing: np.ndarray
+    exhaustive: np.ndarray
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """``[contexts]`` sums of ``values`` ``[n]`` over the n-grams of each context."""
+        sums: np.ndarray = np.add.reduceat(values, self.starts) if len(self.starts) else np.zeros(0, dtype=values.dtype)
+        return sums
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """``[n]``: to each n-gram the value of its context, of ``values`` ``[contexts]``."""
+        return np.repeat(values, self.sizes)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """``[contexts]`` how many n-grams each context has."""
+        return np.diff(self.starts, append=len(self.counts))
+
+
+Estimator = Callable[[OrderCounts], np.ndarray]
+"""Gives ``[n]`` p̂(w | h) of each n-gram; what they leave of a context's mass goes to the words not seen there."""
+
+
+class Smoothing(ABC):
+    """How the mass after a context is shared between the words seen there and all others."""
+
+    normalised: ClassVar[bool] = True
+    """Whether the probabilities after every context sum to 1."""
+
+    @abstractmethod
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        """Settle what all contexts of an order share.
+
+        counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, dropped ones included.
+        """
+
+    def unigrams(self, seen: OrderCounts, counts_of_counts: np.ndarray, unseen: int) -> tuple[np.ndarray, float]:
+        """``[n]`` p(w) of the words seen, and that of each of the ``unseen`` others; all together 1.
+
+        Where all were seen there is nothing to save mass for, and p is the relative frequency.  Otherwise what the
+        smoothing leaves is shared equally by the unseen, none of whom may overtake a word that was seen.
+        """
+        if not unseen:
+            frequencies: np.ndarray = seen.counts / seen.counts.sum()
+            return frequencies, 0.0
+        probs = self.fit(1, counts_of_counts)(seen)
+        left = 1 - probs.sum()
+        if left <= NO_MASS:
+            left = 1 / (seen.counts.sum() + 1)
+        each = min(left / unseen, probs.min())
+        whole = probs.sum() + each * unseen
+        return probs / whole, each / whole
+
+    def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """α of each context, and the explicit probabilities; the arguments are those of ``backoff_weights``."""
+        return backoff_weights(explicit, lower, starts)
+
+
+def estimate_backoff(
+    counts: NgramCounts,
+    smoothing: Smoothing,
+    vocabulary: np.ndarray | None = None,
+    store: Store | None = None,
+    threads: int = 1,
+) -> NgramTable:
+    """Estimate a backoff model, which sums to 1 after every context if the smoothing is ``normalised``.
+
+    An n-gram that was not counted often enough is dropped, and with it all longer ones that contain it; its occurrences
+    stay in the denominators.  Every context needs nothing but its own counts, the counts of counts, and the next lower
+    order: they are estimated some at a time, ``threads`` such groups at once, and what comes out goes to the store.
+
+    Args:
+        counts: what was counted; its order becomes the model's.
+        smoothing: how probabilities are discounted.
+        vocabulary: ids ``[v]`` that must get a probability even if they were never seen.
+
+    Raises:
+        ValueError: there is nothing to estimate from.
+    """
+    store = store or InMemory()
+    tokens, unigram_counts = _with_vocabulary(counts, vocabulary)
+    lower = _unigram_probabilities(tokens, unigram_counts, counts.counts_of_counts[0], smoothing)
+    with np.errstate(divide="ignore"):
+        ngrams = [_stored(store, "ngrams-1", tokens[:, np.newaxis])]
+        log_probs, backoffs = [_stored(store, "log_probs-1", np.log(lower))], [store.zeros("backoffs-1", len(tokens))]
+    links = NgramLinks(tokens)
+    vocabulary_size = int(np.count_nonzero(tokens != BOS))
+    with ThreadPoolExecutor(threads) as pool:
+        for order in range(2, counts.order + 1):
+            fitted = smoothing.fit(order, counts.counts_of_counts[order - 1])
+            estimator = _OrderEstimator(counts, order, smoothing, fitted, links, lower, vocabulary_size)
+            columns = {
+                "ngrams": store.column(f"ngrams-{order}", np.int32, order),
+                "log_probs": store.column(f"log_probs-{order}", np.float64),
+            }
+            if order < counts.order:  # what the next order looks up
+                columns |= {name: store.column(f"{name}-{order}", np.int64) for name in ("keys", "prefixes", "suffixes")}
+                columns["probs"] = store.column(f"probs-{order}", np.float64)
+            for group in in_order(pool, estimator.estimate, groups_of_contexts(counts.ngrams[order - 1]), 2 * threads):
+                for name, column in columns.items():
+                    column.append(vars(group)[name])
+                backoffs[-1][group.contexts] = group.log_weights
+                store.release()
+                release(counts.ngrams[order - 1])
+            arrays = {name: column.finish() for name, column in columns.items()}
+            ngrams.append(arrays["ngrams"])
+            log_probs.append(arrays["log_probs"])
+            backoffs.append(store.zeros(f"backoffs-{order}", len(arrays["ngrams"])))
+            if order < counts.order:
+                links.extend(arrays["keys"], arrays["prefixes"], arrays["suffixes"])
+                lower = arrays["probs"]
+    return NgramTable(ngrams, log_probs, backoffs)
+
+
+def _stored(store: Store, name: str, values: np.ndarray) -> np.ndarray:
+    column = store.column(name, values.dtype, *values.shape[1:])
+    column.append(values)
+    return column.finish()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What was estimated of some contexts: ``[n]`` of each n-gram kept, ``[contexts]`` of each context."""
+
+    ngrams: np.ndarray
+    keys: np.ndarray
+    prefixes: np.ndarray
+    suffixes: np.ndarray
+    probs: np.ndarray
+    log_probs: np.ndarray
+    contexts: np.ndarray
+    log_weights: np.ndarray
+
+
+@dataclass(frozen=True)
+class _OrderEstimator:
+    """Estimates the contexts of one order, group by group, from the order below."""
+
+    counts: NgramCounts
+    order: int
+    smoothing: Smoothing
+    fitted: Estimator
+    links: NgramLinks
+    lower: np.ndarray
+    vocabulary_size: int
+
+    def estimate(self, group: Rows) -> _Group:
+        o = self.order - 1
+        rows = np.asarray(self.counts.ngrams[o][group.begin : group.end])
+        numbers = np.asarray(self.counts.counts[o][group.begin : group.end])
+        context_of = np.cumsum(group.first) + (group.context - 1)
+        prefixes, suffixes = self.links.locate(rows)
+        whole = (prefixes >= 0) & (suffixes >= 0)
+        if not whole.all():
+            rows, numbers, context_of, prefixes, suffixes = (array[whole] for array in (rows, numbers, context_of, prefixes, suffixes))
+        starts = np.flatnonzero(first_of_each(prefixes))
+        seen = OrderCounts(
+            counts=numbers,
+            starts=starts,
+            totals=self.counts.totals[o][context_of[starts]],
+            types=self.counts.types[o][context_of[starts]],
+            closing=rows[:, -1] == EOS,
+            exhaustive=np.diff(starts, append=len(rows)) == self.vocabulary_size,
+        )
+        weights, probs = self.smoothing.backoff_weights(self.fitted(seen), self.lower[suffixes], starts)
+        keys = self.links.keys_of(rows[:, -1], prefixes)
+        return _Group(rows, keys, prefixes, suffixes, probs, np.log(probs), prefixes[starts], np.log(weights))
+
+
+def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """α of each context, and the explicit probabilities, rescaled where no α could make the context sum to 1.
+
+    Args:
+        explicit: ``[n]`` p̂(w | h), context after context.
+        lower: ``[n]`` p(w | h') of the same words.
+        starts: ``[contexts]`` where the n-grams of each context begin.
+
+    Where the words seen after h are all that h' allows (the denominator is 0), the explicit probabilities are scaled
+    to sum to 1; α multiplies 0 and is set to 1.  Where they leave nothing to words that h' does allow (as in models
+    made elsewhere and rounded), they are scaled to leave ``NO_MASS``, so that α is positive.
+    """
+    if not len(starts):
+        return np.zeros(0), explicit
+    sums = np.add.reduceat(explicit, starts)
+    unseen = 1 - np.add.reduceat(lower, starts)
+    complete = unseen <= NO_MASS
+    greedy = ~complete & (sums > 1 - NO_MASS)
+    targets = np.where(complete, 1.0, np.where(greedy, 1 - NO_MASS, sums))
+    if (complete | greedy).any():
+        explicit = explicit * np.repeat(targets / sums, np.diff(starts, append=len(explicit)))
+    return np.divide(1 - targets, unseen, out=np.ones(len(sums)), where=~complete), explicit
+
+
+def _with_vocabulary(counts: NgramCounts, vocabulary: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Unigrams ``[n]`` and their counts, the vocabulary's unseen ids among them with a count of 0."""
+    tokens, numbers = counts.ngrams[0][:, 0], counts.counts[0]
+    if vocabulary is not None:
+        both = np.union1d(tokens, vocabulary).astype(np.int32)
+        merged = np.zeros(len(both), dtype=np.int64)
+        merged[np.searchsorted(both, tokens)] = numbers
+        tokens, numbers = both, merged
+    if not np.any(tokens != BOS):
+        raise ValueError("expected at least one token, got none; is the corpus empty?")
+    return tokens, numbers
+
+
+def _unigram_probabilities(tokens: np.ndarray, counts: np.ndarray, counts_of_counts: np.ndarray, smoothing: Smoothing) -> np.ndarray:
+    """``[n]`` p(w), positive but for ``<s>``, which is never predicted."""
+    probs = np.zeros(len(tokens))
+    predicted = tokens != BOS
+    seen, unseen = predicted & (counts > 0), predicted & (counts == 0)
+    if not seen.any():
+        probs[unseen] = 1 / unseen.sum()
+        return probs
+    order = OrderCounts(
+        counts=counts[seen],
+        starts=np.zeros(1, dtype=np.int64),
+        totals=counts[seen].sum(keepdims=True),
+        types=np.array([seen.sum()]),
+        closing=tokens[seen] == EOS,
+        exhaustive=np.array([not unseen.any()]),
+    )
+    probs[seen], probs[unseen] = smoothing.unigrams(order, counts_of_counts, int(unseen.sum()))
+    return probs

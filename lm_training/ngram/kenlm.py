@@ -1,0 +1,100 @@
+"""Models estimated by KenLM's ``lmplz`` (modified Kneser-Ney), where that program is installed.
+
+Its input is text, one sentence a line: of token ids, the ids themselves, one document a line with its end-of-text token;
+``<s>`` and ``</s>``, which ``lmplz`` puts around every line, come on top.  Its output is an ARPA file.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from fst.table import UNK
+from lm_training.ngram.counts import PIECE, TokenStream
+
+HOW_TO_GET = (
+    "KenLM's wheel has no programs; with CMake, a C++ compiler and Boost, build them from its source: "
+    "pip download --no-deps --no-binary kenlm kenlm; tar xf kenlm-*.tar.gz; cmake -S kenlm-*/ -B build; "
+    "cmake --build build --target lmplz build_binary; and put build/bin on the PATH"
+)
+
+
+def program(name: str) -> str:
+    """The path of one of KenLM's programs; ValueError, with the way to get it, where there is none."""
+    path = shutil.which(name)
+    if path is None:
+        raise ValueError(f"expected KenLM's program {name} on the PATH, found none. {HOW_TO_GET}")
+    return path
+
+
+@dataclass(frozen=True)
+class KenlmOptions:
+    """What ``lmplz`` is told.
+
+    order: the longest n-grams.
+    prune: for each order the count up to which n-grams are dropped, the last for higher orders; 0 for none.
+    memory: bytes for sorting.
+    """
+
+    order: int = 4
+    prune: Sequence[int] = (0, 0, 1, 1)
+    memory: int = 4 << 30
+
+
+def estimate_arpa(stream: TokenStream, symbols: Sequence[str] | None, options: KenlmOptions, arpa: Path, scratch: Path) -> None:
+    """Have ``lmplz`` write the ARPA file of a stream's texts; its own temporary files go to ``scratch``.
+
+    Raises:
+        ValueError: ``lmplz`` is missing, or fails; the message holds its last line.
+    """
+    prune = [*options.prune, *[options.prune[-1]] * options.order][: options.order]
+    command = [program("lmplz"), "-o", str(options.order), "-S", f"{options.memory}b", "-T", str(scratch / "lmplz")]
+    # Subword corpora have too few rare unigrams for its discounts; without the fallback it would give up on them.
+    command += ["--arpa", str(arpa), "--discount_fallback", "--prune", *map(str, prune)]
+    _run(command, lambda file: write_sentences(stream, symbols, file))
+
+
+def build_binary(arpa: Path, binary: Path) -> None:
+    """Have ``build_binary`` turn an ARPA file into KenLM's own format."""
+    _run([program("build_binary"), str(arpa), str(binary)], lambda file: None)
+
+
+def _run(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+    with tempfile.TemporaryFile() as messages:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages)
+        assert process.stdin is not None
+        try:
+            with process.stdin as file:
+                write(file)
+        except BrokenPipeError:
+            pass  # it gave up; why, it has written
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if process.wait() != 0:
+            messages.seek(0)
+            lines = messages.read().decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "no message")
+            raise ValueError(f"{Path(command[0]).name} failed with status {process.returncode}: {last.strip()}")
+
+
+def write_sentences(stream: TokenStream, symbols: Sequence[str] | None, file: IO[bytes]) -> None:
+    """Write a stream's texts, one a line, words between spaces."""
+    for begin in range(0, len(stream.ids), PIECE):
+        ids = np.asarray(stream.ids[begin : begin + PIECE])
+        if stream.sentences:
+            assert symbols is not None
+            line_of = {stream.separator: "\n", UNK: "<unk> "}
+            text = "".join([line_of[token] if token < 0 else symbols[token] + " " for token in ids.tolist()])
+        else:
+            ends = {stream.separator}
+            text = "".join([f"{token}\n" if token in ends else f"{token} " for token in ids.tolist()])
+        file.write(text.encode())

@@ -1,0 +1,85 @@
+"""The decoding benchmark runs, counts right and accounts for its time; its numbers are not a test's business."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench_decoding.py"
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_decoding", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def call(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, list[dict[str, str]]]]:
+    def run(*arguments: object) -> tuple[Any, list[dict[str, str]]]:
+        files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
+        monkeypatch.setattr("sys.argv", ["bench_decoding.py", *map(str, arguments), *files])
+        bench.main()
+        with (tmp_path / "out.csv").open() as file:
+            return json.loads((tmp_path / "out.json").read_text()), list(csv.DictReader(file))
+
+    return run
+
+
+def test_stopwatch_gives_each_second_to_one_part(bench: ModuleType) -> None:
+    now = [0.0]
+    watch = bench.Stopwatch(lambda: now[0], whole=frozenset({"whole"}))
+    with watch.part("outer"):
+        now[0] += 1
+        with watch.part("inner"):
+            now[0] += 2
+        now[0] += 4
+        with watch.part("whole"):
+            now[0] += 8
+            with watch.part("inner"):
+                now[0] += 16
+    assert watch.seconds == {"outer": 5.0, "inner": 2.0, "whole": 24.0}
+
+
+def test_bundled_model_is_compared_budgeted_and_written(call: Callable[..., Any]) -> None:
+    systems = ["greedy, this loop", "vanilla BPD", "16-best 4-gram", "n-grams + tree, 8 nodes"]
+    record, rows = call(
+        "--batch", "1,2", "--context", 9, "--new-tokens", 6, "--repeats", 1, "--groups", 2, "--budget", "--systems", ";".join(systems)
+    )
+    assert [row["system"] for row in record["decoding"]] == ["generate()", *systems] * 2
+    assert [row["system"] for row in rows] == ["generate()", *systems] * 2
+    assert [row["calls"] for row in record["decoding"] if row["system"] == systems[0]] == [10, 20]
+    budgets = {row["system"]: row for row in record["budget"] if row["batch"] == 1}
+    assert set(budgets) == set(systems)
+    assert budgets["vanilla BPD"]["heads"] > 0
+    assert budgets["16-best 4-gram"]["search"] > 0
+    assert budgets["greedy, this loop"]["heads"] == budgets["greedy, this loop"]["search"] == 0
+    for parts in budgets.values():
+        for name in ("forward", "project", "verify", "cache", "loop"):
+            assert parts[name] > 0
+    assert record["signature"]["torch"] == torch.__version__
+
+
+def test_shape_measures_passes_of_a_random_model(call: Callable[..., Any], bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.SHAPES, "gpt2", (1, 2, 8))
+    record, rows = call("--shape", "gpt2", "--batch", 1, "--context", 5, "--nodes", "0,3", "--repeats", 1)
+    assert [row["nodes"] for row in record["passes"]] == [0, 3]
+    assert record["passes"][0]["against_one_token"] == 1.0
+    assert len(rows) == 2
+
+
+def test_unknown_system_ends_with_one_line(call: Callable[..., Any]) -> None:
+    with pytest.raises(SystemExit, match="expected systems among greedy"):
+        call("--systems", "none such")

@@ -1,0 +1,73 @@
+"""The GAD benchmark runs on models of any size and writes all that it promises; its numbers are not a test's business."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.models.mask_filling import NonAutoregressiveModel
+from latticebpd.report.gad import gad_section, read_record
+from lm_training.data.pairs import save_tokenizer, train_pair_tokenizer
+from tests.helpers.tiny_families import FAMILIES
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SENTENCES = [("a cat", "eine Katze"), ("two dogs run", "zwei Hunde rennen")]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    pytest.importorskip("sacrebleu")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("bench_gad")
+
+
+def test_repetition_and_ends_are_counted_as_defined(bench: ModuleType) -> None:
+    assert bench.repetition([[1, 1, 2, 2], [3]]) == pytest.approx(200 / 3)
+    assert bench.repetition([[1], []]) == 0
+    assert bench.ended([4, 5, 0, 7, 0], 0) == [4, 5, 0]
+    assert bench.ended([4, 5], 0) == [4, 5]
+
+
+def test_one_run_writes_tables_trace_and_histogram(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bpe = train_pair_tokenizer([word for pair in SENTENCES for word in pair], 270)
+    torch.manual_seed(0)
+    verifier = FAMILIES["marian"]({"vocab_size": bpe.get_vocab_size(), "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 1})
+    verifier.save_pretrained(tmp_path / "verifier")
+    save_tokenizer(bpe, tmp_path / "verifier")
+    drafter = NonAutoregressiveModel.like(verifier, 2, 5, tokenizer_fingerprint=vocabulary_fingerprint(bpe.get_vocab()))
+    drafter.save_pretrained(tmp_path / "drafter")
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"en": en, "de": de}) + "\n" for en, de in SENTENCES))
+    monkeypatch.setattr(bench, "MAX_NEW", 10)
+    models = ["--verifier", str(tmp_path / "verifier"), "--drafter", str(tmp_path / "drafter"), "--other", f"twin={tmp_path / 'drafter'}"]
+    monkeypatch.setattr("sys.argv", ["bench_gad", str(pairs), *models, "--batch", "1,2", "--trace", "1", "-o", str(tmp_path / "found")])
+    bench.main()
+    printed = capsys.readouterr().out
+    for title in (
+        f"Batches of 1, {len(SENTENCES)} sentences:",
+        f"Batches of 2, {len(SENTENCES)} sentences:",
+        "Calls and texts:",
+        "Block sizes:",
+        "GAD++ by β and τ:",
+        "Lattices and trees",
+        "by module",
+        "Another drafter",
+        "GAD, k = 5, twin",
+    ):
+        assert title in printed
+    record = read_record(tmp_path / "found" / "gad.json")
+    assert len(gad_section(record).items) == 9
+    with (tmp_path / "found" / "speedups.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(SENTENCES)
+    assert (tmp_path / "found" / "speedups.png").read_bytes().startswith(b"\x89PNG")
+    assert "<table>" in (tmp_path / "found" / "trace.html").read_text()
+    assert (tmp_path / "found" / "trace.txt").read_text().startswith("GAD: a cat\nD  ")

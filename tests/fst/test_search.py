@@ -1,0 +1,380 @@
+"""The core's searches against enumeration and OpenFst, on models and lattices that Hypothesis draws.
+
+Weights are multiples of 1/64 where order matters, so that every sum is exact and ties are ties for everyone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fst import UNK, NgramModel, NgramTable, _core, search
+from tests.helpers import reference
+
+VOCAB = 6
+EXACT = st.integers(-320, 0).map(lambda n: n / 64)
+EXACT_BACKOFF = st.integers(-128, 96).map(lambda n: n / 64)  # above and below 1
+
+
+@st.composite
+def tables(draw: st.DrawFn, max_order: int = 4) -> NgramTable:
+    """A closed n-gram table over some of the tokens 0..VOCAB - 1, at times with <unk>."""
+    order = draw(st.integers(1, max_order))
+    known = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, unique=True))
+    words = sorted([*known, *([UNK] if draw(st.booleans()) else [])])
+    ngrams = {(word,) for word in words}
+    for n in range(2, order + 1):
+        for row in draw(st.lists(st.tuples(*[st.sampled_from(words)] * n), max_size=14)):
+            ngrams |= {row[i:j] for i in range(n) for j in range(i + 1, n + 1)}
+    by_order = [sorted(row for row in ngrams if len(row) == n) for n in range(1, order + 1)]
+    by_order = [rows for rows in by_order if rows]
+    log_probs = [np.array(draw(st.lists(EXACT, min_size=len(rows), max_size=len(rows)))) for rows in by_order]
+    backoffs = [np.array(draw(st.lists(EXACT_BACKOFF, min_size=len(rows), max_size=len(rows)))) for rows in by_order]
+    contexts = {row[:-1] for row in ngrams}
+    for rows, weights in zip(by_order, backoffs, strict=True):
+        weights[[row not in contexts for row in rows]] = 0
+    return NgramTable([np.array(rows, dtype=np.int32).reshape(len(rows), -1) for rows in by_order], log_probs, backoffs)
+
+
+@st.composite
+def lattices(draw: st.DrawFn, max_slots: int = 4, max_k: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and log-probabilities [slots, k], shuffled and padded; some tokens unknown to the model."""
+    slots, k = draw(st.integers(1, max_slots)), draw(st.integers(1, max_k))
+    tokens = np.full((slots, k), -1, dtype=np.int32)
+    log_probs = np.zeros((slots, k))
+    for t in range(slots):
+        ids = draw(st.lists(st.integers(0, VOCAB + 1), min_size=1, max_size=k, unique=True))
+        at = draw(st.permutations(range(k)))[: len(ids)]
+        tokens[t, at] = ids
+        log_probs[t, at] = draw(st.lists(EXACT, min_size=len(ids), max_size=len(ids)))
+        if draw(st.booleans()):
+            log_probs[t, at[1:2]] = -math.inf
+    return tokens, log_probs
+
+
+CONTEXTS = st.lists(st.integers(0, VOCAB + 1), max_size=5)
+ALPHAS = st.sampled_from([0.0, 0.5, 1.0, 2.0])
+
+
+def as_list(tokens: np.ndarray, scores: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
+    return [(tuple(path), score) for path, score in zip(tokens.tolist(), scores.tolist(), strict=True)]
+
+
+def prefixes(tokens: np.ndarray, parents: np.ndarray, log_probs: np.ndarray) -> list[tuple[tuple[int, ...], float]]:
+    out: list[tuple[int, ...]] = []
+    for i, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
+        assert -1 <= parent < i
+        out.append((*(out[parent] if parent >= 0 else ()), token))
+    return list(zip(out, log_probs.tolist(), strict=True))
+
+
+@given(tables(), st.integers(0, VOCAB + 1), CONTEXTS)
+def test_log_prob_equals_the_definition_of_backing_off(table: NgramTable, token: int, context: list[int]) -> None:
+    assert NgramModel.from_table(table).core.log_prob(token, context) == reference.ReferenceLM(table).log_prob(token, context)
+
+
+@given(tables(), CONTEXTS)
+def test_score_is_the_sum_of_log_probs(table: NgramTable, tokens: list[int]) -> None:
+    lm = reference.ReferenceLM(table)
+    assert NgramModel.from_table(table).core.score(tokens) == sum(lm.log_prob(token, tokens[:t]) for t, token in enumerate(tokens))
+
+
+@settings(max_examples=300)
+@given(tables(), lattices(), st.integers(1, 300), ALPHAS, CONTEXTS)
+def test_nbest_equals_enumeration(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], p: int, alpha: float, context: list[int]
+) -> None:
+    expected = reference.nbest_paths(*lattice, reference.ReferenceLM(table), p, alpha, context)
+    assert as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), p, alpha, context)) == expected
+
+
+@given(lattices(), st.integers(1, 300))
+def test_nbest_without_model_equals_enumeration(lattice: tuple[np.ndarray, np.ndarray], p: int) -> None:
+    assert as_list(*search.nbest_paths(*lattice, None, p)) == reference.nbest_paths(*lattice, None, p, 1.0)
+
+
+@settings(max_examples=300)
+@given(tables(), lattices(), st.integers(1, 100), ALPHAS, CONTEXTS, st.data())
+def test_tree_equals_enumeration(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], num_nodes: int, alpha: float, context: list[int], data: st.DataObject
+) -> None:
+    kept = data.draw(st.none() | st.lists(EXACT, min_size=len(lattice[0]), max_size=len(lattice[0])))
+    lm = reference.ReferenceLM(table)
+    expected = reference.best_first_tree(*lattice, lm, 10_000, alpha, context, kept)
+    found = prefixes(*search.best_first_tree(*lattice, NgramModel.from_table(table), num_nodes, alpha, context, kept))
+    # Softmax rounds, and not alike in C and Python: weights agree in order, prefixes have their own weight, none comes
+    # twice, and each comes after its parent.
+    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
+    assert len({prefix for prefix, _ in found}) == len(found)
+    weights = dict(expected)
+    for prefix, weight in found:
+        assert weight == pytest.approx(weights[prefix], abs=1e-9)
+
+
+def test_tree_breaks_ties_by_tokens_with_prefixes_first() -> None:
+    tokens = np.array([[5, 3], [7, -1], [2, 1]])
+    found = prefixes(*search.best_first_tree(tokens, np.zeros((3, 2)), None, 100))
+    half, quarter = math.log(0.5), 2 * math.log(0.5)
+    assert found == [
+        ((3,), half), ((3, 7), half), ((5,), half), ((5, 7), half),
+        ((3, 7, 1), quarter), ((3, 7, 2), quarter), ((5, 7, 1), quarter), ((5, 7, 2), quarter),
+    ]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(tables(), lattices(), st.integers(1, 40), CONTEXTS)
+def test_nbest_equals_openfst_shortestpath(table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], p: int, context: list[int]) -> None:
+    expected = reference.shortest_paths(*lattice, reference.ReferenceLM(table), p, 1.0, context)
+    found = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), p, 1.0, context))
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    worst = expected[-1][1]
+    assert {path for path, score in found if score > worst + 1e-3} == {path for path, score in expected if score > worst + 1e-3}
+
+
+def test_backing_off_is_a_failure_and_not_an_epsilon() -> None:
+    # p(2 | 1) is explicit at cost 5; backing off would cost 0.5 + 0.2, and must not be had.
+    table = NgramTable(
+        [np.array([[1], [2]], dtype=np.int32), np.array([[1, 2]], dtype=np.int32)],
+        [np.array([-1.0, -0.2]), np.array([-5.0])],
+        [np.array([-0.5, 0.0]), np.array([0.0])],
+    )
+    tokens, scores = search.nbest_paths([[1], [2]], [[0.0], [0.0]], NgramModel.from_table(table), 4)
+    assert tokens.tolist() == [[1, 2]]
+    assert scores == pytest.approx([-6.0])
+
+
+def test_unrescored_search_leaves_the_model_alone() -> None:
+    class Untouchable:
+        @property
+        def core(self) -> _core.Model:
+            raise AssertionError("the model was touched")
+
+    tokens, scores = search.nbest_paths([[4, 9]], [[-1.0, -0.5]], Untouchable(), 2, alpha=0)
+    assert tokens.tolist() == [[9], [4]]
+    assert scores.tolist() == [-0.5, -1.0]
+    assert search.best_first_tree([[4, 9]], [[-1.0, -0.5]], Untouchable(), 1, alpha=0)[0].tolist() == [9]
+
+
+def test_all_paths_tied_come_in_order_of_tokens() -> None:
+    tokens = np.tile(np.arange(16), (8, 1))
+    paths, _ = search.nbest_paths(tokens, np.full((8, 16), -2.75), None, 300)
+    assert paths.tolist() == [list(path) for path in itertools.islice(itertools.product(range(16), repeat=8), 300)]
+
+
+def random_model(rng: np.random.Generator, vocab: int, order: int, rows: int) -> NgramTable:
+    """A closed table with random weights, most tokens rare."""
+    ngrams = {(word,) for word in range(vocab)}
+    for _ in range(rows):
+        row = tuple((rng.random(order) ** 2 * vocab).astype(int).tolist())
+        ngrams |= {row[i:j] for i in range(order) for j in range(i + 1, order + 1)}
+    by_order = [np.array(sorted(row for row in ngrams if len(row) == n), dtype=np.int32) for n in range(1, order + 1)]
+    log_probs = [-rng.exponential(2, len(by)) for by in by_order]
+    backoffs = [rng.normal(-0.3, 0.6, len(by)) * (n < order) for n, by in enumerate(by_order, 1)]
+    return NgramTable(by_order, log_probs, backoffs)
+
+
+def random_lattice(rng: np.random.Generator, vocab: int, slots: int, k: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.stack([rng.choice(vocab, k, replace=False) for _ in range(slots)])
+    return tokens, rng.normal(-3, 1, (slots, k))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_nbest_equals_openfst_on_wide_lattices(order: int) -> None:
+    rng = np.random.default_rng(order)
+    table = random_model(rng, 60, order, 3000)
+    lattice = random_lattice(rng, 60, 5, 8)
+    expected = reference.shortest_paths(*lattice, reference.ReferenceLM(table), 64, 0.75, [3, 1])
+    found = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), 64, 0.75, [3, 1]))
+    assert [path for path, _ in found] == [path for path, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+def test_many_paths_through_many_slots_are_distinct_and_in_order() -> None:
+    rng = np.random.default_rng(0)
+    table = random_model(rng, 200, 4, 5000)
+    lattice = random_lattice(rng, 200, 64, 16)
+    paths, scores = search.nbest_paths(*lattice, NgramModel.from_table(table), 1024)
+    assert paths.shape == (1024, 64)
+    assert len(np.unique(paths, axis=0)) == 1024
+    assert (np.diff(scores) <= 0).all()
+    lm = reference.ReferenceLM(table)
+    of_token = [dict(slot) for slot in reference.columns(*lattice)]
+    for i in (0, 511, 1023):
+        words = paths[i].tolist()
+        total = sum(of_token[t][word] + lm.log_prob(word, words[max(0, t - 3) : t]) for t, word in enumerate(words))
+        assert scores[i] == pytest.approx(total, abs=1e-4)  # the automaton's weights are float32
+
+
+def test_batch_equals_single_calls_whatever_the_threads() -> None:
+    rng = np.random.default_rng(1)
+    lm = NgramModel.from_table(random_model(rng, 80, 4, 3000))
+    tokens, log_probs = (np.stack(parts) for parts in zip(*(random_lattice(rng, 80, 6, 8) for _ in range(40)), strict=True))
+    tokens[3, :, 1:] = -1  # one path only
+    contexts = rng.integers(0, 80, (40, 3))
+    contexts[::2, :2] = -1
+    batches = [search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads) for threads in (1, 2, 5)]
+    trees = [
+        search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, np.full((40, 6), -0.25), threads) for threads in (1, 2, 5)
+    ]
+    for other in batches[1:] + trees[1:]:
+        for a, b in zip(batches[0] if len(other) == 3 else trees[0], other, strict=True):
+            assert np.array_equal(a, b)
+    for i in range(40):
+        context = contexts[i][contexts[i] >= 0].tolist()
+        paths, scores = search.nbest_paths(tokens[i], log_probs[i], lm, 12, 0.5, context)
+        count = batches[0][2][i]
+        assert count == len(paths) == (1 if i == 3 else 12)
+        assert np.array_equal(batches[0][0][i, :count], paths)
+        assert np.array_equal(batches[0][1][i, :count], scores)
+        assert (batches[0][0][i, count:] == -1).all()
+        nodes, parents, weights = search.best_first_tree(tokens[i], log_probs[i], lm, 20, 0.5, context, np.full(6, -0.25))
+        count = trees[0][3][i]
+        assert np.array_equal(trees[0][0][i, :count], nodes)
+        assert np.array_equal(trees[0][1][i, :count], parents)
+        assert np.array_equal(trees[0][2][i, :count], weights)
+
+
+def long_rows(vocab: int = 4000) -> NgramModel:
+    """A bigram model whose rows have from 1 to 2048 arcs: short ones are scanned, long ones searched or indexed."""
+    rng = np.random.default_rng(2)
+    followers = [np.sort(rng.choice(vocab, 1 << (word % 12), replace=False)) for word in range(48)]
+    pairs = np.concatenate([np.stack([np.full(len(row), word), row], axis=1) for word, row in enumerate(followers)]).astype(np.int32)
+    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
+    backoffs = [np.where(np.arange(vocab) < 48, -0.25, 0), np.zeros(len(pairs))]
+    return NgramModel.from_table(NgramTable([unigrams, pairs], [-rng.exponential(6, vocab), -rng.exponential(3, len(pairs))], backoffs))
+
+
+def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    model = long_rows()
+    for _ in range(60):
+        tokens = np.stack([rng.permutation(48)[:4], rng.choice(4000, 4, replace=False)])
+        found = as_list(*search.nbest_paths(tokens, np.zeros((2, 4)), model, 16))
+        assert len(found) == 16
+        for (first, second), score in found:
+            assert score == pytest.approx(model.log_prob(first) + model.log_prob(second, [first]), abs=1e-9)
+
+
+def test_threads_that_meet_the_same_new_rows_find_the_same_paths() -> None:
+    rng = np.random.default_rng(4)
+    tokens = np.stack([np.stack([rng.permutation(48)[:8], rng.choice(4000, 8, replace=False)]) for _ in range(200)])
+    alone = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=1)
+    for _ in range(5):
+        together = search.nbest_paths_batch(tokens, np.zeros(tokens.shape), long_rows(), threads=8)
+        assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_long_row_out_of_order_is_refused() -> None:
+    model = long_rows()
+    arcs = model.arcs.copy()
+    longest = model.states[model.arcs["nextstate"][11]]  # of token 11: 2048 arcs behind the failure arc
+    assert longest["narcs"] == 2049
+    arcs["ilabel"][longest["pos"] + 700] = arcs["ilabel"][longest["pos"] + 699]
+    spoilt = SimpleNamespace(core=_core.Model(model.states, arcs, model.start_state, model.unigram_state))
+    with pytest.raises(ValueError, match="rising order of label"):
+        search.nbest_paths([[11], [5]], np.zeros((2, 1)), spoilt)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "log_probs", "options", "message"),
+    [
+        ([[1, 2], [3, 3]], [[0, 0], [0, 0]], {}, "slot 1: expected distinct tokens, got token 3"),
+        ([[1, 2], [3, 4]], [[0, 0], [0, math.nan]], {}, "slot 1: .* got NaN for token 4"),
+        ([[1, 2], [3, 4]], [[math.inf, 0], [0, 0]], {}, r"slot 0: .* got \+inf for token 1"),
+        ([[1, -2]], [[0, 0]], {}, "got -2"),
+        ([[1], [-1]], [[0], [0]], {}, "slot 1: expected at least one token"),
+        ([[1], [1]], [[0], [-math.inf]], {}, "slot 1: expected at least one token"),
+        (np.zeros((2, 0), int), np.zeros((2, 0)), {}, "slots and k of at least 1"),
+        (np.zeros((0, 2), int), np.zeros((0, 2)), {}, "slots and k of at least 1"),
+        ([[1]], [[0, 0]], {}, "one shape"),
+        ([[1.5]], [[0]], {}, "integer token ids"),
+        ([[1]], [[0]], {"p": 0}, "p of at least 1, got 0"),
+        ([[1]], [[0]], {"alpha": -1.0}, "alpha of at least 0, got -1.0"),
+        ([[1]], [[0]], {"alpha": math.nan}, "finite alpha"),
+        ([[2**31]], [[0]], {}, "token ids from 0"),
+    ],
+)
+def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, options: dict[str, object], message: str) -> None:
+    lm = NgramModel.from_table(NgramTable([np.array([[1]], dtype=np.int32)], [np.zeros(1)], [np.zeros(1)]))
+    with pytest.raises(ValueError, match=message):
+        search.nbest_paths(tokens, log_probs, lm, **options)  # type: ignore[arg-type]
+
+
+def test_bad_kept_mass_and_node_count_are_named_in_the_error() -> None:
+    with pytest.raises(ValueError, match=r"slot 1: expected a finite kept_log_mass of at most 0, got 0\.5"):
+        search.best_first_tree([[1], [2]], [[0.0], [0.0]], None, kept_log_mass=[0.0, 0.5])
+    with pytest.raises(ValueError, match="num_nodes of at least 1, got 0"):
+        search.best_first_tree([[1]], [[0.0]], None, num_nodes=0)
+    with pytest.raises(ValueError, match="lattice 1, slot 0: expected distinct"):
+        search.nbest_paths_batch([[[1, 2]], [[3, 3]]], np.zeros((2, 1, 2)), None, threads=2)
+
+
+STATE = np.dtype([("final", "f4"), ("pos", "u4"), ("narcs", "u4"), ("niepsilons", "u4"), ("noepsilons", "u4")])
+ARC = np.dtype([("ilabel", "i4"), ("olabel", "i4"), ("weight", "f4"), ("nextstate", "i4")])
+
+
+def handmade(**changes: object) -> tuple[np.ndarray, np.ndarray]:
+    """Unigrams 0 and 1 in state 0; state 1 = history (0) with an arc for 1. `changes` spoil single fields."""
+    states = np.array([(math.inf, 0, 2, 0, 0), (math.inf, 2, 2, 1, 1)], STATE)
+    arcs = np.array([(1, 1, 0.5, 1), (2, 2, 1.5, 0), (0, 0, 0.25, 0), (2, 2, 0.125, 0)], ARC)
+    for name, value in changes.items():
+        field, index = name.rsplit("_", 1)
+        (states if field in STATE.names else arcs)[field][int(index)] = value
+    return states, arcs
+
+
+def test_handmade_model_scores_as_computed_on_paper() -> None:
+    core = _core.Model(*handmade(), 0, 0)
+    assert core.log_prob(1, [0]) == -0.125
+    assert core.log_prob(0, [0]) == -0.75
+    assert core.log_prob(1, [1]) == -1.5
+    assert core.log_prob(7, [0]) == -1000.25
+    assert core.score([0, 1, 1]) == -(0.5 + 0.125 + 1.5)
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"pos_1": 3}, {"narcs_1": 2**32 - 1}, {"pos_1": 2**32 - 1}, {"nextstate_2": 9}, {"nextstate_2": -1}, {"nextstate_3": 2},
+        {"nextstate_0": -5}, {"nextstate_2": 1}, {"weight_3": math.nan}, {"weight_2": math.nan}, {"weight_0": math.nan}, {"ilabel_2": 1},
+        {"narcs_1": 0}, {"ilabel_1": 1}, {"ilabel_0": 0},  {"ilabel_0": -1},
+    ],
+)  # fmt: skip
+def test_spoilt_model_is_refused_when_the_search_meets_the_damage(spoilt: dict[str, object]) -> None:
+    def load() -> SimpleNamespace:
+        return SimpleNamespace(core=_core.Model(*handmade(**spoilt), 0, 0))
+
+    tokens, log_probs = [[0, 1], [0, 1]], np.zeros((2, 2))
+    with pytest.raises(ValueError, match="corrupt language model"):
+        search.nbest_paths(tokens, log_probs, load())
+    with pytest.raises(ValueError, match="corrupt language model"):
+        search.best_first_tree(tokens, log_probs, load())
+
+
+def test_infinite_weights_stand_for_a_cost_of_a_thousand() -> None:
+    core = _core.Model(*handmade(weight_3=math.inf), 0, 0)
+    assert core.log_prob(1, [0]) == -1000
+    tokens, scores = search.nbest_paths([[0, -1], [0, 1]], np.zeros((2, 2)), SimpleNamespace(core=core))
+    assert tokens.tolist() == [[0, 0], [0, 1]]
+    assert scores.tolist() == [-1.25, -1000.5]
+
+
+def test_model_refuses_impossible_arguments() -> None:
+    states, arcs = handmade()
+    for bad in [(2, 0), (0, 2), (-1, 0), (0, -1), (0, 1)]:
+        with pytest.raises(ValueError, match="corrupt language model"):
+            _core.Model(states, arcs, *bad)
+    with pytest.raises(ValueError, match="unk_label"):
+        _core.Model(states, arcs, 0, 0, 9)
+    with pytest.raises(ValueError, match="20 bytes"):
+        _core.Model(states.tobytes()[:-1], arcs, 0, 0)
+    with pytest.raises(ValueError, match="contiguous"):
+        _core.Model(states[::-1], arcs, 0, 0)
+    with pytest.raises(ValueError, match="NaN"):
+        _core.Model(states, arcs, 0, 0, 0, math.nan)

@@ -1,0 +1,238 @@
+"""Comparisons of systems against drafting and verifying one lattice at a time, by hand, and their identities."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
+from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system
+from latticebpd.analysis.excluding import without_any
+from latticebpd.analysis.replay import accept_length
+from latticebpd.analysis.sweep import sweep_alpha
+from latticebpd.analysis.tuning import Tuning
+from latticebpd.lattices.lattice import PADDING, LatticeSet
+from tests.fuzz import good_model
+from tests.latticebpd.analysis.test_oracle import by_hand, decode, lattice_sets
+
+LM = good_model()
+
+
+def drafts_one_by_one(name: str, lattices: LatticeSet, index: int, lm: fst.NgramModel | None) -> DraftTree:
+    size, kind = name.split(":")[0].split("-")
+    model = None if ":" in name else lm
+    lattice, context = lattices[index], lattices.context_of(index)
+    if kind == "best":
+        return DraftTree.from_paths(rescore(lattice, model, int(size), 0.5, context).tokens)
+    return draft_tree(lattice, model, int(size), 0.5, context)
+
+
+@given(found=lattice_sets(), name=st.sampled_from(["1-best", "3-best", "400-best", "1-tree", "5-tree", "3-best:0-gram", "4-tree:0-gram"]))
+@settings(max_examples=40)
+def test_outcomes_equal_drafting_and_verifying_one_by_one(found: LatticeSet, name: str) -> None:
+    outcome = run_system(name, found, LM, 0.5)
+    for i in range(len(found)):
+        tree = drafts_one_by_one(name, found, i, LM)
+        assert outcome.nodes[i] == len(tree)
+        assert outcome.lengths[i] == accept_length(tree, found.continuation[i])
+        path, node = [], -1
+        while len(children := tree.children(node)):
+            node = int(children[0])
+            path.append(int(tree.tokens[node]))
+        assert outcome.first[i].tolist() == path + [PADDING] * (found.tokens.shape[1] - len(path))
+
+
+@given(found=lattice_sets())
+@settings(max_examples=20)
+def test_identities(found: LatticeSet) -> None:
+    n = len(found)
+    found = replace(found, log_probs=found.log_probs - found.tokens.astype(np.float32) / 64)  # no ties: vanilla breaks them by column
+    result = compare([found], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
+    assert result.systems == ("vanilla", "1-best:0-gram", "256-best", "3-best", "oracle")
+    np.testing.assert_array_equal(run_system("vanilla", found, None).lengths, lengths_of(ranks(found), 1))
+    assert (result.outcomes.sum(axis=1) == n).all()
+    assert result.outcomes[0].tolist() == [0, n, 0]
+    assert result.counts[1].tolist() == result.counts[0].tolist()  # the best path of an unrescored lattice is vanilla's draft
+    assert result.counts[2].tolist() == result.counts[-1].tolist()  # all paths are as good as the oracle
+    oracle = run_system("oracle", found, None).lengths
+    for name in ("vanilla", "3-best", "5-tree"):
+        assert (run_system(name, found, LM).lengths <= oracle).all()
+    assert found.sequence is not None
+    lengths = run_system("3-best", found, LM).lengths
+    texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
+    assert result.walked[3, :2].tolist() == [n, sum(map(decode, texts))]
+    assert result.resampled[:, 0].tolist() == result.resampled[:, 1].tolist()
+
+
+def test_hand_computed_comparison() -> None:
+    found = by_hand()  # vanilla accepts 1, 0, 2, 0; vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    result = compare([found], ["4-best"])
+    assert result.systems == ("vanilla", "4-best", "oracle")
+    assert result.block_efficiency.tolist() == [1.75, 2.25, 2.25]  # all four paths: 2, 0, 2, 1
+    assert result.headroom_recovered.tolist() == [0, 1, 1]
+    assert result.outcomes.tolist() == [[0, 4, 0], [2, 2, 0], [2, 2, 0]]
+    assert result.verified_tokens.tolist() == [2, 6, 2]
+    assert result.repeats[0].tolist() == [1, 8, 5]  # behind head 1's 0, (1 1) repeats; runs of 1, 1, 2, 1
+    assert result.consecutive_repeats[0] == 12.5
+    assert result.longest_run[0] == 1.25
+    assert result.mended[2].tolist() == [[0, 1], [0, 0], [0, 0]]  # the oracle's first draft is (1 1) where vanilla's is (1 2), a win
+    assert result.mended_share(0)[2].tolist() == [0, 50]
+    assert np.isnan(result.mended_share(2)[2]).all()  # no losses
+    assert result.decoded_headroom_recovered.tolist() != result.headroom_recovered.tolist()
+    assert result.decoded_block_efficiency.tolist() == [2, 2, 2]
+    # vanilla: slot 1 held it, slot 0 lacked it, never, slot 0 held it; all paths: never, slot 0 lacked it, never, the text had ended
+    assert result.lost.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
+
+
+def test_a_repetition_of_head_1s_token_counts() -> None:
+    """The committed token stands before the draft: a first slot that repeats it is a repetition (the paper's drafts have 9 tokens)."""
+    found = by_hand()
+    behind_1 = replace(found, context=np.array([[9, 1]] * 4, np.int32))  # vanilla drafts are (1 2) (2 1) (1 1) (2 3)
+    result = compare([behind_1], [])
+    assert result.repeats[0].tolist() == [3, 8, 2 + 1 + 3 + 1]
+    unknown = replace(found, context=np.full((4, 1), PADDING, np.int32))
+    assert compare([unknown], []).repeats[0].tolist() == [1, 4, 5]
+    no_context = replace(found, context=np.empty((4, 0), np.int32))
+    assert compare([no_context], []).repeats[0].tolist() == [1, 4, 5]
+
+
+def repetition_one_by_one(draft: list[int]) -> tuple[int, int, int]:
+    pairs = [(a, b) for a, b in itertools.pairwise(draft) if PADDING not in (a, b)]
+    runs = [len(list(group)) for token, group in itertools.groupby(draft) if token != PADDING]
+    return sum(a == b for a, b in pairs), len(pairs), max(runs, default=0)
+
+
+@given(found=lattice_sets())
+@settings(max_examples=40)
+def test_repetition_equals_counting_one_by_one(found: LatticeSet) -> None:
+    result = compare([found], ["3-tree"], LM)
+    for row, name in enumerate(result.systems):
+        drafts = run_system(name, found, LM).first
+        heads_1 = found.context[:, -1].tolist()
+        counted = [repetition_one_by_one([head_1, *draft]) for head_1, draft in zip(heads_1, drafts.tolist(), strict=True)]
+        assert result.repeats[row].tolist() == [sum(column) for column in zip(*counted, strict=True)]
+
+
+class Contrary:
+    """A rescorer of another kind: ranks paths from the worst, one lattice at a time."""
+
+    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+        everything = rescore(lattice, None, lattice.num_paths)
+        return Drafts(everything.tokens[::-1][:p], everything.scores[::-1][:p])
+
+    def draft_tree(
+        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
+    ) -> DraftTree:
+        return DraftTree.from_paths(self.rescore(lattice, 1, alpha, context).tokens).first(num_nodes)
+
+
+@given(found=lattice_sets())
+@settings(max_examples=20)
+def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
+    models = {"small": LM, "contrary": Contrary()}
+    result = compare([found], ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"], models, {"small": 0.5})
+    assert result.counts[1].tolist() == np.bincount(run_system("2-best", found, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
+    for row, p in ((3, 2), (4, 1)):
+        drafts = [Contrary().rescore(found[i], p, 1, []).tokens for i in range(len(found))]
+        trees = [DraftTree.from_paths(tokens) for tokens in drafts]
+        if row == 4:
+            trees = [tree.first(2) for tree in trees]
+        lengths = [accept_length(tree, found.continuation[i]) for i, tree in enumerate(trees)]
+        assert result.counts[row].tolist() == np.bincount(lengths, minlength=result.counts.shape[1]).tolist()
+        assert result.nodes[row] == sum(map(len, trees))
+    assert result.signature.lm == "small 3-gram of " + str(sum(LM.num_ngrams)) + " n-grams, contrary Contrary"
+    assert result.signature.alpha == "0.5,1"
+
+
+@given(found=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True))
+@settings(max_examples=20)
+def test_sweep_equals_one_comparison_for_each_weight(found: LatticeSet, alphas: list[float]) -> None:
+    swept = sweep_alpha([found], "3-best", LM, alphas)
+    for row, alpha in enumerate(alphas):
+        alone = compare([found], ["3-best"], LM, alpha)
+        assert swept.counts[row].tolist() == alone.counts[1].tolist()
+        assert swept.block_efficiency[row] == alone.block_efficiency[1]
+    best = swept.block_efficiency.max()
+    assert swept.best == min(alpha for alpha, value in zip(alphas, swept.block_efficiency, strict=True) if value == best)
+
+
+@given(found=lattice_sets(min_size=4), drawn=st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 11))), max_size=3))
+@settings(max_examples=30)
+def test_examples_of_several_tunings_are_left_out_by_their_own_numbers(found: LatticeSet, drawn: list[tuple[bool, set[int]]]) -> None:
+    tunings = [Tuning(1, "1-best", (1,), (1,), "text" if texts else "lattice", tuple(sorted(ids)), 0, "") for texts, ids in drawn]
+    assert found.sequence is not None
+    kept = [row for row in range(len(found)) if not any((found.sequence[row] if texts else row) in ids for texts, ids in drawn)]
+    parts = [found.take(np.arange(0, 3)), found.take(np.arange(3, len(found)))]
+    left = [tokens for block in without_any(parts, tunings) for tokens in block.tokens.tolist()]
+    assert left == found.tokens[kept].tolist()
+
+
+def test_lattices_of_two_origins_are_not_mixed() -> None:
+    found = by_hand()
+    with pytest.raises(ValueError, match="expected lattices of one origin, got a and b"):
+        compare([replace(found, origin="a"), replace(found, origin="b")], [])
+    with pytest.raises(ValueError, match=r"expected lattices of 2 slots x 2, as the first, got 2 x 1"):
+        compare([found, replace(found, tokens=found.tokens[:, :, :1], log_probs=found.log_probs[:, :, :1])], [])
+
+
+def test_swapping_systems_swaps_wins_and_losses() -> None:
+    """Of two tied columns vanilla takes the first, the 0-gram's best path that of the lower token."""
+    rng = np.random.default_rng(0)
+    pairs = np.stack([np.sort(rng.permutation(9)[:2])[::-1] for _ in range(400 * 2)]).reshape(400, 2, 2).astype(np.int32)
+    wanted = rng.integers(0, 9, (400, 2)).astype(np.int32)
+
+    def outcomes(tokens: np.ndarray, continuation: np.ndarray) -> list[int]:
+        found = LatticeSet(tokens, np.zeros((400, 2, 2), np.float32), continuation, np.zeros((400, 1), np.int32))
+        wins_ties_losses: list[int] = compare([found], ["1-best:0-gram"]).outcomes[1].tolist()
+        return wins_ties_losses
+
+    low_against_high = outcomes(pairs, wanted)
+    # With all ids turned round and the columns too, vanilla takes what was the lower token and the best path the higher.
+    high_against_low = outcomes(np.ascontiguousarray(8 - pairs[:, :, ::-1]), 8 - wanted)
+    assert high_against_low == low_against_high[::-1]
+    assert low_against_high[0] > 0 < low_against_high[2]
+    assert low_against_high[0] != low_against_high[2]
+
+
+def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "UNIT", 1)
+    rng = np.random.default_rng(1)
+
+    def sample(n: int) -> LatticeSet:
+        tokens = np.stack([rng.permutation(6)[:3] for _ in range(n * 3)]).reshape(n, 3, 3).astype(np.int32)
+        continuation = np.take_along_axis(tokens, rng.choice(3, (n, 3, 1), p=[0.5, 0.3, 0.2]), axis=2)[:, :, 0]
+        return LatticeSet(tokens, -np.tile(np.arange(3, dtype=np.float32), (n, 3, 1)), continuation, np.zeros((n, 1), np.int32))
+
+    widths = []
+    for n in (200, 3200):
+        result = compare([sample(n)], ["3-best"])
+        low, high = result.gain_interval()[1]
+        assert low < result.block_efficiency[1] - result.block_efficiency[0] < high
+        # Gains of single positions lie between 0 and 3, so the interval of their mean is about as wide as theory says.
+        gains = run_system("3-best", sample(n), None).lengths - run_system("vanilla", sample(n), None).lengths
+        assert 0 < high - low < 8 * gains.std() / math.sqrt(n)
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 2
+
+
+def test_bad_requests_are_named() -> None:
+    for name in ("best", "0-best", "16-best:", "tree-4", ""):
+        with pytest.raises(ValueError, match="expected vanilla, oracle, P-best or N-tree"):
+            compare([by_hand()], [name])
+    with pytest.raises(ValueError, match="at least one lattice"):
+        compare([], ["1-best"])
+    with pytest.raises(ValueError, match="expected a language model among 0-gram, a, got 'b'"):
+        compare([by_hand()], ["4-best:b"], {"a": None})
+    for alphas in ([], [-1.0], [float("nan")]):
+        with pytest.raises(ValueError, match="expected weights >= 0"):
+            sweep_alpha([by_hand()], "4-best", None, alphas)
+    with pytest.raises(ValueError, match="at least one lattice"):
+        sweep_alpha([], "4-best", None)

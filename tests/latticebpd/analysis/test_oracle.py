@@ -1,0 +1,175 @@
+"""Oracle tallies against a slow reference, by hand, and in parts."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from latticebpd.analysis import OracleTally, Shard, blocks, lengths_of, ranks, stream, tally
+from latticebpd.lattices.lattice import PADDING, LatticeSet, SausageLattice, oracle_path
+
+VOCAB = 7
+
+
+@st.composite
+def lattice_sets(draw: st.DrawFn, min_size: int = 1) -> LatticeSet:
+    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice."""
+    n, slots, k = draw(st.integers(min_size, 12)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    tokens = np.full((n, slots, k), PADDING, np.int32)
+    log_probs = np.zeros((n, slots, k), np.float32)
+    continuation = np.full((n, slots), PADDING, np.int32)
+    for i in range(n):
+        for slot in range(slots):
+            ids = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=k, unique=True))
+            tokens[i, slot, : len(ids)] = ids
+            log_probs[i, slot, : len(ids)] = draw(st.lists(st.sampled_from([-0.5, -1, -2]), min_size=len(ids), max_size=len(ids)))
+        text = draw(st.lists(st.integers(0, VOCAB - 1), max_size=slots))
+        continuation[i, : len(text)] = text
+    sequence = np.sort(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))))
+    return LatticeSet(tokens, log_probs, continuation, np.zeros((n, 1), np.int32), sequence=sequence)
+
+
+def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
+    path = oracle_path(lattice, continuation).tolist()
+    length = 0
+    while length < len(path) and length < len(continuation) and path[length] == continuation[length] != PADDING:
+        length += 1
+    return length
+
+
+@given(found=lattice_sets(), k=st.integers(1, 5), heads=st.integers(2, 6))
+def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads: int) -> None:
+    lengths = lengths_of(ranks(found), k, heads)
+    for i in range(len(found)):
+        cut = found[i].top_arcs(k)
+        part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
+        assert lengths[i] == accepted(part, found.continuation[i].tolist())
+
+
+def decode(lengths: list[int]) -> int:
+    position = calls = 0
+    while position < len(lengths):
+        position, calls = position + lengths[position] + 1, calls + 1
+    return calls
+
+
+def fewest(lengths: list[int]) -> int:
+    calls = [0] * (len(lengths) + 1)
+    for i in range(len(lengths) - 1, -1, -1):
+        calls[i] = 1 + min(calls[min(i + 1 + a, len(lengths))] for a in range(lengths[i] + 1))
+    return calls[0]
+
+
+@given(found=lattice_sets(), ks=st.lists(st.integers(1, 5), min_size=1, max_size=3), heads=st.lists(st.integers(2, 6), max_size=2))
+def test_tally_equals_counting_one_by_one(found: LatticeSet, ks: list[int], heads: list[int]) -> None:
+    got = tally([found], ks, heads)
+    slots = found.tokens.shape[1]
+    assert found.sequence is not None
+    for i, k in enumerate(ks):
+        for j, h in enumerate(heads or [slots + 1]):
+            lengths = lengths_of(ranks(found), k, h)
+            assert got.counts[i, j].tolist() == np.bincount(lengths, minlength=slots + 1).tolist()
+            texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
+            assert got.walked[i, j].tolist() == [len(found), sum(map(decode, texts)), sum(map(fewest, texts))]
+    assert got.num_lattices == len(found)
+    assert got.lost.sum() == (lengths_of(ranks(found), 1) < slots).sum()
+
+
+@given(found=lattice_sets(min_size=2), block=st.integers(1, 5), count=st.integers(1, 4), split=st.integers(1, 11))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+def test_parts_add_up_to_the_whole(
+    found: LatticeSet, block: int, count: int, split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "BLOCK", block)
+    found.take(np.arange(len(found)) < split).save(tmp_path / "a.npz")
+    found.take(np.arange(len(found)) >= split).save(tmp_path / "b.npz")
+    files = [tmp_path / name for name in ("a.npz", "b.npz") if len(LatticeSet.load(tmp_path / name))]
+    whole = tally(blocks(files), [1, 3])
+    parts = []
+    for index in range(count):
+        own = list(blocks(files, Shard(index, count)))
+        if own:
+            parts.append(OracleTally.from_json(json.loads(json.dumps(tally(own, [1, 3]).to_json()))))
+    assert functools.reduce(operator.add, parts).to_json() == whole.to_json()
+
+
+def by_hand() -> LatticeSet:
+    """One text of four positions; two slots of two arcs; the right token is 1 wherever a slot has it."""
+    tokens = np.array([[[1, 2], [2, 1]], [[2, 3], [1, 2]], [[1, 2], [1, 2]], [[2, 1], [3, 2]]], np.int32)
+    log_probs = np.tile(np.array([-0.5, -1.0], np.float32), (4, 2, 1))
+    continuation = np.array([[1, 1], [1, 1], [1, 1], [1, PADDING]], np.int32)
+    return LatticeSet(tokens, log_probs, continuation, np.zeros((4, 1), np.int32), sequence=np.zeros(4, np.int64))
+
+
+def test_hand_computed_tally() -> None:
+    got = tally([by_hand()], [1, 2])
+    assert got.counts[:, 0].tolist() == [[2, 1, 1], [1, 1, 2]]  # k = 1: 1, 0, 2, 0; k = 2: 2, 0, 2, 1
+    assert got.block_efficiency[:, 0].tolist() == [1.75, 2.25]
+    # k = 1 calls at 0 (1 accepted), 2 (2 accepted); k = 2 at 0 (2 accepted), 3.
+    assert got.walked[:, 0].tolist() == [[4, 2, 2], [4, 2, 2]]
+    assert got.decoded_block_efficiency[:, 0].tolist() == [2.0, 2.0]
+    # vanilla ends at: slot 1 (token there, behind another), slot 0 (token lacking), never, slot 0 (behind another)
+    assert got.lost.tolist() == [[1, 1, 0], [1, 0, 0]]
+
+
+def test_longest_prefix_at_every_call_need_not_make_the_fewest_calls() -> None:
+    # Accepted at each position: 1, 3, 0, 0, 0. Two tokens first lead to a call for each of the rest; one leads to three more at once.
+    lengths = [1, 3, 0, 0, 0]
+    tokens = np.array([[[1 if slot < length else 2] for slot in range(3)] for length in lengths], np.int32)
+    numbers = {"log_probs": np.zeros((5, 3, 1), np.float32), "continuation": np.ones((5, 3), np.int32)}
+    found = LatticeSet(tokens, **numbers, context=np.zeros((5, 1), np.int32), sequence=np.zeros(5, np.int64))
+    assert tally([found], [1]).walked[0, 0].tolist() == [5, decode(lengths), fewest(lengths)] == [5, 4, 2]
+
+
+def test_unnumbered_lattices_have_no_decode() -> None:
+    found = by_hand()
+    got = tally([LatticeSet(found.tokens, found.log_probs, found.continuation, found.context)], [1])
+    assert np.isnan(got.decoded_block_efficiency).all()
+    assert got.block_efficiency[0, 0] == 1.75
+
+
+def test_bad_requests_are_named() -> None:
+    for ks, heads, message in ([[0], [], "k >= 1"], [[], [], "k >= 1"], [[1], [1], "at least 2 heads"]):
+        with pytest.raises(ValueError, match=message):
+            tally([by_hand()], ks, heads)
+    with pytest.raises(ValueError, match="at least one lattice"):
+        tally([], [1])
+    with pytest.raises(ValueError, match="of one kind"):
+        tally([by_hand()], [1]) + tally([by_hand()], [2])
+    for text in ("1", "2/2", "a/b", "-1/2", "0/0"):
+        with pytest.raises(ValueError, match="shard"):
+            Shard.parse(text)
+    for record in ({}, {"kind": "oracle tally"}, [], {**tally([by_hand()], [1]).to_json(), "walked": [[1]]}):
+        with pytest.raises(ValueError, match="expected"):
+            OracleTally.from_json(record)
+
+
+def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "lattices.npz"
+    by_hand().save(path)
+    good = path.read_bytes()
+    assert sum(map(len, blocks([path]))) == 4
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(good)
+        if rng.random() < 0.3:
+            del damaged[int(rng.integers(1, len(damaged))) :]
+        for place in rng.integers(len(damaged), size=rng.integers(1, 5)):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            assert sum(map(len, blocks([path]))) <= 4
+        except ValueError as error:
+            refused += str(path) in str(error)
+    assert refused > 100  # bytes of the archive's own bookkeeping may change without harm
+    np.savez(path, tokens=np.zeros(3))
+    with pytest.raises(ValueError, match="missing: log_probs"):
+        list(blocks([path]))

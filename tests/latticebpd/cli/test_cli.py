@@ -1,0 +1,201 @@
+"""The program as a user types it: results on standard output, one line and status 2 on bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fst
+from latticebpd.lattices.lattice import LatticeSet
+from tests.conftest import Run
+from tests.latticebpd.decoding.test_decoding import trigram
+
+
+@pytest.fixture(scope="module")
+def lattice_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lattices") / "l.npz"
+    rng = np.random.default_rng(0)
+    tokens = np.stack([rng.permutation(23)[:4] for _ in range(6 * 3)]).reshape(6, 3, 4).astype(np.int32)
+    log_probs = -np.sort(rng.exponential(size=(6, 3, 4)).astype(np.float32), axis=2)
+    continuation = tokens[:, :, 1].copy()
+    continuation[3:, 1] = 99  # the last three leave the lattice in the second slot
+    LatticeSet(tokens, log_probs, continuation, np.full((6, 2), -1, np.int32)).save(path)
+    return path
+
+
+def test_version_and_help_name_every_command(run: Run) -> None:
+    assert run("--version")[:2] == (0, "0.1.0\n")
+    status, out, _ = run("--help")
+    assert status == 0
+    for command in ("demo", "generate", "lattices", "rescore", "oracle", "lm", "train"):
+        assert command in out
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["demo", "generate", "lattices", "rescore", "oracle", "merge", "compare",
+     "lm train", "lm interpolate", "lm kenlm", "lm arpa2fst", "lm fst2arpa", "lm info", "lm perplexity",
+     "train tokenizer", "train encode", "train blockwise"],
+)  # fmt: skip
+def test_help_of_every_command_has_an_example(run: Run, command: str) -> None:
+    status, out, _ = run(*command.split(), "--help")
+    assert status == 0
+    assert f"Example: latticebpd {command}" in " ".join(out.replace("│", " ").split())
+
+
+def test_oracle_counts_what_the_lattices_hold(run: Run, lattice_file: Path) -> None:
+    status, out, _ = run("oracle", lattice_file, "--k", "1,2,4", "--json")
+    assert status == 0
+    rows = {row["k"]: row for row in json.loads(out)["rows"]}
+    assert rows[1]["block_efficiency"] == 1.0  # the right token is always the second
+    assert rows[2]["block_efficiency"] == rows[4]["block_efficiency"] == 1 + (3 * 3 + 3 * 1) / 6
+    assert rows[4]["accept_counts"] == [0, 3, 0, 3]
+    assert "3.000" in run("oracle", lattice_file)[1]
+
+
+def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    for name, shard in (("whole", "0/1"), ("a", "0/2"), ("b", "1/2")):
+        found = LatticeSet.load(lattice_file)
+        LatticeSet(found.tokens, found.log_probs, found.continuation, found.context, sequence=np.arange(6) // 2).save(tmp_path / "l.npz")
+        assert run("oracle", tmp_path / "l.npz", "--shard", shard, "--tally", tmp_path / f"{name}.json")[0] == 0
+    status, out, _ = run(
+        "merge", tmp_path / "a.json", tmp_path / "b.json", "--tally", tmp_path / "sum.json", "--csv", "--plot", tmp_path / "o.svg"
+    )
+    assert status == 0
+    assert (tmp_path / "sum.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert out.splitlines()[0] == "k,heads,block_efficiency,decoded_block_efficiency,best_block_efficiency"
+    assert out.splitlines()[-1].startswith("16,4,3.0,")
+    assert (tmp_path / "o.svg").read_text().startswith("<?xml")
+
+
+def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    trigram().save(tmp_path / "lm.fst")
+    status, out, _ = run("compare", lattice_file, "--lm", tmp_path / "lm.fst", "-s", "9-best", "--json")
+    assert status == 0
+    rows = {row["system"]: row for row in json.loads(out)["systems"]}
+    assert list(rows) == ["vanilla", "9-best", "oracle"]
+    assert rows["vanilla"]["block_efficiency"] == 1.0
+    assert rows["oracle"]["block_efficiency"] == 3.0
+    assert rows["oracle"]["decoded_block_efficiency"] is None  # the file does not number its texts
+    assert "9-best" in run("compare", lattice_file, "-s", "9-best")[1]
+
+
+def test_rescore_prints_the_drafts_of_the_library(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    lm = trigram()
+    lm.save(tmp_path / "lm.fst")
+    status, out, _ = run("rescore", lattice_file, "--lm", tmp_path / "lm.fst", "-p", 3, "--alpha", 0.5)
+    assert status == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert len(records) == 6
+    lattice = LatticeSet.load(lattice_file)[4]
+    tokens, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, lm, p=3, alpha=0.5)
+    assert records[4]["tokens"] == tokens.tolist()
+    np.testing.assert_allclose(records[4]["scores"], scores)
+
+
+def test_language_model_is_trained_converted_and_measured(run: Run, tmp_path: Path) -> None:
+    ids = np.tile(np.array([1, 2, 3, 1, 2, 4, 0], np.uint16), 60)
+    np.save(tmp_path / "ids.npy", ids)
+    assert run("lm", "train", tmp_path / "ids.npy", "--order", 3, "--min-count", "1", "-o", tmp_path / "lm.fst")[0] == 0
+    assert run("lm", "fst2arpa", tmp_path / "lm.fst", tmp_path / "lm.arpa.gz")[0] == 0
+    assert run("lm", "arpa2fst", tmp_path / "lm.arpa.gz", tmp_path / "again.fst")[0] == 0
+    info = json.loads(run("lm", "info", tmp_path / "again.fst", "--json")[1])
+    assert info["order"] == 3
+    assert info["num_ngrams"] == json.loads(run("lm", "info", tmp_path / "lm.fst", "--json")[1])["num_ngrams"]
+    perplexities = [
+        json.loads(run("lm", "perplexity", tmp_path / name, tmp_path / "ids.npy", "--json")[1]) for name in ("lm.fst", "lm.arpa.gz")
+    ]
+    assert perplexities[0]["perplexity"] == pytest.approx(perplexities[1]["perplexity"], rel=1e-4)
+    assert 1.0 < perplexities[0]["perplexity"] < 1.6  # nearly deterministic text
+    assert "3" in run("lm", "info", tmp_path / "lm.fst")[1]
+
+
+def test_tokenizer_corpus_and_model_are_trained_from_text(run: Run, tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    text.write_text("".join(json.dumps({"text": f"the cat {i} sat on the mat and the dog ran " * 8}) + "\n" for i in range(8)))
+    assert run("train", "tokenizer", text, "--vocab-size", 300, "-o", tmp_path / "tokenizer.json")[0] == 0
+    encode = ("train", "encode", text, "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "ids.npy")
+    assert run(*encode)[0] == 0
+    status, _, err = run(
+        "train", "blockwise", tmp_path / "ids.npy", "--validation", tmp_path / "ids.npy", "--tokenizer", tmp_path / "tokenizer.json",
+        "-o", tmp_path / "model", "--steps", 2, "--batch-size", 2, "--sequence-length", 16, "--hidden-size", 16,
+        "--num-layers", 1, "--num-heads", 3,
+    )  # fmt: skip
+    assert status == 0, err
+    status, out, _ = run("generate", "the cat", "--model", tmp_path / "model", "--nodes", 6, "--max-new-tokens", 8, "--json")
+    assert status == 0
+    assert json.loads(out)["tokens"] <= 8
+    status, _, err = run(
+        "lattices",
+        "--model",
+        tmp_path / "model",
+        "--prompts",
+        text,
+        "--k",
+        4,
+        "--max-new-tokens",
+        12,
+        "--limit",
+        2,
+        "-o",
+        tmp_path / "l.npz",
+    )
+    assert status == 0, err
+    assert LatticeSet.load(tmp_path / "l.npz").tokens.shape[1:] == (2, 4)
+
+
+def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
+    (directory / "garbage").write_bytes(b"\x00\x01garbage" * 50)
+    (directory / "garbage.npz").write_bytes(b"PK\x03\x04garbage")
+    (directory / "bad.arpa").write_text("\\data\\\nngram 1=2\n\n\\1-grams:\n-0.1\t1\nx\t2\n\n\\end\\\n")
+    np.save(directory / "floats.npy", np.zeros(3))
+    np.save(directory / "ids.npy", np.arange(9, dtype=np.uint16))
+    return {
+        "missing lattices": (("oracle", directory / "none.npz"), "none.npz: expected a file, found none"),
+        "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: not a lattice file"),
+        "no system": (("compare", directory / "garbage.npz", "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
+        "no tally": (("merge", directory / "garbage.npz"), "garbage.npz: "),
+        "no shard": (("oracle", directory / "garbage.npz", "--shard", "2/2"), "expected a shard i/n"),
+        "k that is no number": (("oracle", directory / "garbage.npz", "--k", "x"), "expected --k as numbers"),
+        "missing model": (("lm", "info", directory / "none.fst"), "none.fst: expected a file, found none"),
+        "corrupt model": (("lm", "info", directory / "garbage"), "garbage"),
+        "bad ARPA line": (("lm", "arpa2fst", directory / "bad.arpa", directory / "out.fst"), "6"),
+        "no integers": (("lm", "train", directory / "floats.npy", "-o", directory / "out.fst"), "integer"),
+        "unknown output": (("lm", "train", directory / "ids.npy", "-o", directory / "out.bin"), "ends in .fst, .arpa"),
+        "bad min-count": (("lm", "train", directory / "ids.npy", "--min-count", "a", "-o", directory / "out.fst"), "--min-count"),
+        "no such model directory": (("generate", "x", "--model", directory / "none"), "expected the directory of a model"),
+        "missing tokenizer": (
+            ("lm", "train", directory / "ids.npy", "--tokenizer", directory / "t", "-o", directory / "o.fst"),
+            "no such file",
+        ),
+    }
+
+
+CASES = [
+    "missing lattices", "corrupt lattices", "k that is no number", "missing model", "corrupt model", "bad ARPA line", "no integers",
+    "unknown output", "bad min-count", "no such model directory", "missing tokenizer",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_ends_with_one_line_and_status_2(run: Run, tmp_path: Path, case: str) -> None:
+    arguments, message = _bad_inputs(tmp_path)[case]
+    before = sorted(path.name for path in tmp_path.iterdir())
+    status, out, err = run(*arguments)
+    assert status == 2
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert lines[0].startswith("latticebpd: error: ")
+    assert message in lines[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == before  # nothing half-written
+
+
+def test_unknown_option_is_a_usage_error(run: Run) -> None:
+    status, out, err = run("oracle", "--nonsense")
+    assert status == 2
+    assert out == ""
+    assert "--nonsense" in err

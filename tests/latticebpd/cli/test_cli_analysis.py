@@ -1,0 +1,206 @@
+"""Lattices made, counted and compared from the command line, in shards and in one piece."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from latticebpd.analysis import blocks, compare
+from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, without
+from latticebpd.cli.datasets import read_texts
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.shards import SETTINGS, shard_path
+from lm_training.data.sequences import Sequences
+from tests.conftest import Run, tiny_model
+from tests.latticebpd.decoding.test_decoding import trigram
+
+WORDS = [f"w{i}" for i in range(23)]
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    tiny_model().save_pretrained(directory)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.default_rng(1)
+    path = tmp_path_factory.mktemp("prompts") / "held-out.jsonl"
+    path.write_text("".join(json.dumps({"text": " ".join(rng.choice(WORDS, 30))}) + "\n" for _ in range(5)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def arguments(model_directory: Path, prompts: Path) -> tuple[object, ...]:
+    return ("lattices", "--model", model_directory, "--prompts", prompts, "-k", 4, "--max-prompt-tokens", 6, "--max-new-tokens", 14)
+
+
+def test_a_directory_of_shards_counts_as_one_file_does(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    assert run(*arguments, "-o", tmp_path / "one.npz")[0] == 0
+    status, _, err = run(*arguments, "-o", tmp_path / "shards", "--shard-size", 2)
+    assert status == 0, err
+    assert "lattices of 5 texts of 4 slots x 4" in " ".join(err.split())
+    outputs = {run("oracle", tmp_path / name, "--json", "--heads", "3,5")[1] for name in ("one.npz", "shards")}
+    assert len(outputs) == 1
+    record = json.loads(outputs.pop())
+    assert record["lattices"] == 5 * 13
+    assert (record["signature"]["k"], record["signature"]["heads"]) == (4, 5)
+    assert record["signature"]["lattices"].endswith("its own greedy text")
+    parts = []
+    for index in range(3):
+        parts.append(tmp_path / f"{index}.json")
+        assert run("oracle", tmp_path / "shards", "--shard", f"{index}/3", "--tally", parts[-1])[0] == 0
+    assert run("oracle", tmp_path / "one.npz", "--tally", tmp_path / "whole.json")[0] == 0
+    assert run("merge", *parts, "--tally", tmp_path / "merged.json")[0] == 0
+    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_a_killed_run_goes_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    command = (*arguments, "-o", tmp_path / "shards", "--shard-size", 2)
+    assert run(*command)[0] == 0
+    whole = [shard_path(tmp_path / "shards", shard).read_bytes() for shard in range(3)]
+    shard_path(tmp_path / "shards", 2).unlink()
+    status, _, err = run("oracle", tmp_path / "shards")
+    assert status == 2
+    assert "1 of 3 shards are missing" in err
+    assert run(*command)[0] == 0
+    assert [shard_path(tmp_path / "shards", shard).read_bytes() for shard in range(3)] == whole
+    status, _, err = run(*command, "--teacher-force")
+    assert status == 2
+    assert "holds lattices made with teacher_force False, asked for is True; choose another directory" in err
+
+
+def test_oracle_decodes_with_the_model(run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path) -> None:
+    assert run(*arguments, "-o", tmp_path / "shards")[0] == 0
+    status, out, err = run("oracle", tmp_path / "shards", "--k", "1,4", "--model", model_directory, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    for row, decoded in zip(record["rows"], record["decoded"], strict=True):
+        assert decoded["k"] == row["k"]
+        assert decoded["block_efficiency"] == row["decoded_block_efficiency"]
+        assert decoded["differing_texts"] == 0
+    assert "decoded by the model, 2 texts" in run("oracle", tmp_path / "shards", "--model", model_directory, "--limit", 2)[1]
+    (file,) = (tmp_path / "shards").glob("shard-*.npz")
+    status, _, err = run("oracle", file, "--model", model_directory)
+    assert status == 2
+    assert "lattice files alone do not tell the prompts" in err
+
+
+def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    assert run(*arguments, "-o", tmp_path / "l.npz")[0] == 0
+    trigram().save(tmp_path / "lm.fst")
+    tuning = Tuning(0.5, "16-best", (0.5, 1.0), (1.0, 1.0), "text", (0, 3), 0, "sha256:0")
+    tuning.save(tmp_path / "tuned.json")
+    command = ("compare", tmp_path / "l.npz", "--lm", f"small={tmp_path / 'lm.fst'}", "--lm", f"big={tmp_path / 'lm.fst'}")
+    options = ("-s", "3-best", "-s", "3-best:big", "-s", "3-best:0-gram", "--alpha", 0.5, "--alphas", "0.5,2")
+    status, out, err = run(*command, *options, "--exclude", tmp_path / "tuned.json", "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["lattices"] == 3 * 13
+    expected = compare(without(blocks([tmp_path / "l.npz"]), tuning), ["3-best"], trigram(), 0.5).block_efficiency[1]
+    rows = {row["system"]: row for row in record["systems"]}
+    assert rows["3-best"]["block_efficiency"] == rows["3-best:big"]["block_efficiency"] == expected
+    assert [sweep["system"] for sweep in record["alpha_sweep"]] == ["3-best", "3-best:big"]
+    assert record["alpha_sweep"][0]["block_efficiency"][0] == expected
+    assert {"win_repair", "loss_regress", "longest_run", "relative_gain"} <= set(rows["3-best"])
+    assert "tokens/call by weight" in run(*command, *options)[1]
+    replace(tuning, lattices=lattices_fingerprint([tmp_path / "l.npz"])).store(tmp_path / "lm.fst")
+    status, out, err = run(*command, "-s", "3-best", "--json")  # weight and examples are those stored with the model
+    assert (status, json.loads(out)["lattices"]) == (0, 3 * 13)
+    assert json.loads(out)["systems"][1]["block_efficiency"] == expected
+    assert "2 texts that small's weight was tuned on are left out" in " ".join(err.split())
+    for options, message in (
+        (("--alphas", "a"), "expected --alphas as numbers"),
+        (("-s", "3-best:none"), "expected a language model among 0-gram, small, big, got 'none'"),
+        (("--exclude", tmp_path / "lm.fst"), "tune the weight again"),
+        (("--lm", f"small={tmp_path / 'lm.fst'}"), "expected --lm as NAME=PATH with a name of its own"),
+    ):
+        status, _, err = run(*command, *options)
+        assert status == 2
+        assert message in err
+
+
+def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    assert run(*arguments, "-o", tmp_path / "shards", "--shard-size", 3)[0] == 0
+    status, out, _ = run("rescore", tmp_path / "shards", "-p", 2)
+    assert status == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["lattice"] for record in records] == [*range(3 * 13), *range(2 * 13)]
+    lattices = LatticeSet.load(shard_path(tmp_path / "shards", 0))
+    assert records[0]["tokens"][0] == lattices[0].top_arcs(1).tokens[:, 0].tolist()
+
+
+def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+
+    def read(path: Path, limit: int | None = None, sources: bool = False) -> list[tuple[list[int], int]]:
+        return list(read_texts(path, tokenizer, 4, 3, limit=limit, sources=sources))
+
+    first = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
+    assert read(prompts)[0] == (first[:7], 4)
+    assert len(read(prompts, 2)) == 2
+    (tmp_path / "t.txt").write_text("w1 w2")
+    assert read(tmp_path / "t.txt") == [([1, 2], 2)]
+    np.save(tmp_path / "ids.npy", np.arange(40, dtype=np.uint16) % 23)
+    assert [text[0] for text, _ in read(tmp_path / "ids.npy")] == [0, 7, 14, 21, 5]
+    assert [text[0] for text, _ in read(tmp_path / "ids.npy", 2)] == [0, 14]  # from all over the array
+    Sequences.of_rows([np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])], [6], np.dtype(np.int32)).save(tmp_path / "s.npz")
+    assert read(tmp_path / "s.npz") == [([3, 4, 5, 6, 7, 8, 9], 4)]  # of a long prompt the end is kept
+    assert read(tmp_path / "s.npz", sources=True) == [([1, 2, 3, 4, 5, 6, 7, 8, 9], 6)]  # of a source all
+    whole = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
+    assert read(prompts, sources=True)[0] == (whole, len(whole))
+    with pytest.raises(ValueError, match=r"ids\.npy: expected text or sequences \(\.npz\) as an encoder–decoder's sources"):
+        read(tmp_path / "ids.npy", sources=True)
+    question = {"question_id": 1, "category": "qa", "turns": ["w1 w2 w3", "w9"]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
+    assert read(tmp_path / "q.jsonl") == [([1, 2, 3], 3)]
+    (tmp_path / "empty.txt").write_text("")
+    np.save(tmp_path / "short.npy", np.arange(3, dtype=np.uint16))
+    for name, message in (
+        ("empty.txt", "expected at least one text"),
+        ("short.npy", r"expected at least 7 token ids \(one window\), got 3"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}: {message}"):
+            read(tmp_path / name)
+
+
+def test_bad_requests_end_with_one_line_and_leave_nothing(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    np.savez(tmp_path / "empty.npz", tokens=np.zeros((0, 2, 2), int), log_probs=np.zeros((0, 2, 2)), continuation=np.zeros((0, 2), int),
+             context=np.zeros((0, 1), int))  # fmt: skip
+    (tmp_path / "none").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / SETTINGS).write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    for command, message in (
+        ((*arguments, "-o", tmp_path / "file"), "file: expected a name that ends in .npz, or a directory, found a file"),
+        (("oracle", tmp_path / "empty.npz"), "expected at least one lattice, got files without any"),
+        (("compare", tmp_path / "empty.npz"), "expected at least one lattice, got files without any"),
+        (("report", tmp_path / "empty.npz", "-o", tmp_path / "out"), "empty: expected at least one lattice, got files without any"),
+        (("oracle", tmp_path / "none"), "none: expected lattice files (.npz) in the directory, found none"),
+        (("oracle", tmp_path / "damaged"), "lattices.json: expected settings"),
+        (("oracle", tmp_path / "empty.npz", "--k", "-1"), "expected --k as numbers >= 1"),
+        (("report", "a=", "-o", tmp_path / "out"), "expected"),
+    ):
+        status, out, err = run(*command)
+        assert (status, out) == (2, ""), command
+        assert len(err.strip().splitlines()) == 1
+        assert message in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_help_of_the_report_has_an_example(run: Run) -> None:
+    status, out, _ = run("report", "--help")
+    assert status == 0
+    assert "Example: latticebpd report" in " ".join(out.replace("│", " ").split())

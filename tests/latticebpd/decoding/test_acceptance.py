@@ -1,0 +1,238 @@
+"""Acceptance rules: what each keeps, that leniency only lengthens, and that sampling leaves the distribution alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from latticebpd import (
+    Acceptance,
+    Distance,
+    DraftTree,
+    Exact,
+    GoldDrafter,
+    MinimumBlock,
+    NoDrafter,
+    Sampling,
+    State,
+    TopBeta,
+    TopK,
+    generate,
+)
+from latticebpd.decoding.acceptance import walk
+from latticebpd.verification import Verified
+from tests.helpers.tiny_families import tiny
+
+VOCABULARY = 6
+
+
+def verified(logits: Tensor, device: str = "cpu") -> Verified:
+    """``[rows, columns, vocab]`` logits as a verifier hands them on; only the hidden states' device matters."""
+    return Verified(torch.zeros(*logits.shape[:2], 1, device=device), lambda rows, columns: logits[list(rows), list(columns)])
+
+
+def accepted(rule: Acceptance, tree: DraftTree, logits: Tensor) -> tuple[list[int], int]:
+    paths, next_tokens = walk(rule, [tree], verified(logits[None]))
+    return paths[0], next_tokens[0]
+
+
+TREES = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), max_size=6).map(DraftTree.from_paths)
+
+
+def random_logits(tree: DraftTree, seed: int) -> Tensor:
+    return torch.randn(len(tree) + 1, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+
+def test_exact_walk_ends_at_the_first_mismatch() -> None:
+    tree = DraftTree(np.array([1, 2, 0, 2]), np.array([-1, 0, -1, 2]))
+    choices = [1, 0, 2, 2, 2]  # after the next token 1; after node 0 (token 1) the model says 0, the draft 2
+    assert accepted(Exact(), tree, torch.eye(3)[choices]) == ([0], 0)
+
+
+def test_rows_of_a_batch_walk_on_their_own() -> None:
+    trees = [DraftTree.from_paths([[1, 2]]), DraftTree.empty(), DraftTree.from_paths([[0], [2, 2, 2]])]
+    logits = torch.eye(3)[torch.tensor([[1, 2, 0, 0], [2, 0, 0, 0], [2, 0, 2, 1]])]
+    paths, next_tokens = walk(Exact(), trees, verified(logits))
+    assert paths == [[0, 1], [], [1, 2]]
+    assert next_tokens == [0, 2, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=TREES, seed=st.integers(0, 1000))
+def test_walk_is_the_same_on_the_way_and_all_at_once(tree: DraftTree, seed: int) -> None:
+    """`meta` stands for an accelerator, where all nodes are picked at once."""
+    logits = random_logits(tree, seed)[None]
+    for rule in (Exact(), TopK(2), Distance(1), TopBeta(3, 0.7), MinimumBlock(3)):
+        assert walk(rule, [tree], verified(logits)) == walk(rule, [tree], verified(logits, "meta"))
+
+
+@settings(max_examples=100, deadline=None)
+@given(tree=TREES, seed=st.integers(0, 1000))
+def test_more_lenient_rules_never_accept_less(tree: DraftTree, seed: int) -> None:
+    logits = random_logits(tree, seed)
+    ladders: list[list[Acceptance]] = [
+        [TopK(k) for k in range(1, VOCABULARY + 1)],
+        [Distance(epsilon) for epsilon in range(VOCABULARY)],
+        [MinimumBlock(length) for length in range(1, 6)],
+        [TopBeta(beta, 1.0) for beta in range(1, VOCABULARY + 1)],
+        [TopBeta(3, tau) for tau in (0.0, 0.5, 1.0, 5.0)],
+    ]
+    for ladder in ladders:
+        lengths = [len(accepted(rule, tree, logits)[0]) for rule in ladder]
+        assert lengths == sorted(lengths)
+        assert accepted(ladder[0], tree, logits)[0] == accepted(Exact(), tree, logits)[0] or isinstance(ladder[0], TopBeta)
+    assert accepted(TopBeta(1, 9.0), tree, logits) == accepted(TopBeta(9, 0.0), tree, logits) == accepted(Exact(), tree, logits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tree=TREES, seed=st.integers(0, 1000))
+def test_rules_keep_what_their_papers_say(tree: DraftTree, seed: int) -> None:
+    logits = random_logits(tree, seed)
+
+    def good(rule: Acceptance, node: int, token: int) -> bool:
+        line = logits[node + 1]
+        rank, gap = int((line > line[token]).sum()), float(line.max() - line[token])
+        if isinstance(rule, TopK):
+            return rank < rule.k
+        if isinstance(rule, TopBeta):
+            return rank < rule.beta and gap <= rule.tau
+        assert isinstance(rule, Distance)
+        return abs(token - int(line.argmax())) <= rule.epsilon
+
+    for rule in (TopK(1), TopK(3), Distance(2), TopBeta(3, 1.0)):
+        path, next_token = accepted(rule, tree, logits)
+        end = -1
+        for node in path:
+            assert tree.parents[node] == end
+            assert good(rule, end, int(tree.tokens[node]))  # the drafted token is kept
+            end = node
+        assert not any(good(rule, end, int(tree.tokens[child])) for child in tree.children(end))
+        assert next_token == int(logits[end + 1].argmax())
+
+
+def test_minimum_block_is_filled_wherever_the_draft_reaches() -> None:
+    tree = DraftTree.from_paths([[0, 1, 2, 3], [4]])
+    logits = torch.full((len(tree) + 1, VOCABULARY), 0.0)
+    logits[:, 5] = 9.0  # the model wants a token that nobody drafted
+    logits[0, 0] = 1.0
+    for length in range(1, 8):
+        path, next_token = accepted(MinimumBlock(length), tree, logits)
+        assert len(path) == min(length - 1, 4)
+        assert next_token == 5
+    assert len(accepted(MinimumBlock(2, TopK(6)), tree, logits)[0]) == 4
+
+
+def test_text_under_top_k_holds_drafted_tokens() -> None:
+    """With all tokens acceptable the draft is the text, whatever the model thinks."""
+    model = tiny("gpt2")
+    draft = [7, 7, 9, 3, 3, 3, 11, 12]
+    out = generate(model, [5, 6], GoldDrafter([0, *draft], block_size=8), TopK(23), max_new_tokens=10)
+    assert out.sequences[0, 3:-1].tolist() == draft
+    assert out.num_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TopK(0), "k >= 1, got 0"),
+        (lambda: Distance(-1), "epsilon >= 0, got -1"),
+        (lambda: Distance(float("nan")), "epsilon >= 0"),
+        (lambda: MinimumBlock(0), "length >= 1, got 0"),
+        (lambda: TopBeta(0, 1.0), "beta >= 1"),
+        (lambda: TopBeta(1, -1.0), "tau >= 0"),
+        (lambda: Sampling(temperature=0.0), "temperature"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+class BushyDrafter(NoDrafter):
+    """Drafts all combinations of some tokens, level by level, at every call."""
+
+    def __init__(self, *levels: Sequence[int]) -> None:
+        self.tree = DraftTree.from_paths(list(product(*levels)))
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        return [self.tree for _ in states]
+
+
+@pytest.mark.parametrize("settings_", [{}, {"temperature": 1.7}, {"temperature": 2.0, "top_k": 4}, {"temperature": 2.5, "top_p": 0.8}])
+def test_sampled_texts_are_distributed_as_the_base_models(settings_: dict[str, float]) -> None:
+    """Chi-square of three sampled tokens against their exact joint distribution, drafted for at every call."""
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    model = tiny("gpt2", seed=1)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(settings_.get("temperature", 1.0))])
+    if "top_k" in settings_:
+        warpers.append(TopKLogitsWarper(int(settings_["top_k"])))
+    if "top_p" in settings_:
+        warpers.append(TopPLogitsWarper(settings_["top_p"]))
+
+    def distribution(tokens: list[list[int]]) -> Tensor:
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor(tokens)).logits[:, -1]
+        return warpers(torch.tensor(tokens), logits).softmax(-1)  # type: ignore[no-any-return]
+
+    prompt, vocabulary, rows, batches = [4, 9], 23, 400, 10
+    exact: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        prefixes = list(exact)
+        lines = distribution([[*prompt, *prefix] for prefix in prefixes])
+        exact = {
+            (*prefix, token): exact[prefix] * float(line[token])
+            for prefix, line in zip(prefixes, lines, strict=True)
+            for token in range(vocabulary)
+            if exact[prefix] * float(line[token]) > 1e-12
+        }
+    # Some of the likely tokens, so that drafts are accepted and rejected at both depths.
+    levels = []
+    for depth in (1, 2):
+        marginal: Counter[int] = Counter()
+        for text, probability in exact.items():
+            marginal[text[depth]] += probability  # type: ignore[assignment]
+        levels.append([token for token, _ in marginal.most_common(4)])
+    rule = Sampling(**settings_, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    seen: Counter[tuple[int, ...]] = Counter()
+    drafted = 0
+    for _ in range(batches):
+        out = generate(model, [prompt] * rows, BushyDrafter(*levels), rule, max_new_tokens=3, eos_token_id=[])
+        seen.update(map(tuple, out.sequences[:, 2:].tolist()))
+        drafted += int(out.accept_counts[2:].sum())
+    assert drafted > 100  # drafts were accepted, so the test is about them
+    assert set(seen) <= set(exact)
+    total = rows * batches
+    frequent = {text for text, probability in exact.items() if probability * total >= 5}
+    chi_square = sum((seen[text] - exact[text] * total) ** 2 / (exact[text] * total) for text in frequent)
+    rest = 1.0 - sum(exact[text] for text in frequent)
+    cells = len(frequent) - 1
+    if rest * total >= 5:
+        chi_square += (total - sum(seen[text] for text in frequent) - rest * total) ** 2 / (rest * total)
+        cells += 1
+    # Beyond this bound with probability below 1e-4 (normal approximation of chi-square by Wilson and Hilferty).
+    assert chi_square < cells * (1 - 2 / (9 * cells) + 3.8 * (2 / (9 * cells)) ** 0.5) ** 3
+
+
+def test_sampling_with_a_seed_repeats_itself() -> None:
+    model = tiny("llama")
+    texts = [
+        generate(
+            model,
+            [[4, 9]] * 3,
+            BushyDrafter(range(23), range(5)),
+            Sampling(1.5, generator=torch.Generator().manual_seed(1)),
+            max_new_tokens=12,
+        ).sequences.tolist()
+        for _ in range(2)
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(map(tuple, texts[0]))) == 3  # each row draws for itself

@@ -1,0 +1,145 @@
+"""The bundle itself: sizes, licences, and what the demo promises."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.analysis import lengths_of, ranks, run_system
+from latticebpd.analysis.demo import Demo, run_demo
+from latticebpd.analysis.replay import collect_lattices
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.models import bundle as bundled
+from latticebpd.models.bundle import Bundle, load_bundle
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return load_bundle()
+
+
+@pytest.fixture(scope="module")
+def demo(bundle: Bundle) -> Demo:
+    return run_demo(bundle, num_prompts=3, max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def lattices(bundle: Bundle) -> LatticeSet:
+    prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:3]]
+    return collect_lattices(bundle.model, prompts, max_new_tokens=40)
+
+
+def test_bundle_keeps_its_size_limits() -> None:
+    weights = sum(path.stat().st_size for path in bundled.MODEL.glob("*.safetensors"))
+    assert weights <= 12_000_000
+    assert bundled.LM.stat().st_size <= 2_000_000
+
+
+def test_parts_of_the_bundle_belong_together(bundle: Bundle) -> None:
+    fingerprint = vocabulary_fingerprint(bundle.tokenizer.get_vocab())
+    assert bundle.model.tokenizer_fingerprint == bundle.lm.fingerprint == fingerprint
+    assert bundle.model.vocab_size == bundle.tokenizer.get_vocab_size() == 8192
+    assert bundle.model.num_heads == 9
+    assert bundle.lm.order == 4
+
+
+def test_every_source_of_a_prompt_is_credited(bundle: Bundle) -> None:
+    credits = (bundled.ASSETS / "README.md").read_text()
+    for prompt in bundle.prompts:
+        assert prompt.source in credits
+        assert prompt.licence
+
+
+def test_every_system_writes_what_greedy_writes(demo: Demo) -> None:
+    assert demo.exact
+    names = [system.name for system in demo.systems]
+    best = ["4-gram", "16-best 0-gram", "16-best 4-gram"]
+    assert names == ["greedy", "vanilla BPD", *best, "64-node tree", "16-node tree", "copies + tree", "oracle"]
+    for system in demo.systems:
+        assert system.block_efficiency == system.tokens / system.calls
+        assert system.tokens == demo.systems[0].tokens
+    verified = {system.name: system.verified_tokens_per_call for system in demo.systems}
+    assert verified["greedy"] == 0
+    assert verified["vanilla BPD"] <= 8
+    assert verified["64-node tree"] <= 64
+
+
+@pytest.mark.slow
+def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(bundle: Bundle) -> None:
+    """The demo's promises on all prompts at full length, one system against the next."""
+    result = run_demo(bundle, max_new_tokens=128)
+    assert result.exact
+    efficiency = {system.name: system.block_efficiency for system in result.systems}
+    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
+    assert sorted(order, key=lambda name: efficiency[name]) == order
+    assert efficiency["copies + tree"] > efficiency["16-best 0-gram"]  # at less than a third of its verified tokens
+
+
+def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
+    calls = {system.name: system.calls for system in demo.systems}
+    assert calls["64-node tree"] < calls["16-best 4-gram"] < calls["vanilla BPD"] < calls["greedy"]
+
+
+def test_marked_blocks_are_the_text(bundle: Bundle, demo: Demo) -> None:
+    groups = demo.example.blocks()
+    prompt = bundle.tokenizer.encode(bundle.prompts[0].text).ids
+    assert [*prompt, *(token for group in groups for token in group)] == demo.example.sequences[0].tolist()
+
+
+def test_json_has_the_promised_shape(demo: Demo) -> None:
+    record = json.loads(json.dumps(demo.as_json()))
+    assert set(record) == {"signature", "systems"}
+    keys = {"name", "block_efficiency", "verified_tokens_per_call", "tokens_per_second", "calls", "tokens"}
+    assert all(set(system) == keys for system in record["systems"])
+
+
+@pytest.mark.parametrize("name", ["vanilla", "1-best", "16-best:0-gram", "16-best", "64-tree"])
+def test_oracle_accepts_at_least_as_much_at_every_position(bundle: Bundle, lattices: LatticeSet, name: str) -> None:
+    lengths = run_system(name, lattices, bundle.lm, bundle.alpha).lengths
+    oracle = lengths_of(ranks(lattices), 16)
+    assert (oracle >= lengths).all()
+    assert oracle.sum() > lengths.sum()
+
+
+def test_oracle_of_one_arc_is_vanilla_and_grows_with_k(bundle: Bundle, lattices: LatticeSet) -> None:
+    np.testing.assert_array_equal(lengths_of(ranks(lattices), 1), run_system("vanilla", lattices, None).lengths)
+    by_k = [lengths_of(ranks(lattices), k) for k in (1, 2, 4, 8, 16)]
+    for fewer, more in pairwise(by_k):
+        assert (fewer <= more).all()
+
+
+def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Bundle, lattices: LatticeSet) -> None:
+    """Teacher forcing and decoding see the same heads: the label positions agree."""
+    from latticebpd import OracleDrafter, generate
+
+    prompt = bundle.tokenizer.encode(bundle.prompts[0].text).ids
+    reference = generate(bundle.model, prompt, OracleDrafter(bundle.model, []), max_new_tokens=40, trace=True)
+    assert reference.trace is not None
+    first = lattices[0]
+    assert lattices.context_of(0)[-1] == reference.sequences[0, len(prompt)]
+    assert lattices.continuation[0].tolist() == reference.sequences[0, len(prompt) + 1 : len(prompt) + 9].tolist()
+    assert reference.trace[0].tree.tokens.tolist() == first.top_arcs(1).tokens[:, 0].tolist()
+    torch.testing.assert_close(torch.from_numpy(first.kept_log_mass).exp() <= 1, torch.ones(8, dtype=torch.bool))
+
+
+def test_prompts_are_held_out_documents(bundle: Bundle) -> None:
+    from lm_training.data.corpus import is_held_out
+
+    assert all(is_held_out(prompt.id) for prompt in bundle.prompts)
+    assert len({prompt.id for prompt in bundle.prompts}) == len(bundle.prompts) >= 8
+
+
+def test_assets_are_all_packaged() -> None:
+    import configparser
+
+    config = configparser.ConfigParser()
+    config.read(Path(bundled.__file__).parents[2] / "setup.cfg")
+    patterns = [part.strip() for part in config["options.package_data"]["latticebpd"].split(",")]
+    packaged = {path for pattern in patterns for path in bundled.ASSETS.parent.glob(pattern) if path.is_file()}
+    assert {path for path in bundled.ASSETS.rglob("*") if path.is_file()} <= packaged

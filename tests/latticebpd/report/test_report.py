@@ -1,0 +1,327 @@
+"""Reports: numbers that come from the analyses, the same bytes every time, a page that needs nothing and fits any window."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from latticebpd.analysis import blocks, compare, rescoring_latency, tally
+from latticebpd.analysis.collecting import CollectOptions, collect_shards
+from latticebpd.analysis.theme import COLOURS, css_colours
+from latticebpd.analysis.tuning import Tuning, without
+from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.shards import Texts
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.report import DataSet, Measurements, Options, make_report, measure
+from latticebpd.report.content import Column, Table, decimals
+from latticebpd.scoring.rescoring import as_rescorer
+from tests.conftest import Run
+from tests.latticebpd.decoding.test_decoding import trigram
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+MODELS = {"3-gram": as_rescorer(trigram()), "other": as_rescorer(trigram())}
+OPTIONS = Options(latency=False, tuning_examples=2)
+
+
+@pytest.fixture(scope="module")
+def lattices(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prompts = np.random.default_rng(0).integers(0, 23, (8, 4)).tolist()
+    directory = tmp_path_factory.mktemp("report") / "d"
+    collect_shards(model, Texts.of_rows(prompts, [4] * 8), directory, CollectOptions(k=4, max_new_tokens=16), shard_texts=3)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def found(lattices: Path) -> Measurements:
+    return measure([DataSet("tiny", (lattices,))], MODELS, OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def written(found: Measurements, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("written")
+    make_report(found, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(directory)
+    return directory
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+
+
+def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements, lattices: Path, written: Path) -> None:
+    measured = found.sets[0]
+    tuning = measured.tunings["3-gram"]
+    assert len(tuning.examples) == 2
+    assert measured.set_aside == 2
+    assert measured.texts == 6
+    assert measured.alphas["3-gram"] == tuning.alpha
+    kept = list(without(blocks([lattices]), tuning))
+    oracle, comparison = tally(kept, [1, 2, 4], [3, 5]), compare(kept, ["16-best", "64-tree:0-gram"], trigram(), tuning.alpha)
+    assert {int(row["k"]) for row in rows_of(written / "oracle.csv")} == {1, 2, 4}
+    for row in rows_of(written / "oracle.csv"):
+        i, j = oracle.ks.index(int(row["k"])), oracle.heads.index(int(row["heads"]))
+        assert float(row["by position"]) == oracle.block_efficiency[i, j]
+        assert float(row["by decoding"]) == oracle.decoded_block_efficiency[i, j]
+        assert float(row["at best"]) == oracle.best_block_efficiency[i, j]
+    systems = {row["system"]: row for row in rows_of(written / "systems-tiny.csv")}
+    for name, label in (
+        ("vanilla", "vanilla"),
+        ("16-best", "16-best, 3-gram"),
+        ("64-tree:0-gram", "64-node tree, no LM"),
+        ("oracle", "oracle"),
+    ):
+        i = comparison.systems.index(name)
+        assert float(systems[label]["tokens/call, decoding"]) == comparison.decoded_block_efficiency[i]
+        assert float(systems[label]["tokens/call, by position"]) == comparison.block_efficiency[i]
+        assert float(systems[label]["verified"]) == comparison.verified_tokens[i]
+    (summary,) = rows_of(written / "summary.csv")
+    assert float(summary["vanilla"]) == comparison.decoded_block_efficiency[0]
+    assert float(summary["oracle"]) == comparison.decoded_block_efficiency[-1]
+    (weights, other) = rows_of(written / "alpha.csv")
+    assert float(weights["best α"]) == tuning.alpha
+    assert other["language model"] == "other"
+
+
+def test_best_system_keeps_to_the_budget(found: Measurements) -> None:
+    measured = found.sets[0]
+    for budget in (1, 8, 32, 1000):
+        best = measured.best_system(budget)
+        allowed = {name for name, tokens in measured.verified.items() if tokens <= max(budget, 4) and name != "oracle"}
+        assert best in allowed
+        assert measured.efficiency[best] == max(measured.efficiency[name] for name in allowed)
+
+
+def test_every_table_and_plot_of_the_page_stands_beside_it(written: Path) -> None:
+    page = (written / "report.html").read_text(encoding="utf-8")
+    names = set(re.findall(r'<figure(?: class="table")? id="([^"]+)"', page))
+    assert names == {path.stem for path in written.iterdir()} - {"report"}
+    assert {path.suffix for path in written.iterdir()} == {".html", ".csv", ".png", ".svg"}
+    expected = {"oracle-tiny", "paths-tiny", "trade-off-tiny", "accepted-tiny", "losses-tiny", "entropy-tiny", "alpha-tiny", "lattice"}
+    assert expected <= names
+    for path in written.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    for path in written.glob("*.svg"):
+        ElementTree.parse(path)
+
+
+class _Page(HTMLParser):
+    """Collects what a page loads, its ids and its links; every opened element must be closed."""
+
+    VOID = frozenset(["meta", "link", "br", "img", "input"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.links += [value for name, value in attrs if name in ("href", "src", "xlink:href") and value]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_is_well_formed_and_loads_nothing(written: Path) -> None:
+    text = (written / "report.html").read_text(encoding="utf-8")
+    page = _Page()
+    page.feed(text)
+    assert page.open == []
+    assert not {"script", "link", "img", "iframe", "object", "form"} & page.tags
+    assert all(link.startswith("#") for link in page.links)
+    assert {link[1:] for link in page.links} <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+    assert "url(http" not in text
+    assert "@import" not in text
+    assert "<b>not bold" not in text  # titles and words are escaped
+    assert "<i>" not in re.sub(r'<i class="[obv]"', "", text)
+    assert "&lt;b&gt;not bold&lt;/b&gt; &amp; so on" in text
+
+
+def test_plots_have_axes_legends_and_follow_the_readers_colours(written: Path) -> None:
+    text = (written / "report.html").read_text(encoding="utf-8")
+    plots = re.findall(r'<svg class="plot".*?</svg>', text, re.DOTALL)
+    assert len(plots) >= 7
+    for plot in plots:
+        words = re.findall(r"<text[^>]*>([^<]+)</text>", plot)
+        assert any("tokens per call" in word or "(%)" in word or "nats" in word or "vanilla" in word for word in words)
+        assert "var(--ink)" in plot
+        assert not [colour.name for colour in COLOURS if colour.light in plot.lower()]  # none is left that dark ground would swallow
+    styles = css_colours()
+    assert styles.count("--c1:") == 2
+    assert "prefers-color-scheme: dark" in styles
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_colours_stand_out_from_their_ground() -> None:
+    """WCAG: text at least 4.5 to 1, lines and areas at least 3 to 1, on both grounds."""
+    for ground, which in (("#ffffff", "light"), ("#1b1f23", "dark")):
+        for colour in COLOURS:
+            pair = sorted((luminance(ground), luminance(getattr(colour, which))))
+            ratio = (pair[1] + 0.05) / (pair[0] + 0.05)
+            least = {"ink": 7, "faint": 4.5, "rule": 1.2}.get(colour.name, 4.5 if colour.name.startswith("c") else 3)
+            assert ratio >= least, (colour.name, which, ratio)
+
+
+def test_the_same_input_gives_the_same_bytes(found: Measurements, lattices: Path, written: Path, tmp_path: Path) -> None:
+    again = measure([DataSet("tiny", (lattices,))], MODELS, OPTIONS)
+    make_report(again, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written.iterdir())
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (written / path.name).read_bytes(), path.name
+
+
+def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements, lattices: Path) -> None:
+    tuning = replace(found.sets[0].tunings["3-gram"], alpha=0.5, examples=(0, 1, 2))
+    measured = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, OPTIONS, {"3-gram": tuning}).sets[0]
+    assert (measured.alphas["3-gram"], measured.texts, measured.set_aside) == (0.5, 5, 3)
+    elsewhere: Tuning = replace(tuning, lattices="sha256:other")
+    measured = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, OPTIONS, {"3-gram": elsewhere}).sets[0]
+    assert (measured.alphas["3-gram"], measured.texts, measured.set_aside) == (0.5, 8, 0)
+    given = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)).sets[0]
+    assert (given.alphas["3-gram"], given.texts, given.set_aside, given.tunings) == (2.0, 8, 0, {})
+
+
+def test_lattices_without_texts_entropies_or_a_model_make_a_report_too(lattices: Path, tmp_path: Path) -> None:
+    plain = replace(LatticeSet.joined(list(blocks([lattices]))), sequence=None, entropy=None, origin=None)
+    plain.save(tmp_path / "plain.npz")
+    found = measure([DataSet("a b", (tmp_path / "plain.npz",))], {}, OPTIONS)
+    files = make_report(found).write(tmp_path / "out")
+    page = files[0].read_text(encoding="utf-8")
+    assert "section-entropy" not in page
+    assert not found.sets[0].decoded
+    (summary,) = rows_of(tmp_path / "out" / "summary.csv")
+    assert (summary["by"], summary["texts"]) == ("position", "")
+    assert (tmp_path / "out" / "oracle-a-b.png").exists()
+    twice = measure([DataSet("a b", (tmp_path / "plain.npz",)), DataSet("a/b", (tmp_path / "plain.npz",))], {}, OPTIONS)
+    with pytest.raises(ValueError, match="name them apart"):
+        make_report(twice).write(tmp_path / "out")
+
+
+def test_bad_requests_are_named(lattices: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one data set"):
+        measure([], {})
+    LatticeSet.joined(list(blocks([lattices]))).take(np.zeros(0, int)).save(tmp_path / "empty.npz")
+    with pytest.raises(ValueError, match="nothing: expected at least one lattice, got files without any"):
+        measure([DataSet("nothing", (tmp_path / "empty.npz",))], {})
+    with pytest.raises(ValueError, match="expected a step from 0 to"):
+        measure([DataSet("tiny", (lattices,))], {}, replace(OPTIONS, step=100_000))
+
+
+def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path) -> None:
+    ticks = iter(range(10**6))
+    block = next(blocks([lattices]))
+    found = rescoring_latency(block, trigram(), ps=(1, 2), slots=(2, 4, 6), ks=(2, 4, 8), count=5, repeats=2, clock=lambda: next(ticks))
+    assert found.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
+    assert np.isnan(found.by_shape[:, 2]).all()  # there are no 8 arcs
+    assert (found.by_shape[:, :2] == 1000).all()
+    with pytest.raises(ValueError, match="at least one lattice"):
+        rescoring_latency(block.take(np.zeros(0, int)), None)
+    with pytest.raises(ValueError, match="expected numbers >= 1"):
+        rescoring_latency(block, None, ps=(0,))
+
+
+def test_tables_show_dashes_for_what_is_not_known() -> None:
+    table = Table("t", "caption", (Column("a"), Column("b", form=decimals(2))), ((None, float("nan")), ("x", 1234.5)))
+    assert [[cell.value for cell in row] for row in table.shown()] == [["–", "–"], ["x", "1,234.50"]]
+    assert table.csv() == "a,b\n,\nx,1234.5\n"
+
+
+def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    trigram().save(tmp_path / "lm.fst")
+    (tmp_path / "gad.json").write_text('{"memory": [["GAD", 512]]}')
+    arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={tmp_path / 'lm.fst'}", "--model", tmp_path / "model")
+    arguments += ("--gad", tmp_path / "gad.json")
+    status, _, err = run(*arguments, "-o", tmp_path / "out", "--no-timings", "--decode-texts", 1)
+    assert status == 0, err
+    assert "report.html:written" in "".join(err.split())  # the console may break the line anywhere in a long path
+    decodes = {row["system"]: row for row in rows_of(tmp_path / "out" / "decoded.csv")}
+    assert set(decodes) == {"vanilla", "16-best, no LM", "64-node tree, no LM", "16-best, 3-gram", "64-node tree, 3-gram", "oracle"}
+    assert {row["other texts"] for row in decodes.values()} == {"0"}
+    assert (tmp_path / "out" / "hardware-model.csv").exists()
+    assert rows_of(tmp_path / "out" / "gad-memory.csv") == [{"what": "GAD", "MiB": "512"}]
+    assert not (tmp_path / "out" / "latency-paths.csv").exists()
+    assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
+
+
+@pytest.fixture
+def served(written: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=written))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+PROBE = """<!doctype html><body></body><script>
+const frame = document.createElement("iframe");
+frame.width = new URLSearchParams(location.search).get("width"); frame.height = 900; frame.src = "report.html";
+frame.onload = () => {
+  const page = frame.contentDocument, width = frame.contentWindow.innerWidth, wide = [];
+  for (const element of page.querySelectorAll("body *")) {
+    const inside = element.parentElement.closest(".scroll, svg");
+    if (!inside && element.getBoundingClientRect().right > width + 0.5) wide.push(element.tagName + "." + element.className);
+  }
+  const found = {width, scroll: page.scrollingElement.scrollWidth, wide, plots: page.querySelectorAll("svg.plot").length};
+  document.documentElement.dataset.found = JSON.stringify(found);
+};
+document.body.append(frame);
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_overflows_in_a_browser(served: str, written: Path, width: int, tmp_path: Path) -> None:
+    (written / "probe.html").write_text(PROBE, encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--window-size=1400,1000"]
+    try:
+        done = subprocess.run(
+            [str(CHROMIUM), *flags, "--dump-dom", f"{served}/probe.html?width={width}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+    finally:
+        (written / "probe.html").unlink()
+    match = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert match is not None, done.stdout[:500]
+    found = json.loads(match[1].replace("&quot;", '"'))
+    assert found["width"] == width
+    assert found["scroll"] <= width
+    assert found["wide"] == []
+    assert found["plots"] >= 7

@@ -1,0 +1,175 @@
+"""rescore and draft_tree: the public calls, held to enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
+from latticebpd.scoring.rescoring import draft_tree_batch, rescore_batch
+from tests.conftest import tiny_model
+from tests.latticebpd.decoding.test_decoding import trigram
+
+LM = trigram(vocab=6, seed=1)
+
+
+@st.composite
+def lattices(draw: st.DrawFn) -> SausageLattice:
+    slots, k = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    tokens = [draw(st.permutations(range(7)))[:k] for _ in range(slots)]  # token 6 is out of the model's vocabulary
+    weights = draw(st.lists(st.floats(-9, 0, width=32), min_size=slots * k, max_size=slots * k))
+    return SausageLattice(np.array(tokens), np.array(weights, dtype=np.float32).reshape(slots, k))
+
+
+def enumerate_paths(
+    lattice: SausageLattice, lm: fst.NgramModel | None, alpha: float, context: list[int]
+) -> list[tuple[float, tuple[int, ...]]]:
+    scored = []
+    for arcs in itertools.product(range(lattice.k), repeat=lattice.slots):
+        path = tuple(int(lattice.tokens[slot, arc]) for slot, arc in enumerate(arcs))
+        score = 0.0
+        for slot, arc in enumerate(arcs):
+            score += float(lattice.log_probs[slot, arc])
+            if lm is not None:
+                score += alpha * lm.log_prob(path[slot], context=[*context, *path[:slot]])
+        scored.append((score, path))
+    return sorted(scored, key=lambda item: (-item[0], item[1]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(lattices(), st.integers(1, 300), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3), st.booleans())
+def test_drafts_are_the_best_of_all_paths(lattice: SausageLattice, p: int, alpha: float, context: list[int], with_lm: bool) -> None:
+    lm = LM if with_lm else None
+    everything = enumerate_paths(lattice, lm, alpha, context)
+    drafts = rescore(lattice, lm, p=p, alpha=alpha, context=context)
+    assert len(drafts) == min(p, lattice.num_paths)
+    score_of = {path: score for score, path in everything}
+    found = [tuple(path) for path in drafts.tokens.tolist()]
+    assert len(set(found)) == len(found)
+    np.testing.assert_allclose(drafts.scores, [score for score, _ in everything[: len(drafts)]], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(drafts.scores, [score_of[path] for path in found], rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lattices(), st.integers(1, 200), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3), st.booleans())
+def test_tree_is_the_most_probable_set_of_prefixes(
+    lattice: SausageLattice, nodes: int, alpha: float, context: list[int], keep: bool
+) -> None:
+    mass = lattice.kept_log_mass if keep else None
+    tree = draft_tree(lattice, LM, num_nodes=nodes, alpha=alpha, context=context, kept_log_mass=mass)
+    weights: dict[tuple[int, ...], float] = {(): 0.0}
+    for slot in range(lattice.slots):
+        for prefix in [prefix for prefix in weights if len(prefix) == slot]:
+            arcs = {
+                int(token): float(log_prob) + alpha * LM.log_prob(int(token), context=[*context, *prefix])
+                for token, log_prob in zip(lattice.tokens[slot], lattice.log_probs[slot], strict=True)
+            }
+            top = max(arcs.values())
+            total = top + math.log(sum(math.exp(value - top) for value in arcs.values()))
+            for token, value in arcs.items():
+                weights[(*prefix, token)] = weights[prefix] + value - total + (float(mass[slot]) if mass is not None else 0.0)
+    del weights[()]
+    best = sorted(weights.values(), reverse=True)[:nodes]
+    assert tree.log_probs is not None
+    np.testing.assert_allclose(tree.log_probs, best, rtol=1e-9, atol=1e-9)
+    found = [tuple(tree.tokens[tree.path(node)].tolist()) for node in range(len(tree))]
+    assert len(set(found)) == len(found)
+    np.testing.assert_allclose(tree.log_probs, [weights[prefix] for prefix in found], rtol=1e-9, atol=1e-9)
+
+
+def test_alpha_zero_and_no_model_rank_by_the_lattice_alone() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -1.5], [-0.2, -3.0]])
+    without, zero = rescore(lattice, None, p=4), rescore(lattice, LM, p=4, alpha=0.0)
+    assert without.tokens.tolist() == zero.tokens.tolist() == [[3, 2], [1, 2], [3, 5], [1, 5]]
+
+
+def test_equal_scores_come_in_lexicographic_order() -> None:
+    lattice = SausageLattice([[9, 4], [7, 0]], np.zeros((2, 2)))
+    assert rescore(lattice, None, p=4).tokens.tolist() == [[4, 0], [4, 7], [9, 0], [9, 7]]
+
+
+def test_model_may_be_a_file_of_either_kind(tmp_path: Path) -> None:
+    LM.save(tmp_path / "lm.fst")
+    LM.to_arpa(tmp_path / "lm.arpa.gz")
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -1.5], [-0.2, -3.0]])
+    expected = rescore(lattice, LM, p=4, context=[2])
+    for path in (tmp_path / "lm.fst", str(tmp_path / "lm.arpa.gz")):
+        drafts = rescore(lattice, path, p=4, context=[2])
+        assert drafts.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(drafts.scores, expected.scores, atol=1e-5)
+
+
+def test_rewritten_model_file_is_read_again(tmp_path: Path) -> None:
+    lattice = SausageLattice([[3, 1]], [[-1.0, -1.0]])
+    scores = []
+    for seed in (1, 2):
+        trigram(vocab=6, seed=seed).save(tmp_path / "lm.fst")
+        scores.append(rescore(lattice, tmp_path / "lm.fst", p=1).scores[0])
+    assert scores[0] != scores[1]
+
+
+def test_a_rescorer_object_is_used_as_it_is() -> None:
+    class Reverse:
+        def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: object) -> Drafts:
+            return Drafts(lattice.tokens[:, ::-1].T[:p], np.zeros(p))
+
+        def draft_tree(self, lattice: SausageLattice, num_nodes: int, alpha: float, context: object, kept_log_mass: object) -> DraftTree:
+            return DraftTree.empty()
+
+    lattice = SausageLattice([[3, 1], [2, 5]], np.zeros((2, 2)))
+    assert rescore(lattice, Reverse(), p=1).tokens.tolist() == [[1, 5]]
+    assert len(draft_tree(lattice, Reverse())) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"p": 0}, "p"),
+        ({"alpha": -1.0}, "alpha"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"lm": 3}, "expected an fst.NgramModel, the path"),
+    ],
+)
+def test_argument_out_of_range_is_named(arguments: dict[str, object], message: str) -> None:
+    lattice = SausageLattice([[3, 1]], [[-1.0, -1.5]])
+    with pytest.raises(ValueError, match=message):
+        rescore(lattice, **({"lm": None} | arguments))  # type: ignore[arg-type]
+
+
+def test_missing_model_file_is_a_file_not_found_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        rescore(SausageLattice([[3, 1]], [[-1.0, -1.5]]), tmp_path / "none.fst")
+
+
+def test_model_of_another_vocabulary_is_refused_with_both_names() -> None:
+    model = tiny_model(vocab_size=23)
+    model.tokenizer_fingerprint = "sha256:00"
+    table = trigram().to_table()
+    TreeDrafter(model, fst.NgramModel.from_table(replace(table, fingerprint="sha256:00")))
+    with pytest.raises(ValueError, match=r"the model \(sha256:00\), got one over sha256:11; train one"):
+        TreeDrafter(model, fst.NgramModel.from_table(replace(table, fingerprint="sha256:11")))
+    with pytest.raises(ValueError, match=r"at most 23 tokens .* got one over 40"):
+        PathsDrafter(model, trigram(vocab=40))
+
+
+def test_batch_without_contexts_and_of_several_shapes_is_each_lattice_alone() -> None:
+    rng = np.random.default_rng(3)
+    lattices = [
+        SausageLattice(rng.permutation(6)[None, :k].repeat(slots, 0), -rng.random((slots, k))) for slots, k in ((2, 3), (4, 3), (2, 3))
+    ]
+    for contexts in (None, [[], [], []], [[1], [], [2, 3]]):
+        drafts, trees = rescore_batch(lattices, LM, 4, 0.8, contexts), draft_tree_batch(lattices, LM, 6, 0.8, contexts)
+        for row, lattice in enumerate(lattices):
+            context = contexts[row] if contexts else []
+            assert drafts[row].tokens.tolist() == rescore(lattice, LM, 4, 0.8, context).tokens.tolist()
+            alone = draft_tree(lattice, LM, 6, 0.8, context)
+            assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (alone.tokens.tolist(), alone.parents.tolist())
+            assert trees[row].lattice is lattice

@@ -1,0 +1,130 @@
+"""`latticebpd lm` as a user types it: words, subwords and ids in, a model out, mixed and measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fst
+from fst.table import UNK
+from lm_training.data.corpus import train_tokenizer
+from tests.conftest import Run
+
+TEXT = "the cat sat on the mat\nthe dog sat on the cat\na dog ran\n" * 20
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "a.txt").write_text(TEXT)
+    return tmp_path / "a.txt"
+
+
+def test_words_are_counted_between_sentence_marks(run: Run, text: Path, tmp_path: Path) -> None:
+    status, out, err = run("lm", "train", text, "--words", "--order", 3, "--min-count", 1, "-o", tmp_path / "lm.fst")
+    assert (status, out) == (0, ""), err
+    assert len([line for line in err.splitlines() if line.startswith("2-grams: ")]) == 1  # what was done, said once
+    model = fst.NgramModel.load(tmp_path / "lm.fst")
+    assert model.symbols == ["the", "cat", "sat", "on", "mat", "dog", "a", "ran"]
+    assert math.exp(model.score([0], bos=True)) == pytest.approx(2 / 3, abs=0.05)
+    assert not (tmp_path / "lm.fst.work").exists()
+    record = json.loads(run("lm", "perplexity", tmp_path / "lm.fst", text, "--json")[1])
+    assert (record["num_tokens"], record["num_oov"]) == (20 * 18, 0)
+    assert record["log10_prob"] == pytest.approx(record["log_prob"] / math.log(10))
+    (tmp_path / "other.txt").write_text("the bird sat\n")
+    record = json.loads(run("lm", "perplexity", tmp_path / "lm.fst", tmp_path / "other.txt", "--json")[1])
+    assert (record["num_tokens"], record["num_oov"]) == (3, 1)
+
+
+def test_unknown_words_have_mass_only_where_that_is_asked_for(run: Run, text: Path, tmp_path: Path) -> None:
+    for options in ((), ("--unk",)):
+        assert run("lm", "train", text, "--words", *options, "-o", tmp_path / "lm.arpa")[0] == 0
+        model = fst.NgramModel.load(tmp_path / "lm.arpa")
+        assert (UNK in model.to_table().ngrams[0]) == bool(options)
+        assert (model.log_prob(999) == -1000) != bool(options)
+
+
+@pytest.mark.parametrize("smoothing", ["katz", "katz-opengrm", "katz-srilm", "witten-bell", "absolute", "stupid-backoff"])
+def test_every_smoothing_method_has_a_name(run: Run, text: Path, tmp_path: Path, smoothing: str) -> None:
+    status, _, err = run("lm", "train", text, "--words", "--smoothing", smoothing, "-o", tmp_path / "lm.arpa.gz")
+    assert status == 0, err
+    assert fst.NgramModel.load(tmp_path / "lm.arpa.gz").order >= 3
+
+
+def test_tokenizers_ids_are_stored_with_their_fingerprint(run: Run, text: Path, tmp_path: Path) -> None:
+    train_tokenizer([TEXT], vocab_size=300).save(str(tmp_path / "tokenizer.json"))
+    command = ("lm", "train", text, "--tokenizer", tmp_path / "tokenizer.json", "--engine", "duckdb", "--memory", "300M", "-o")
+    assert run(*command, tmp_path / "lm.fst")[0] == 0
+    info = json.loads(run("lm", "info", tmp_path / "lm.fst", "--json")[1])
+    assert info["fingerprint"].startswith("sha256:")
+    assert info["num_ngrams"][0] == info["vocab_size"]  # ids that never occur have a probability too
+
+
+def test_tokenizer_directories_are_read_by_autotokenizer(run: Run, text: Path, tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = train_tokenizer([TEXT], vocab_size=300)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained(tmp_path / "hub")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    for name, source in (("a", tmp_path / "hub"), ("b", tmp_path / "tokenizer.json")):
+        status, _, err = run("lm", "train", text, "--tokenizer", source, "-o", tmp_path / f"{name}.fst")
+        assert status == 0, err
+    assert (tmp_path / "a.fst").read_bytes() == (tmp_path / "b.fst").read_bytes()
+
+
+def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("a bird ran\nthe bird sat\n" * 20)
+    for name in ("a", "b"):
+        assert run("lm", "train", tmp_path / f"{name}.txt", "--words", "--order", 2, "-o", tmp_path / f"{name}.fst")[0] == 0
+    mix = ("lm", "interpolate", tmp_path / "a.fst", tmp_path / "b.fst", "-o", tmp_path / "mixed.fst")
+    status, _, err = run(*mix, "--weight", 0.25)
+    assert status == 0, err
+    ours, theirs, mixed = (fst.NgramModel.load(tmp_path / f"{name}.fst") for name in ("a", "b", "mixed"))
+    for word in ("the", "bird", "mat"):
+        parts = [math.exp(m.log_prob(m.symbols.index(word))) if word in m.symbols else 0.0 for m in (ours, theirs)]
+        assert math.exp(mixed.log_prob(mixed.symbols.index(word))) == pytest.approx(0.25 * parts[0] + 0.75 * parts[1], rel=1e-5)
+    status, _, err = run(*mix, "--held-out", text)
+    assert status == 0, err
+    assert float(err.rsplit(": ", 1)[1]) > 0.9  # the text that the first was made from
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--smoothing", "best"), "expected a smoothing method among katz, katz-opengrm"),
+        (("--engine", "quantum"), "expected an engine among auto, sort, duckdb, spark"),
+        (("--memory", "lots"), "expected --memory as a number of bytes such as 500M"),
+        (("--memory", "1K"), "1 MiB of memory"),
+        (("--smoothing", "stupid-backoff", "--max-ngrams", "100"), "raise the minimum counts"),
+        (("--tokenizer", "/nowhere/tokenizer.json"), "no such file"),
+        (("--words", "--tokenizer", "x"), ""),
+        ((), "give --tokenizer or --words"),
+    ],
+)
+def test_mistaken_options_end_with_one_line(run: Run, text: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    words = () if not options or "--tokenizer" in options else ("--words",)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    status, out, err = run("lm", "train", text, *words, *options, "-o", tmp_path / "lm.fst")
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert line.startswith("latticebpd: error: ")
+    assert message in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_file_of_bare_ids_needs_its_type(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "ids.bin").write_bytes(np.tile(np.array([1, 2, 3, 0], np.uint16), 50).tobytes())
+    assert "--dtype" in run("lm", "train", tmp_path / "ids.bin", "-o", tmp_path / "lm.fst")[2]
+    assert run("lm", "train", tmp_path / "ids.bin", "--dtype", "uint16", "-o", tmp_path / "lm.fst")[0] == 0
+    assert json.loads(run("lm", "info", tmp_path / "lm.fst", "--json")[1])["vocab_size"] == 4
+
+
+def test_invalid_utf8_names_the_byte_or_is_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one two\n\xfe three\n")
+    status, _, err = run("lm", "train", tmp_path / "a.txt", "--words", "-o", tmp_path / "lm.fst")
+    assert status == 2
+    assert "a.txt: cannot be read as UTF-8: 0xfe at byte 8" in err
+    assert run("lm", "train", tmp_path / "a.txt", "--words", "--replace-invalid", "-o", tmp_path / "lm.fst")[0] == 0

@@ -1,0 +1,306 @@
+"""Sequence-level distillation: what is written is the model's own text, once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from latticebpd.cli import app
+from latticebpd.decoding.stopping import own_end_of_text_ids
+from latticebpd.models.blockwise import BlockwiseLM
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.sequences import Sequences
+from tests.conftest import tiny_model
+from tests.helpers.tiny_families import tiny
+
+OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
+
+
+def corpus(n: int = 400) -> np.ndarray:
+    tokens = np.random.default_rng(0).integers(1, 23, n).astype(np.uint16)
+    tokens[::37] = 0
+    return tokens
+
+
+def prompts(count: int = 10, length: int = 5, seed: int = 0) -> Sequences:
+    return corpus_prompts(corpus(), count, length, end_ids=[0], seed=seed)
+
+
+def uneven(count: int = 11) -> Sequences:
+    """Prompts of 1 to 6 tokens, each followed by gold text that must not matter."""
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(1, 7, count)
+    rows = [rng.integers(2, 23, length + 3) for length in lengths]
+    return Sequences.of_rows(rows, lengths.tolist(), np.dtype(np.uint16))
+
+
+def test_sequences_are_what_generate_writes_after_prompts_of_the_corpus(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path, OPTIONS, batch_size=3)
+    text = load_distilled(tmp_path)
+    windows = {tuple(row) for row in corpus()[: 400 // 5 * 5].reshape(-1, 5).tolist()}
+    assert len(text) == 10
+    assert text.num_labels == 70
+    chosen = [tuple(text[index][:5].tolist()) for index in range(10)]
+    assert set(chosen) <= windows
+    assert not any(0 in prompt for prompt in chosen)
+    for index, prompt in enumerate(chosen):
+        expected = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=7)  # type: ignore[operator]
+        assert text[index].tolist() == expected[0].tolist()
+
+
+def test_text_ends_with_the_end_of_text_token_and_prompts_do_not_contain_it(tmp_path: Path) -> None:
+    model = tiny_model(seed=0, eos_token_id=0)
+    # A model that ends its text sooner or later.
+    free = model.base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=30, eos_token_id=None)  # type: ignore[operator]
+    end = int(free[0, 8])
+    model.base.generation_config.eos_token_id = end  # type: ignore[union-attr]
+    tokens = np.tile(np.array([4, 5, 6], np.uint16), 40)
+    distill(model.base, corpus_prompts(tokens, 10, 3, end_ids=[end]), tmp_path, replace(OPTIONS, max_new_tokens=20))
+    text = load_distilled(tmp_path)
+    for index in range(len(text)):
+        written = text[index][3:].tolist()
+        assert written.count(end) == 1
+        assert written[-1] == end
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "t5", "marian", "bart"])
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone(family: str, num_beams: int, tmp_path: Path) -> None:
+    """Batches of prompts that differ in length, padded by `distill`, against one prompt at a time without padding."""
+    base, given = tiny(family, seed=3, eos=7), uneven()
+    distill(base, given, tmp_path, replace(OPTIONS, num_beams=num_beams), batch_size=3)
+    text = load_distilled(tmp_path)
+    assert text.prompt_lengths.tolist() == given.prompt_lengths.tolist()
+    behind = 1 if base.config.is_encoder_decoder else None
+    for index, length in enumerate(given.prompt_lengths.tolist()):
+        prompt = given[index][:length].astype(np.int64)
+        assert text[index][:length].tolist() == prompt.tolist()
+        out = base.generate(  # type: ignore[operator]
+            torch.from_numpy(prompt)[None], attention_mask=torch.ones(1, length), do_sample=False, num_beams=num_beams, max_new_tokens=7
+        )
+        assert text[index][length:].tolist() == out[0, behind or length :].tolist()
+
+
+def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path) -> None:
+    base = tiny("marian", seed=3)
+    free = base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=9)  # type: ignore[operator]
+    end = int(free[0, 4])
+    base.generation_config.eos_token_id = end  # type: ignore[union-attr]
+    assert own_end_of_text_ids(base) == [end]
+    sources = Sequences.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.dtype(np.uint16))
+    distill(base, sources, tmp_path, OPTIONS)
+    written = load_distilled(tmp_path)[0][3:].tolist()
+    assert written == free[0, 1 : free[0].tolist().index(end) + 1].tolist()
+    assert written.count(end) == 1
+
+
+def test_beams_are_those_of_generate(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=3), batch_size=5)
+    text = load_distilled(tmp_path)
+    expected = model.base.generate(torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7)  # type: ignore[operator]
+    assert text[0].tolist() == expected[0].tolist()
+
+
+def test_run_killed_in_a_shard_goes_on_with_that_shard(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path / "whole", OPTIONS)
+    batches = []
+
+    def killed(prompts: int, tokens: int) -> None:
+        batches.append(tokens)
+        if len(batches) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=killed)
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["distill.json", "shard-00000.npz"]
+    with pytest.raises(ValueError, match=r"2 of 3 shards are missing, first shard-00001\.npz"):
+        load_distilled(tmp_path / "cut")
+    resumed: list[int] = []
+    distill(model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=lambda prompts, tokens: resumed.append(tokens))
+    assert resumed[0] == 0  # the finished shard is not written again
+    np.testing.assert_array_equal(load_distilled(tmp_path / "cut").tokens, load_distilled(tmp_path / "whole").tokens)
+
+
+def test_parts_together_write_what_one_run_writes(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path / "whole", OPTIONS)
+    for index in range(2):
+        distill(model.base, prompts(), tmp_path / "parts", OPTIONS, part=(index, 2))
+    np.testing.assert_array_equal(load_distilled(tmp_path / "parts").tokens, load_distilled(tmp_path / "whole").tokens)
+    assert [OPTIONS.prompts_of(10, (index, 2)) for index in range(2)] == [6, 4]
+
+
+def test_directory_of_other_settings_or_another_model_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match=r"holds text made with options .* choose another directory"):
+        distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=2))
+    with pytest.raises(ValueError, match="holds text made with prompts_hash sha256"):
+        distill(model.base, prompts(seed=1), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="holds text made with prompts 10, asked for is 9"):
+        distill(model.base, prompts(9), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="holds text made with model sha256"):
+        distill(tiny_model(seed=5).base, prompts(), tmp_path, OPTIONS)
+
+
+def test_corpus_with_too_few_prompts_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a corpus with 10 prompts of 5 tokens, got 3 from 24 tokens"):
+        corpus_prompts(corpus(24), 10, 5, end_ids=[0])
+
+
+def test_prompts_of_another_vocabulary_are_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"token ids below 23 .* got 77; was the text encoded with another tokenizer"):
+        distill(model.base, corpus_prompts(np.full(400, 77, np.uint16), 10, 5, []), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="at least one prompt, got none"):
+        distill(model.base, Sequences.of_rows([], [], np.dtype(np.uint16)), tmp_path, OPTIONS)
+
+
+def test_text_longer_than_the_model_reads_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at most 128 tokens .* got 5 \+ 124"):
+        distill(model.base, prompts(), tmp_path, replace(OPTIONS, max_new_tokens=124))
+    with pytest.raises(ValueError, match=r"sources of at most 96 tokens .* texts of at most 95, got a source of 5 and texts of up to 96"):
+        distill(tiny("marian"), prompts(), tmp_path, replace(OPTIONS, max_new_tokens=96))
+    assert not any(tmp_path.iterdir())
+
+
+def test_large_vocabularies_are_stored_whole(tmp_path: Path) -> None:
+    """A corpus may hold small ids only; what the model writes need not."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=70000, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, eos_token_id=None,
+        bos_token_id=None,
+    )  # fmt: skip
+    base = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        base.lm_head.weight[:66000] = 0
+    distill(base, prompts(4), tmp_path, replace(OPTIONS, max_new_tokens=3))
+    text = load_distilled(tmp_path)
+    assert text.tokens.dtype == np.uint32
+    assert text.tokens.max() >= 66000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"options": {"num_beams": 0}}', b'{"options": {"beams": 2}}', b'{"options": {}, "prompts": "x"}']
+)
+def test_damaged_settings_are_a_value_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "distill.json").write_bytes(content)
+    with pytest.raises(ValueError, match="distill"):
+        load_distilled(tmp_path)
+
+
+def test_damaged_shard_is_a_value_error(model: BlockwiseLM, tmp_path: Path) -> None:
+    distill(model.base, prompts(), tmp_path, OPTIONS)
+    shard = tmp_path / "shard-00001.npz"
+    whole = shard.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], whole.replace(b"starts", b"stairs")):
+        shard.write_bytes(content)
+        with pytest.raises(ValueError, match=r"shard-00001\.npz: expected sequences"):
+            load_distilled(tmp_path)
+
+
+@given(st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=6), max_size=8), st.data())
+def test_sequences_round_trip_and_join(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], data: st.DataObject) -> None:
+    arrays = [np.array(row, np.uint16) for row in rows]
+    lengths = [data.draw(st.integers(1, len(row))) for row in rows]
+    whole = Sequences.of_rows(arrays, lengths, np.dtype(np.uint16))
+    path = tmp_path_factory.mktemp("sequences") / "a.npz"
+    whole.save(path)
+    cut = data.draw(st.integers(0, len(rows)))
+    joined = Sequences.joined([Sequences.of_rows(arrays[s], lengths[s], np.dtype(np.uint16)) for s in (slice(cut), slice(cut, None))])
+    for again in (Sequences.load(path), joined):
+        assert [row.tolist() for row in map(again.__getitem__, range(len(again)))] == rows
+        assert again.prompt_lengths.tolist() == lengths
+    assert whole.num_labels == sum(map(len, rows)) - sum(lengths)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"starts": np.array([0, 4, 3])}, "starts that rise from 0 to 3"),
+        ({"starts": np.array([0, 2])}, "starts that rise from 0 to 3"),
+        ({"prompt_lengths": np.array([1, 2])}, "from 1 to the sequence's length"),
+        ({"prompt_lengths": np.array([0, 1])}, "from 1 to the sequence's length"),
+        ({"tokens": np.array([1, -2, 3])}, "token ids >= 0, got -2"),
+        ({"tokens": np.array([1.0, 2.0, 3.0])}, r"expected tokens \[n\] of integers"),
+    ],
+)
+def test_impossible_sequences_are_refused(change: dict[str, np.ndarray], message: str) -> None:
+    good = {"tokens": np.array([1, 2, 3]), "starts": np.array([0, 2, 3]), "prompt_lengths": np.array([1, 1])}
+    Sequences(**good)
+    with pytest.raises(ValueError, match=message):
+        Sequences(**(good | change))
+
+
+def test_corpus_of_sequences_has_every_label_with_its_history_and_ends_each_text_once() -> None:
+    rows = [np.array(row, np.uint16) for row in ([1, 2, 3, 4, 5], [6, 7], [8, 9, 0])]
+    text = Sequences.of_rows(rows, [3, 1, 1], np.dtype(np.uint16))
+    assert text.corpus(end_of_text=0, history=2).tolist() == [2, 3, 4, 5, 0, 6, 7, 0, 8, 9, 0]
+    assert text.corpus(end_of_text=0, history=0).tolist() == [4, 5, 0, 7, 0, 9, 0]
+    assert text.corpus(0, 2).dtype == np.uint16
+    assert text.answers(start=22).corpus(end_of_text=0, history=2).tolist() == [22, 4, 5, 0, 22, 7, 0, 22, 9, 0]
+    assert [text.prompts()[index].tolist() for index in range(3)] == [[1, 2, 3], [6], [8]]
+
+
+def test_windows_of_a_corpus_cover_it_without_overlap() -> None:
+    windows = Sequences.of_corpus(np.arange(10), 3)
+    assert [windows[index].tolist() for index in range(len(windows))] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert windows.num_labels == 6
+    with pytest.raises(ValueError, match="at least 11 tokens"):
+        Sequences.of_corpus(np.arange(10), 11)
+
+
+def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "corpus.npy", corpus())
+    command = ["distill", str(tmp_path / "corpus.npy"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
+    sizes = ["--prompts", "6", "--prompt-tokens", "5", "--max-new-tokens", "4", "--shard-prompts", "2"]
+    for _ in range(2):
+        result = CliRunner().invoke(app, command + sizes, catch_exceptions=False)
+        assert result.exit_code == 0
+        assert "6 sequences, 24 tokens" in " ".join(result.output.split())
+    assert json.loads((tmp_path / "out/distill.json").read_text())["prompts"] == 6
+    with pytest.raises(ValueError, match="end-of-text token to write --corpus, found none"):
+        CliRunner().invoke(app, [*command, *sizes, "--corpus", str(tmp_path / "written.npy")], catch_exceptions=False)
+    for bad in ("3", "2/2", "a/b"):
+        with pytest.raises(ValueError, match="i/n"):
+            CliRunner().invoke(app, [*command, *sizes, "--part", bad], catch_exceptions=False)
+
+
+def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:
+    tiny_model(eos_token_id=0).save_pretrained(tmp_path / "model")
+    np.save(tmp_path / "corpus.npy", corpus())
+    command = ["distill", str(tmp_path / "corpus.npy"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--prompts", "6"]
+    result = CliRunner().invoke(app, [*command, "--prompt-tokens", "5", "--corpus", str(tmp_path / "w.npy")], catch_exceptions=False)
+    assert result.exit_code == 0
+    np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), load_distilled(tmp_path / "out").corpus(0, 3))
+
+
+def test_command_lets_an_encoder_decoder_answer_sources(tmp_path: Path) -> None:
+    base = tiny("marian", seed=3, eos=7)
+    base.save_pretrained(tmp_path / "model")
+    uneven().save(tmp_path / "pairs.npz")
+    command = ["distill", str(tmp_path / "pairs.npz"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
+    more = ["--num-beams", "2", "--max-new-tokens", "7", "--corpus", str(tmp_path / "w.npy")]
+    assert CliRunner().invoke(app, command + more, catch_exceptions=False).exit_code == 0
+    text = load_distilled(tmp_path / "out")
+    distill(base, uneven(), tmp_path / "same", DistillOptions(max_new_tokens=7, num_beams=2))
+    np.testing.assert_array_equal(text.tokens, load_distilled(tmp_path / "same").tokens)
+    np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), text.answers(1).corpus(7, 3))
+    # What was distilled serves as sources again.
+    again = ["distill", str(tmp_path / "out"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "again"), "--max-new-tokens", "2"]
+    assert CliRunner().invoke(app, again, catch_exceptions=False).exit_code == 0
+    assert load_distilled(tmp_path / "again").prompt_lengths.tolist() == text.prompt_lengths.tolist()
+    np.save(tmp_path / "corpus.npy", corpus())
+    command[1] = str(tmp_path / "corpus.npy")
+    with pytest.raises(ValueError, match=r"expected sources \(.npz\) for an encoder-decoder"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+    command.insert(1, str(tmp_path / "pairs.npz"))
+    with pytest.raises(ValueError, match=r"either prompts .* got both"):
+        CliRunner().invoke(app, command, catch_exceptions=False)

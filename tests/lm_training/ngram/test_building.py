@@ -1,0 +1,335 @@
+"""From files to model files: every kind of input, every engine, and what happens to a job that is killed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+from fst.table import EOS, UNK
+from lm_training.data.corpus import train_tokenizer
+from lm_training.ngram import building
+from lm_training.ngram.building import Means, Recipe, build
+from lm_training.ngram.counts import SEPARATOR, NgramCounts, Resources, TokenStream, count_windows
+from lm_training.ngram.estimation import SMOOTHINGS, estimate
+from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
+from lm_training.ngram.sql_counts import DuckDb, count_with
+from lm_training.ngram.work import WorkDirectory, working
+from tests.helpers.backoff_reference import assert_proper, zipf_text
+
+
+def read(paths: list[Path], encoder: object, tmp_path: Path, **options: object) -> tuple[list[int], list[str] | None]:
+    """What a corpus made of these files holds."""
+    directory = tmp_path / "corpus"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    write_corpus(Inputs(paths, **options), encoder, 0, directory)  # type: ignore[arg-type]
+    stream, symbols = load_corpus(directory)
+    return stream.ids.tolist(), symbols
+
+
+def test_words_come_out_of_every_kind_of_file(tmp_path: Path) -> None:
+    import duckdb
+    import zstandard
+
+    text = "a b\n\nb  <unk>\tc\n<s> a </s>\n"
+    expected = [0, 1, EOS, 1, UNK, 2, EOS, 0, EOS]
+    record = json.dumps({"body": text}) + "\n"
+    (tmp_path / "a.txt").write_text(text)
+    (tmp_path / "crlf.txt").write_bytes(text.replace("\n", "\r\n").encode())
+    (tmp_path / "a.jsonl").write_text(record)
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(text.encode()))
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(record.encode()))
+    duckdb.execute(f"COPY (SELECT ? AS body) TO '{tmp_path / 'a.parquet'}'", [text])
+    for name in ("a.txt", "crlf.txt", "a.jsonl", "a.txt.gz", "a.txt.xz", "a.jsonl.zst", "a.parquet"):
+        assert read([tmp_path / name], WordEncoder(), tmp_path, field="body") == (expected, ["a", "b", "c"]), name
+
+
+def test_token_ids_come_out_of_every_kind_of_file(tmp_path: Path) -> None:
+    ids = np.array([5, 6, 0, 40_000, 0], dtype=np.uint16)
+    np.save(tmp_path / "a.npy", ids)
+    for dtype, magic in ((np.uint16, 20240520), (np.uint32, 20240801)):
+        header = np.zeros(256, dtype="<i4")
+        header[:3] = magic, 1, len(ids)
+        (tmp_path / "headed.bin").write_bytes(header.tobytes() + ids.astype(dtype).tobytes())
+        (tmp_path / "bare.bin").write_bytes(ids.astype(dtype).tobytes())
+        assert read([tmp_path / "headed.bin"], None, tmp_path)[0] == ids.tolist()
+        assert read([tmp_path / "bare.bin"], None, tmp_path, dtype=np.dtype(dtype).name)[0] == ids.tolist()
+    assert read([tmp_path / "a.npy"], None, tmp_path)[0] == ids.tolist()
+    assert read([tmp_path / "a.npy", tmp_path / "headed.bin"], None, tmp_path)[0] == ids.tolist() * 2
+
+
+def test_documents_of_a_tokenizer_end_with_its_end_of_text(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["the cat sat"] * 3, vocab_size=280)
+    (tmp_path / "a.txt").write_bytes(b"the cat\r\nsat")
+    ids, symbols = read([tmp_path / "a.txt"], TokenizerEncoder(tokenizer, 0), tmp_path)
+    assert ids == [*tokenizer.encode("the cat\nsat").ids, 0]
+    assert symbols is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("a.txt", b"abc\r\ndef\xff", {}, r"a.txt: cannot be read as UTF-8: 0xff at byte 8"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xc3("}\n', {}, r"a.jsonl:2: cannot be read as UTF-8: 0xc3 at byte 24"),
+        ("a.txt", b"a <s> b", {}, "only around a line"),
+        ("a.jsonl", b'{"body": "a"}\n', {}, r"a.jsonl:1: expected a string under 'text'"),
+        ("a.jsonl", b"[" * 100_000, {}, r"a.jsonl:1: expected a JSON object"),
+        ("a.parquet", b"PAR1 or not", {}, r"a.parquet: expected a Parquet file"),
+        ("a.txt.zst", b"not zstd", {}, r"a.txt.zst: cannot be read"),
+        ("a.bin", b"\x01\x02\x03\x04" * 4, {}, r"a.bin: expected a header .* --dtype"),
+        ("a.bin", b"\x01\x02\x03", {"dtype": "uint16"}, r"whole number of uint16 tokens, got 3 bytes"),
+        ("a.bin", np.array([20240520, 1, 9], "<i4").tobytes() + bytes(1012), {}, r"expected 9 tokens of 2 bytes .* got 0 bytes"),
+        ("a.bin", b"", {"dtype": "float"}, "uint16 or uint32"),
+    ],
+)  # fmt: skip
+def test_unreadable_input_is_named_with_the_place(tmp_path: Path, name: str, content: bytes, options: dict[str, str], message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read([tmp_path / name], WordEncoder(), tmp_path, **options)
+
+
+def test_invalid_utf8_is_replaced_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a \xff b")
+    ids, symbols = read([tmp_path / "a.txt"], WordEncoder(), tmp_path, invalid_utf8="replace")
+    assert (ids, symbols) == ([0, 1, 2, EOS], ["a", "\N{REPLACEMENT CHARACTER}", "b"])
+
+
+def test_ids_and_text_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got both"):
+        read([tmp_path / "a.npy", tmp_path / "a.txt"], None, tmp_path)
+
+
+def make(paths: list[Path], output: Path, recipe: Recipe | None = None, means: Means | None = None, words: bool = True) -> fst.NgramModel:
+    build(Inputs(paths), WordEncoder() if words else None, recipe or Recipe(), means or Means(), output, output.with_suffix(".work"))
+    assert not output.with_suffix(".work").exists()
+    return fst.NgramModel.load(output)
+
+
+CORPORA = {
+    "one word": b"a",
+    "one word repeated": b"a " * 500,
+    "one sentence repeated": b"a b c\n" * 200,
+    "CRLF": b"a b c\r\nc b a\r\n" * 9,
+    "empty lines only but one": b"\n\n\nx\n\n",
+}
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+@pytest.mark.parametrize("smoothing", [name for name, method in SMOOTHINGS.items() if method.normalised])
+def test_odd_corpora_give_proper_models(tmp_path: Path, corpus: str, smoothing: str) -> None:
+    (tmp_path / "a.txt").write_bytes(CORPORA[corpus])
+    for unk in (False, True):
+        table = make([tmp_path / "a.txt"], tmp_path / "lm.fst", Recipe(smoothing=smoothing, unknown_word=unk)).to_table()
+        assert (UNK in table.ngrams[0]) == unk
+        assert_proper(table)
+        assert "\r" not in "".join(table.symbols or [])
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_empty_corpus_is_refused_and_leaves_nothing(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"expected some text, got none in .*a.txt"):
+        make([tmp_path / "a.txt"], tmp_path / "lm.fst")
+    assert not (tmp_path / "lm.fst").exists()
+
+
+def test_model_of_bytes_sums_to_one_before_and_after_pruning(tmp_path: Path) -> None:
+    data = (Path(__file__).parent / "test_building.py").read_bytes()[:6000]
+    np.save(tmp_path / "bytes.npy", np.frombuffer(data, np.uint8))
+    for limits in ({}, {"max_ngrams": 600}, {"prune_theta": 1e-5}):
+        table = make([tmp_path / "bytes.npy"], tmp_path / "lm.fst", Recipe(order=3, vocab_size=256, **limits), words=False).to_table()
+        assert_proper(table)
+
+
+def same(ours: NgramCounts, theirs: NgramCounts) -> None:
+    for name, arrays in vars(ours).items():
+        for order, (one, other) in enumerate(zip(arrays, getattr(theirs, name), strict=True), 1):
+            np.testing.assert_array_equal(one, other, err_msg=f"{name} of order {order}")
+            assert one.dtype == other.dtype, name
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.sampled_from([0, 0, 1, 2, 3, 2**31 - 3]), max_size=60),
+    st.integers(1, 5),
+    st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    st.sampled_from([0, 2, None]),
+)
+def test_database_counts_as_sorting_does(tmp_path_factory: pytest.TempPathFactory, ids, order, min_counts, end_of_text) -> None:
+    # Ids of 31 bits make n-grams of several columns.
+    stream = TokenStream.of(np.array(ids, dtype=np.int64), end_of_text)
+    database = DuckDb(tmp_path_factory.mktemp("db"), 1 << 28, 1)
+    same(count_with(database, stream, order, min_counts), count_windows(stream, order, min_counts, Resources()))
+    database.close()
+
+
+def test_database_counts_sentences_too(tmp_path: Path) -> None:
+    stream = TokenStream.of(np.array([1, 2, UNK, SEPARATOR, SEPARATOR, 1, 2, SEPARATOR], dtype=np.int32), SEPARATOR)
+    database = DuckDb(tmp_path, 1 << 28, 1)
+    same(count_with(database, stream, 4, (1,)), count_windows(stream, 4, (1,), Resources()))
+    database.close()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    np.save(tmp_path / "ids.npy", zipf_text(40_000).astype(np.uint16))
+    return tmp_path / "ids.npy"
+
+
+def test_engines_give_the_same_model_to_the_byte(corpus: Path, tmp_path: Path) -> None:
+    models = []
+    for means in (Means("sort"), Means("sort", memory=1 << 20, threads=2), Means("duckdb", memory=1 << 28), Means("auto", memory=1 << 20)):
+        make([corpus], tmp_path / "lm.fst", Recipe(min_counts=(1, 1, 2), max_ngrams=3000), means, words=False)
+        models.append((tmp_path / "lm.fst").read_bytes())
+    assert len(models[0]) > 10_000
+    assert all(model == models[0] for model in models)
+
+
+@pytest.mark.slow
+def test_spark_gives_the_same_model_to_the_byte(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="the extra is not installed: pip install 'latticebpd[spark]'")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java, and there is none on the PATH")
+    make([corpus], tmp_path / "ours.fst", Recipe(min_counts=(1, 1, 2)), words=False)
+    make([corpus], tmp_path / "spark.fst", Recipe(min_counts=(1, 1, 2)), Means("spark", 1 << 30, 2, "local[2]"), words=False)
+    assert (tmp_path / "spark.fst").read_bytes() == (tmp_path / "ours.fst").read_bytes()
+
+
+def test_pipeline_builds_what_estimate_does(corpus: Path, tmp_path: Path) -> None:
+    model = make([corpus], tmp_path / "lm.fst", Recipe(order=3, max_ngrams=2000), words=False)
+    expected = fst.NgramModel.from_table(estimate(np.load(corpus), 3, max_ngrams=2000, vocab_size=61))
+    np.testing.assert_array_equal(model.arcs, expected.arcs)
+
+
+@pytest.mark.parametrize("engine", ["sort", "duckdb"])
+@pytest.mark.parametrize("stage", ["_count", "_estimate", "prune"])
+def test_interrupted_job_goes_on_behind_its_last_stage(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, stage: str
+) -> None:
+    recipe, means, output = Recipe(order=3, max_ngrams=2000), Means(engine, memory=1 << 28), tmp_path / "lm.fst"
+    make([corpus], output, recipe, means, words=False)
+    expected = output.read_bytes()
+    output.unlink()
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(building, stage, fail)
+        with pytest.raises(OSError, match="No space left"):
+            make([corpus], output, recipe, means, words=False)
+    assert not output.exists()
+    finished = sorted(path.name for path in output.with_suffix(".work").iterdir() if path.is_dir())
+    stages = {"_count": ["corpus"], "_estimate": ["corpus", "counts"], "prune": ["corpus", "counts", "estimated"]}[stage]
+    assert [name for name in finished if name != "duckdb"] == stages
+    again = []
+    with monkeypatch.context() as patch:
+        patch.setattr(building, "write_corpus", lambda *arguments: again.append("corpus"))
+        make([corpus], output, recipe, means, words=False)
+    assert again == []
+    assert output.read_bytes() == expected
+
+
+@pytest.mark.parametrize("engine", ["sort", "duckdb"])
+def test_killed_process_goes_on_and_makes_the_same_model(tmp_path: Path, engine: str) -> None:
+    """The same command, killed at several moments without a chance to tidy up, ends with the model of one that was not."""
+    np.save(tmp_path / "ids.npy", zipf_text(400_000).astype(np.uint16))
+    reference = make([tmp_path / "ids.npy"], tmp_path / "reference.fst", Recipe(max_ngrams=20_000), words=False)
+    assert sum(reference.num_ngrams) == 20_000
+    output = tmp_path / "lm.fst"
+    command = [
+        sys.executable, "-m", "latticebpd", "lm", "train", str(tmp_path / "ids.npy"), "-o", str(output),
+        "--max-ngrams", "20000", "--engine", engine, "--memory", "512M", "--threads", "1",
+    ]  # fmt: skip
+    work = tmp_path / "lm.fst.work"
+    for stage in ("corpus", "counts", "estimated"):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while not (work / stage).exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert not output.exists() or process.returncode == 0
+    left = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert left.returncode == 0, left.stderr
+    assert output.read_bytes() == (tmp_path / "reference.fst").read_bytes()
+    assert not work.exists()
+
+
+def test_killed_database_goes_on_behind_its_last_table(tmp_path: Path) -> None:
+    stream = TokenStream.of(zipf_text(5000), None)
+
+    class KilledError(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 4:
+            raise KilledError
+
+    database = DuckDb(tmp_path, 1 << 28, 1)
+    with pytest.raises(KilledError):
+        count_with(database, stream, 3, (1,), stop)
+    database.close()
+    database = DuckDb(tmp_path, 1 << 28, 1)
+    made: list[str] = []
+    table = database.table
+    database.table = lambda name, query: (made.append(name) if not database._made(name) else None, table(name, query))[1]  # type: ignore
+    same(count_with(database, stream, 3, (1,)), count_windows(stream, 3, (1,), Resources()))
+    assert "ngrams_3" not in made
+    assert "ngrams_1" in made
+    database.close()
+
+
+@pytest.mark.parametrize("engine", ["sort", "duckdb"])
+def test_full_disk_is_one_line_and_leaves_no_model(tmp_path: Path, engine: str) -> None:
+    """A limit on the size of files stands for the disk's end: to the program both are a write that fails."""
+    np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(0, 60_000, 300_000))
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    command = [sys.executable, "-m", "latticebpd", "lm", "train", "ids.npy", "-o", "lm.fst", "--engine", engine, "--memory", "512M"]
+    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert failed.returncode == 2
+    (line,) = failed.stderr.strip().splitlines()
+    assert line.startswith("latticebpd: error: ")
+    assert "File too large" in line
+    assert not (tmp_path / "lm.fst").exists()
+
+
+def test_work_of_another_job_is_not_taken_over(tmp_path: Path) -> None:
+    WorkDirectory(tmp_path / "w", {"order": 3}).stage("counts", lambda at: None)
+    with pytest.raises(ValueError, match="another order"):
+        WorkDirectory(tmp_path / "w", {"order": 4})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="found other files"):
+        WorkDirectory(tmp_path / "mine", {})
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+
+
+def test_job_that_fails_before_its_first_stage_leaves_nothing(tmp_path: Path) -> None:
+    def fail(at: Path) -> None:
+        (at / "half").write_text("x")
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), working(tmp_path / "w", {}) as work:
+        work.stage("corpus", fail)
+    assert not (tmp_path / "w").exists()

@@ -1,0 +1,286 @@
+"""Katz estimation against the textbook, computed the slow way on texts small enough to enumerate."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fst.table import BOS, EOS
+from lm_training.ngram.backoff import OrderCounts, Smoothing, backoff_weights, estimate_backoff
+from lm_training.ngram.columns import InMemory, OnDisk
+from lm_training.ngram.counts import count_stream
+from lm_training.ngram.discounting import AbsoluteDiscounting, StupidBackoff, WittenBell, absolute_discount
+from lm_training.ngram.estimation import SMOOTHINGS, estimate, estimate_sentences
+from lm_training.ngram.katz import Katz, OpenGrmKatz, SrilmKatz, good_turing_discounts
+from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
+
+streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))
+smoothings = st.sampled_from(
+    [*(smoothing for smoothing in SMOOTHINGS.values() if smoothing.normalised), Katz(cutoff=0), Katz(cutoff=2), SrilmKatz(2, 3)]
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(streams, st.integers(1, 4), smoothings, st.lists(st.integers(1, 3), min_size=1, max_size=4), st.sampled_from([None, 6, 8]))
+def test_every_context_of_any_stream_sums_to_one(tokens, order, smoothing, min_counts, vocab_size):
+    table = estimate(tokens, order, smoothing, min_counts, vocab_size=vocab_size)
+    assert table.order == order
+    assert_proper(table)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=6), min_size=1, max_size=12), st.integers(1, 4), smoothings, st.booleans())
+def test_every_context_of_any_sentences_sums_to_one(sentences, order, smoothing, unknown_word):
+    table = estimate_sentences([np.array(s, dtype=np.int32) for s in sentences], order, smoothing, unknown_word=unknown_word)
+    assert_proper(table)
+
+
+def test_explicit_probabilities_are_discounted_relative_frequencies():
+    tokens = zipf_text()
+    table = estimate(tokens, 3, Katz(cutoff=3), (1,), end_of_text=None)
+    text = tokens.tolist()
+    for order in (2, 3):
+        grams = Counter(tuple(text[i : i + order]) for i in range(len(text) - order + 1))
+        totals = Counter()
+        for gram, count in grams.items():
+            totals[gram[:-1]] += count
+        n = Counter(grams.values())
+        common = 4 * n[4] / n[1]
+        discounted = {gram: r * (((r + 1) * n[r + 1] / (r * n[r]) - common) / (1 - common) if r <= 3 else 1) for gram, r in grams.items()}
+        masses = Counter()
+        for gram, mass in discounted.items():
+            masses[gram[:-1]] += mass
+        for row, value in zip(map(tuple, table.ngrams[order - 1].tolist()), table.log_probs[order - 1], strict=True):
+            total = totals[row[:-1]] + (masses[row[:-1]] == totals[row[:-1]])  # one more where no mass would be left
+            assert math.exp(value) == pytest.approx(discounted[row] / total)
+        assert len(table.ngrams[order - 1]) == len(grams)
+
+
+def test_dropped_ngrams_stay_in_the_denominator():
+    tokens = np.array([1, 2] * 4 + [1, 3], dtype=np.int32)
+    table = estimate(tokens, 2, Katz(cutoff=0), (1, 2), end_of_text=None)
+    assert table.ngrams[1].tolist() == [[1, 2], [2, 1]]
+    # Five bigrams begin with 1, four of them continue with 2; absolute discounting takes 1/2.
+    assert math.exp(table.log_probs[1][0]) == pytest.approx(3.5 / 5)
+
+
+def test_ngrams_above_the_minimum_count_leave_with_the_ngrams_they_contain():
+    tokens = np.array([1, 2, 3, 0] * 3, dtype=np.int32)
+    table = estimate(tokens, 3, min_counts=(1, 4, 2), vocab_size=4)
+    assert table.num_ngrams == [4, 0, 0]
+
+
+def test_impossible_discounts_fall_back_and_say_so(caplog):
+    tokens = np.repeat(np.arange(1, 5), 2)  # every unigram twice
+    with caplog.at_level(logging.INFO, logger="lm_training"):
+        table = estimate(tokens, 1, vocab_size=6, end_of_text=None)
+    assert "1-grams: counts of counts allow no Good-Turing discount; absolute discounting by 0.500" in caplog.text
+    assert np.exp(table.log_probs[0]).sum() == pytest.approx(1)
+
+
+def test_unseen_token_never_overtakes_a_seen_one():
+    tokens = np.array([1] * 50 + [2] * 2)
+    table = estimate(tokens, 1, vocab_size=4, end_of_text=None)
+    probs = np.exp(table.log_probs[0])
+    assert probs[0] == probs[3] <= probs[2] < probs[1]
+
+
+def test_unigrams_all_seen_are_relative_frequencies():
+    table = estimate(np.array([1, 1, 1, 0]), 1, vocab_size=2)
+    np.testing.assert_allclose(np.exp(table.log_probs[0]), [0.25, 0.75])
+
+
+def test_discounts_match_the_formula_on_paper():
+    # n_1..n_3 = 6, 2, 1 and k = 2: A = 3*1/6 = 1/2; d_1 = (2*2/6 - 1/2)/(1/2) = 1/3; d_2 = (3*1/4 - 1/2)/(1/2) = 1/2.
+    np.testing.assert_allclose(good_turing_discounts(np.array([0, 6, 2, 1]), 2), [1, 1 / 3, 1 / 2])
+
+
+def test_context_that_saw_all_words_is_rescaled():
+    weights, explicit = backoff_weights(np.array([0.5, 0.3]), np.array([0.6, 0.4]), np.array([0]))
+    assert weights.tolist() == [1.0]
+    np.testing.assert_allclose(explicit, [0.625, 0.375])
+
+
+def test_context_that_gave_away_too_much_keeps_a_positive_backoff():
+    weights, explicit = backoff_weights(np.array([0.8, 0.4]), np.array([0.3, 0.2]), np.array([0]))
+    assert weights[0] > 0
+    assert explicit.sum() + weights[0] * 0.5 == pytest.approx(1)
+
+
+@pytest.mark.parametrize("tokens", [[0], [7], [0, 0, 0], [7] * 30, [7, 0], [0, 7]])
+def test_degenerate_corpora_give_proper_models(tokens):
+    assert_proper(estimate(np.array(tokens), 4, vocab_size=9))
+    for smoothing in SMOOTHINGS.values():
+        if smoothing.normalised:
+            assert_proper(estimate(np.array(tokens), 4, smoothing, (1,)))
+
+
+def test_empty_corpus_is_refused():
+    with pytest.raises(ValueError, match="is the corpus empty"):
+        estimate(np.zeros(0, dtype=np.uint16), 2, end_of_text=None)
+
+
+def test_id_outside_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"below 5, .* got 7"):
+        estimate(np.array([7]), 2, vocab_size=5)
+
+
+def test_minimum_count_below_one_is_refused():
+    with pytest.raises(ValueError, match=r"minimum count of at least 1 .* got \[1, 0\]"):
+        estimate(np.array([7]), 2, min_counts=(1, 0))
+
+
+@pytest.mark.parametrize("order", [3, 4])
+def test_opengrm_models_are_reproduced_entry_for_entry(order):
+    """The oracle is OpenGrm NGram 1.3.6."""
+    sentences, words = golden_sentences()
+    found = as_dict(estimate_sentences(sentences, order, OpenGrmKatz(), (1,)))
+    expected = golden_table(f"a{order}.katz.arpa.xz", words)
+    assert found.keys() == expected.keys()
+    for gram, (prob, backoff) in expected.items():
+        assert found[gram] == (pytest.approx(prob, abs=2e-3), pytest.approx(backoff, abs=2e-3)), gram
+
+
+def test_opengrm_conventions_on_paper():
+    # <s> a </s>, <s> a b </s>: bigrams <s>a 2, a</s> 1, ab 1, b</s> 1; so n_1 = 3, n_2 = 1, no n_6, and A = 0:
+    # d_1 = 2 * 1 / 3 = 2/3; d_2 = 3 * 0 / 2 = 0 is no discount, and 0.999 takes its place.
+    table = as_dict(estimate_sentences([np.array([0]), np.array([0, 1])], 2, OpenGrmKatz(), (1,)))
+    expected = {
+        (EOS,): (2 / 5, 1),  # unigrams as they are, <s> not counted
+        (0,): (2 / 5, (1 - 2 / 3) / (1 - 3 / 5)),
+        (1,): (1 / 5, (1 - 2 / 3) / (1 - 2 / 5)),
+        (BOS,): (0, (1 - 0.999) / (1 - 2 / 5)),
+        (BOS, 0): (0.999, 1),
+        (0, EOS): (1 / 3, 1),
+        (0, 1): (1 / 3, 1),
+        (1, EOS): (2 / 3, 1),
+    }
+    assert table.keys() == expected.keys()
+    for gram, (prob, weight) in expected.items():
+        assert (math.exp(table[gram][0]), math.exp(table[gram][1])) == pytest.approx((prob, weight)), gram
+
+
+def test_opengrm_context_of_all_words_leaves_its_mass_to_the_end():
+    # <s> a a </s>: after a come a and </s>, all there are, once each.
+    table = as_dict(estimate_sentences([np.array([0, 0])], 2, OpenGrmKatz(), (1,)))
+    discount = 0.999  # n_1 = 3 and n_2 = 0: d_1 = 0 is no discount
+    assert math.exp(table[(0, 0)][0]) == pytest.approx(discount / 2)
+    assert math.exp(table[(0, EOS)][0]) == pytest.approx(1 - discount / 2)
+    assert table[(0,)][1] == 0
+
+
+def one_context(counts, total, exhaustive=False):
+    starts, types = np.array([0]), np.array([len(counts)])
+    return OrderCounts(np.array(counts), starts, np.array([total]), types, np.zeros(len(counts), dtype=bool), np.array([exhaustive]))
+
+
+def test_srilm_rules_on_paper():
+    # Bigrams with n_1..n_3 = 10, 4, 2 and no more: the cutoff falls from 7 to 2, A = 3*2/10 = 3/5;
+    # d_1 = (2*4/10 - 3/5)/(2/5) = 1/2; d_2 = (3*2/8 - 3/5)/(2/5) = 3/8.
+    found = SrilmKatz().fit(2, np.array([0, 10, 4, 2]))(one_context([1, 2, 5], 9))
+    np.testing.assert_allclose(found, [0.5 / 9, 0.75 / 9, 5 / 9])
+    # n_2 > n_1 / 2 makes the undiscounted ratio of ones exceed 1, and they stay as they are.
+    # A = 3*1/2 makes d_2 = (3*1/8 - 3/2)/(1 - 3/2) = 9/4, which SRILM lets stand.
+    found = SrilmKatz(cutoff=2).fit(2, np.array([0, 2, 4, 1]))(one_context([1, 2, 5], 20))
+    np.testing.assert_allclose(found, [1 / 20, 4.5 / 20, 5 / 20])
+    # No singletons: nothing is discounted, and the denominator grows to leave mass.
+    found = SrilmKatz().fit(3, np.array([0, 0, 4]))(one_context([2, 2], 4))
+    np.testing.assert_allclose(found, [2 / 5, 2 / 5])
+    # ... but not where every word was seen.
+    found = SrilmKatz().fit(3, np.array([0, 0, 4]))(one_context([2, 2], 4, exhaustive=True))
+    np.testing.assert_allclose(found, [1 / 2, 1 / 2])
+
+
+def test_srilm_unigrams_share_what_is_left_with_the_unseen_or_with_all():
+    # With the cutoff 1 the formula's two terms are the same, so that d_1 = 0, no discount, and ones stay; 6 becomes 7 to leave mass.
+    counts_of_counts, order = np.array([0, 4, 1]), one_context([1, 1, 1, 1, 2], 6)
+    probs, each = SrilmKatz().unigrams(order, counts_of_counts, unseen=2)
+    np.testing.assert_allclose(probs, np.array([1, 1, 1, 1, 2]) / 7)
+    assert each == pytest.approx(1 / 7 / 2)
+    counts_of_counts, order = (
+        np.array([0, 6, 2, 1]),
+        one_context([1, 1, 2, 3], 7, exhaustive=True),
+        # k = 2: A = 1/2, d_1 = (2/3 - 1/2)/(1/2) = 1/3, d_2 = 1/2
+    )
+    probs, each = SrilmKatz(unigram_cutoff=2).unigrams(order, counts_of_counts, unseen=0)
+    discounted = np.array([1 / 3, 1 / 3, 1, 3]) / 7
+    np.testing.assert_allclose(probs, discounted + (1 - discounted.sum()) / 4)
+    assert each == 0
+
+
+def test_witten_bell_absolute_and_stupid_backoff_on_paper():
+    # After 1 come 2 (three times) and 3 (once); the end of the endless text counts for nothing.
+    tokens = np.array([1, 2, 1, 2, 1, 2, 1, 3])
+    probs = {
+        name: {gram: math.exp(entry[0]) for gram, entry in as_dict(estimate(tokens, 2, smoothing, (1,), end_of_text=None)).items()}
+        for name, smoothing in SMOOTHINGS.items()
+    }
+    assert probs["witten-bell"][1, 2] == pytest.approx(3 / (4 + 2))
+    assert probs["witten-bell"][1, 3] == pytest.approx(1 / (4 + 2))
+    # Bigrams 12 three times, 21 three times, 13 once: n_1 = 1, n_2 = 0, D = 1/2.
+    assert probs["absolute"][1, 2] == pytest.approx(2.5 / 4)
+    assert probs["stupid-backoff"][1, 2] == pytest.approx(3 / 4)
+    scores = estimate(tokens, 2, SMOOTHINGS["stupid-backoff"], (1,), end_of_text=None)
+    assert log_prob(scores, (2,), 3) == pytest.approx(math.log(0.4) + math.log(1 / 8))
+
+
+def test_absolute_discount_leaves_one_out():
+    assert absolute_discount(np.array([0, 6, 3, 1])) == 6 / 12
+    assert absolute_discount(np.array([0, 0, 3])) == absolute_discount(np.zeros(0)) == 0.5
+
+
+def test_words_dropped_for_rarity_still_count_as_kinds_for_witten_bell():
+    tokens = np.array([1, 2] * 3 + [1, 3, 1, 4])
+    table = estimate(tokens, 2, WittenBell(), (1, 2), end_of_text=None)
+    assert math.exp(as_dict(table)[(1, 2)][0]) == pytest.approx(3 / (5 + 3))
+
+
+def test_scores_that_are_no_probabilities_are_not_pruned():
+    with pytest.raises(ValueError, match="raise the minimum counts"):
+        estimate(zipf_text(500), 2, StupidBackoff(), max_ngrams=100)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), [(lambda: AbsoluteDiscounting(1.0), "discount between 0 and 1"), (lambda: StupidBackoff(0), "weight above 0")]
+)
+def test_parameter_that_is_no_share_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("method", [Katz, OpenGrmKatz, SrilmKatz])
+@pytest.mark.parametrize("cutoff", [-1, 101])
+def test_cutoff_out_of_range_is_refused(method, cutoff):
+    with pytest.raises(ValueError, match=f"cutoff from 0 to 100, got {cutoff}"):
+        method(cutoff=cutoff)
+
+
+def test_any_object_with_probabilities_is_a_smoothing_method():
+    class HalfForTheUnseen(Smoothing):
+        def fit(self, order, counts_of_counts):
+            return lambda seen: seen.counts / seen.spread(seen.totals) / 2
+
+    table = estimate(zipf_text(500), 3, HalfForTheUnseen(), (1,), end_of_text=None)
+    first = table.ngrams[1][:, 0] == 1
+    assert np.exp(table.log_probs[1][first]).sum() == pytest.approx(0.5)
+    assert_proper(table)
+
+
+@pytest.mark.parametrize("smoothing", SMOOTHINGS)
+@pytest.mark.parametrize("min_counts", [(1,), (1, 1, 2)])
+def test_contexts_estimated_in_groups_come_out_the_same_to_the_bit(monkeypatch, tmp_path, smoothing, min_counts):
+    """Cut anywhere between contexts, on any number of threads, in memory or in files."""
+    counts = count_stream(zipf_text(4000), 4, None, min_counts)
+    whole = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64))
+    for group, threads, store in ((1, 1, InMemory()), (40, 2, OnDisk(tmp_path)), (1000, 3, InMemory())):
+        monkeypatch.setattr("lm_training.ngram.links.GROUP", group)
+        parts = estimate_backoff(counts, SMOOTHINGS[smoothing], np.arange(64), store, threads)
+        for name in ("ngrams", "log_probs", "backoffs"):
+            for ours, theirs in zip(getattr(parts, name), getattr(whole, name), strict=True):
+                np.testing.assert_array_equal(ours, theirs)

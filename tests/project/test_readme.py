@@ -1,0 +1,118 @@
+"""The examples of README and guides run, their links lead somewhere, the file map is true."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from latticebpd.analysis.replay import collect_lattices
+from latticebpd.models.bundle import ASSETS
+from latticebpd.models.mask_filling import NonAutoregressiveModel
+from lm_training.neural.translation import TranslationShape, new_translator
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where things are")[1]
+
+
+def python_blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def example() -> tuple[dict[str, Any], str]:
+    """The names that the README's example leaves, and what it printed."""
+    (code,) = python_blocks(README)
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 10
+    names: dict[str, Any] = {}
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    return names, printed.getvalue()
+
+
+def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
+    names, printed = example
+    assert names["drafts"].tokens.shape == (4, 2)
+    assert len(names["tree"]) == 3
+    assert names["out"].sequences.shape[1] == len(names["prompt"]) + 32
+    assert printed.startswith("The history of the city")
+
+
+def prepare_files(guide: str, names: dict[str, Any]) -> None:
+    """What a guide's commands would have made, over the bundled vocabulary, in the working directory."""
+    names["model"] = names["bundle"].model
+    vocab_size = names["model"].vocab_size
+    shutil.copyfile(ASSETS / "lm.fst", "written.fst")
+    if guide == "training":
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
+    elif guide == "analysis":
+        collect_lattices(names["model"], [names["prompt"]], max_new_tokens=12).save("lattices")
+    elif guide == "gad":
+        tiny = TranslationShape(hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32)
+        translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
+        translator.save_pretrained("translator")
+        NonAutoregressiveModel.like(translator, mask_token_id=2, block_size=12).save_pretrained("drafter")
+        names["source_ids"] = [5, 6, 7, 0]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_examples_of_guides_run_on_the_bundled_model(
+    guide: Path, example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = dict(example[0])
+    monkeypatch.chdir(tmp_path)
+    prepare_files(guide.stem, names)
+    for block in python_blocks(guide.read_text(encoding="utf-8")):
+        exec(block, names)
+    if guide.stem == "decoding":
+        assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
+
+
+def test_contributing_example_drafts_losslessly() -> None:
+    import torch
+
+    from latticebpd import generate
+    from tests.conftest import tiny_model
+
+    (example,) = python_blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    names: dict[str, type] = {}
+    exec(example, names)
+    model = tiny_model()
+    out = generate(model, [3, 1, 4], names["RepeatDrafter"](), max_new_tokens=20)
+    reference = model.base.generate(torch.tensor([[3, 1, 4]]), do_sample=False, max_new_tokens=20, pad_token_id=0)
+    assert torch.equal(out.sequences, reference)
+
+
+def test_every_file_on_the_map_exists() -> None:
+    package = ""
+    for line in MAP.splitlines():
+        if match := re.match(r"    (\w+)/", line):
+            package = match[1]
+            assert (ROOT / package).is_dir()
+        for name in re.findall(r"(\w+\.py)\b", line):
+            assert (ROOT / package / name).is_file(), f"{package}/{name}"
+
+
+def test_every_module_is_on_the_map_or_private() -> None:
+    for package in ("fst", "lm_training", "latticebpd"):
+        modules = {path.name for path in (ROOT / package).glob("*.py") if not path.name.startswith("_")}
+        missing = {name for name in modules if name not in MAP}
+        assert not missing, f"{package}: {missing}"
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *GUIDES], ids=lambda path: path.name
+)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
