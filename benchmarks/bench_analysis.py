@@ -30,7 +30,7 @@ KS, HEADS = [1, 2, 4, 8, 16], [3, 6, 10]
 
 def write(directory: Path, count: int, files: int, seed: int = 0) -> None:
     """``count`` lattices in ``files`` shards; the same lattices whatever the number of shards."""
-    from latticebpd.lattices.lattice import LatticeSet
+    from latticebpd.lattices.lattice_set import LatticeSet
 
     texts = np.arange(count) // TEXT
     edges = np.linspace(0, texts[-1] + 1, files + 1).astype(int)

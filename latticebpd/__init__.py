@@ -25,7 +25,8 @@ if not hasattr(fst, "NgramModel"):  # some other module of this common name come
 
 from latticebpd._version import __version__
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.lattice import LatticeSet, SausageLattice, oracle_path
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.scoring.rescoring import Rescorer, draft_tree, rescore
 
 if TYPE_CHECKING:

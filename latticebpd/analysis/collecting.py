@@ -29,7 +29,8 @@ from latticebpd.decoding.loop import generate
 from latticebpd.decoding.prompts import decoder_start_id
 from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.heads import lattices_from_logits
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import Texts, claim, shard_path, texts_path
 from latticebpd.models.blockwise import BlockwiseLM, max_positions, weights_fingerprint
 

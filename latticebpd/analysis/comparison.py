@@ -16,7 +16,8 @@ import fst
 from latticebpd.analysis.oracle import Walk, losses, ranks
 from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.systems import NO_MODEL, ORACLE, VANILLA, Models, Outcome, System, Weights
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.scoring.rescoring import LanguageModel, NgramRescorer, as_rescorer
 
 RESAMPLES = 1000

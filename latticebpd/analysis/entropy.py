@@ -19,7 +19,8 @@ import numpy as np
 
 from latticebpd.analysis.oracle import lengths_of, ranks
 from latticebpd.analysis.signature import Signature
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 
 BIN = 0.25
 """Width of the histograms' bins, nats."""

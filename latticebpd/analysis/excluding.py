@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from latticebpd.analysis.tuning import Tuning, without
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 
 
 def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> Iterator[LatticeSet]:

@@ -10,7 +10,7 @@ import numpy as np
 
 import fst
 from latticebpd.analysis.signature import Signature
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 
 P = (1, 2, 4, 8, 16)
 SLOTS = (4, 8, 16)

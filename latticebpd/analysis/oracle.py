@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from latticebpd.analysis.signature import Signature
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 
 ABSENT = np.iinfo(np.int64).max
 """The rank of a token that its slot lacks."""

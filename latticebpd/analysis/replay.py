@@ -15,7 +15,7 @@ from latticebpd.analysis.collecting import CollectOptions, text_lattices
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models.blockwise import BlockwiseLM
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384

@@ -10,7 +10,7 @@ import numpy as np
 from latticebpd.analysis.comparison import describe
 from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.systems import System
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.rescoring import LanguageModel
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)

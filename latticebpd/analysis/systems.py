@@ -23,7 +23,8 @@ import numpy as np
 
 import fst
 from latticebpd.analysis.oracle import lengths_of, ranks
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.scoring.rescoring import LanguageModel, NgramRescorer, Rescorer, as_rescorer, draft_tree_batch, rescore_batch, weight_of
 
 VANILLA, ORACLE, NO_MODEL = "vanilla", "oracle", "0-gram"

@@ -23,7 +23,7 @@ import numpy as np
 from fst.files import replacing
 from latticebpd.analysis.stream import blocks
 from latticebpd.analysis.sweep import ALPHAS, AlphaSweep, sweep_alpha
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files
 from latticebpd.scoring.rescoring import LanguageModel, alpha_path, check_vocabulary
 

@@ -18,7 +18,7 @@ from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.drafting.base import State
 from latticebpd.drafting.heads import HasHeads, HeadsDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, lattices_from_logits
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.mask_filler import MaskFiller
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from latticebpd.scoring.rescoring import LanguageModel

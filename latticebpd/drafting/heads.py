@@ -15,7 +15,7 @@ from torch import Tensor
 
 from latticebpd.drafting.base import State
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.rescoring import LanguageModel, Rescorer, as_rescorer, check_vocabulary, draft_tree_batch, rescore_batch
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from latticebpd.drafting.base import State
 from latticebpd.drafting.heads import HasHeads, HeadsDrafter
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.lattice import SausageLattice, oracle_path
+from latticebpd.lattices.sausage import SausageLattice, oracle_path
 
 
 class OracleDrafter(HeadsDrafter):

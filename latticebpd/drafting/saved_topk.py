@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 
 from latticebpd.drafting.base import State
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.scoring.rescoring import LanguageModel, as_rescorer, check_vocabulary, draft_tree_batch
 
 

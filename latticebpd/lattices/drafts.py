@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 
 ROOT = -1
 """Parent of the first drafted tokens."""

@@ -22,7 +22,8 @@ from latticebpd.analysis.oracle import OracleTally, tally
 from latticebpd.analysis.stream import blocks, watched
 from latticebpd.analysis.systems import ORACLE, VANILLA, System
 from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune
-from latticebpd.lattices.lattice import LatticeSet, SausageLattice
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.rescoring import NgramRescorer, Rescorer, check_vocabulary, weight_of
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)

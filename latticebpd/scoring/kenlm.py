@@ -15,7 +15,7 @@ import numpy as np
 
 from fst.lattices import slots_of
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 
 if TYPE_CHECKING:
     import kenlm

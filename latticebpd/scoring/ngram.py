@@ -9,7 +9,7 @@ import numpy as np
 import fst
 from fst.automaton import MAX_ORDER
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.lattice import PADDING, SausageLattice
+from latticebpd.lattices.sausage import PADDING, SausageLattice
 
 
 class NgramRescorer:

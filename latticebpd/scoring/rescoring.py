@@ -17,7 +17,7 @@ import numpy as np
 
 import fst
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.ngram import NgramRescorer
 
 if TYPE_CHECKING:

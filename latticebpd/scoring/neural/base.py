@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.blockwise import load_base, max_positions
 from latticebpd.scoring.neural.reader import reader_for
 from latticebpd.scoring.neural.settings import RescorerSettings

@@ -18,7 +18,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.lattice import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.base import CausalRescorer, Context
 from latticebpd.scoring.neural.search import Arcs, best_paths, best_trees, greedy_paths
 from latticebpd.scoring.neural.settings import checked_alpha

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
-from latticebpd.lattices.lattice import PADDING, SausageLattice
+from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.scoring.neural.outputs import Outputs, log_norms
 from latticebpd.scoring.neural.reader import Reader
 

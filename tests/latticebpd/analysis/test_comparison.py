@@ -19,7 +19,8 @@ from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.replay import accept_length
 from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.analysis.tuning import Tuning
-from latticebpd.lattices.lattice import PADDING, LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from tests.fuzz import good_model
 from tests.latticebpd.analysis.test_oracle import by_hand, decode, lattice_sets
 

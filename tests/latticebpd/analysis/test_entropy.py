@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from latticebpd.analysis import entropy_bounds, h_max, head_entropy, regress
 from latticebpd.analysis.entropy import BIN
-from latticebpd.lattices.lattice import PADDING, LatticeSet, SausageLattice
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING, SausageLattice
 from tests.latticebpd.analysis.test_oracle import by_hand
 
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from latticebpd.analysis import OracleTally, Shard, blocks, lengths_of, ranks, stream, tally
-from latticebpd.lattices.lattice import PADDING, LatticeSet, SausageLattice, oracle_path
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING, SausageLattice, oracle_path
 
 VOCAB = 7
 

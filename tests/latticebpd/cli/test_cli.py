@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fst
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from tests.conftest import Run
 from tests.latticebpd.decoding.test_decoding import trigram
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from latticebpd.analysis import blocks, compare
 from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, shard_path
 from lm_training.data.sequences import Sequences
 from tests.conftest import Run, tiny_model

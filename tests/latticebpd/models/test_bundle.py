@@ -14,7 +14,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis import lengths_of, ranks, run_system
 from latticebpd.analysis.demo import Demo, run_demo
 from latticebpd.analysis.replay import collect_lattices
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models import bundle as bundled
 from latticebpd.models.bundle import Bundle, load_bundle
 

@@ -23,7 +23,7 @@ from latticebpd.analysis import blocks, compare, rescoring_latency, tally
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
 from latticebpd.analysis.theme import COLOURS, css_colours
 from latticebpd.analysis.tuning import Tuning, without
-from latticebpd.lattices.lattice import LatticeSet
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.report import DataSet, Measurements, Options, make_report, measure

@@ -1,109 +1,15 @@
-"""SausageLattice, oracle_path and lattice files."""
+"""LatticeSet and lattice files."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from latticebpd import LatticeSet, SausageLattice, oracle_path
+from latticebpd import LatticeSet
 from latticebpd.analysis import blocks
-from latticebpd.lattices.lattice import top_k
-
-
-def test_from_logits_normalises_and_sorts_best_first() -> None:
-    lattice = SausageLattice.from_logits(np.log([[0.1, 0.6, 0.3], [0.5, 0.2, 0.3]]), k=2)
-    assert lattice.tokens.tolist() == [[1, 2], [0, 2]]
-    np.testing.assert_allclose(np.exp(lattice.log_probs), [[0.6, 0.3], [0.5, 0.3]], rtol=1e-6)
-
-
-def test_from_logits_takes_torch_and_numpy_alike() -> None:
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
-    ours, theirs = SausageLattice.from_logits(logits, k=7), SausageLattice.from_logits(logits.numpy(), k=7)
-    assert ours.tokens.tolist() == theirs.tokens.tolist()
-    reference = torch.log_softmax(logits.double(), -1).gather(1, torch.from_numpy(ours.tokens).long())
-    np.testing.assert_allclose(ours.log_probs, reference, atol=1e-6)
-
-
-def test_from_logits_accepts_half_precision() -> None:
-    assert SausageLattice.from_logits(torch.zeros(2, 4, dtype=torch.bfloat16), k=4).tokens.tolist() == [[0, 1, 2, 3]] * 2
-
-
-@given(st.lists(st.lists(st.integers(-2, 2), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(1, 5))
-def test_top_k_breaks_ties_towards_the_lower_index(rows: list[list[int]], k: int) -> None:
-    expected = [sorted(range(5), key=lambda i: (-row[i], i))[:k] for row in rows]
-    assert top_k(np.array(rows, dtype=np.float64), k).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("tokens", "log_probs", "message"),
-    [
-        ([[1, 2]], [[0.0]], r"one shape \[slots, k\], got \(1, 2\) and \(1, 1\)"),
-        ([1, 2], [0.0, 0.0], r"\[slots, k\], got \(2,\)"),
-        ([[1.0, 2.0]], [[0.0, 0.0]], "expected integer tokens, got float64"),
-        ([[1, 2]], [["a", "b"]], "expected real log_probs"),
-        ([[1, 2], [3, 3]], [[0.0, 0.0]] * 2, "slot 1: expected distinct tokens, got token 3 twice"),
-        ([[1, -2]], [[0.0, 0.0]], r"slot 0: expected token ids >= 0 .* got \[1, -2\]"),
-        ([[1, 2**31]], [[0.0, 0.0]], "slot 0: expected token ids >= 0 .* fit 32 bits"),
-        ([[1, 2]], [[0.0, math.nan]], "slot 0, arc 1: expected a log-probability below .inf, got nan"),
-        ([[1, 2]], [[math.inf, 0.0]], "slot 0, arc 0: .* got inf"),
-        ([[1, 2], [-1, -1]], [[0.0, 0.0]] * 2, "slot 1: expected at least one arc"),
-        ([[1, 2]], [[-math.inf, -math.inf]], "slot 0: expected at least one arc"),
-    ],
-)
-def test_malformed_lattice_is_refused_by_name(tokens: list[object], log_probs: list[object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SausageLattice(np.array(tokens), np.array(log_probs))
-
-
-def test_padding_may_carry_any_weight_and_counts_no_paths() -> None:
-    lattice = SausageLattice([[4, -1], [5, 6], [7, 8]], [[-1.0, math.nan], [-1.0, -2.0], [0.0, -math.inf]])
-    assert lattice.num_paths == 1 * 2 * 1
-    np.testing.assert_allclose(lattice.kept_log_mass, [-1.0, math.log(math.exp(-1) + math.exp(-2)), 0.0], rtol=1e-6)
-
-
-def test_number_of_paths_is_exact_beyond_64_bits() -> None:
-    lattice = SausageLattice(np.tile(np.arange(16), (40, 1)), np.zeros((40, 16)))
-    assert lattice.num_paths == 16**40
-
-
-@given(st.data())
-def test_oracle_path_has_the_longest_matching_prefix_of_all_paths(data: st.DataObject) -> None:
-    slots, k = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    rows = [data.draw(st.permutations(range(4))) for _ in range(slots)]
-    lattice = SausageLattice(np.array([row[:k] for row in rows]), np.zeros((slots, k)))
-    continuation = data.draw(st.lists(st.integers(0, 3), max_size=slots + 1))
-
-    def matched(path: tuple[int, ...]) -> int:
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, continuation, strict=False)))
-
-    best = max(matched(path) for path in itertools.product(*lattice.tokens.tolist()))
-    found = tuple(oracle_path(lattice, continuation).tolist())
-    assert matched(found) == best
-    assert all(token in slot for token, slot in zip(found, lattice.tokens.tolist(), strict=True))
-
-
-def test_lattice_round_trips_through_openfst() -> None:
-    lattice = SausageLattice([[4, -1, 7], [5, 6, 0]], [[-1.5, 0.0, -1.0], [-0.25, -2.0, -4.0]])
-    automaton = lattice.to_fst()
-    assert automaton.num_states() == 3
-    again = SausageLattice.from_fst(automaton)
-    assert again.tokens.tolist() == [[7, 4, -1], [5, 6, 0]]
-    np.testing.assert_array_equal(again.log_probs, [[-1.0, -1.5, -np.inf], [-0.25, -2.0, -4.0]])
-
-
-def test_automaton_of_another_topology_is_refused() -> None:
-    automaton = SausageLattice([[4, 7], [5, 6]], np.zeros((2, 2))).to_fst()
-    automaton.add_arc(0, automaton.arcs(1).__next__())  # from the first state straight to the last
-    with pytest.raises(ValueError, match="expected a linear acceptor"):
-        SausageLattice.from_fst(automaton)
 
 
 def _lattice_set(n: int = 3) -> LatticeSet:

@@ -1,0 +1,174 @@
+"""Sausage lattices: the top-k outputs of independent heads (Kim 2024, section 7).
+
+A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row.  Between states ``i`` and ``i + 1``
+there is one arc for each of the ``k`` best tokens of one prediction head, weighted with the head's
+log-probability.  Every path from the first state to the last is one draft; there are up to ``k ** slots``.
+
+Head 1 is the base model's own output, whose token is committed without being drafted, so the lattice of ``h``
+heads has ``h - 1`` slots: those of heads 2..h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import fst
+
+if TYPE_CHECKING:
+    import pywrapfst
+
+PADDING = -1
+"""Token of a missing arc."""
+
+
+def _as_numpy(values: Any) -> np.ndarray:
+    """Arrays, nested lists and torch tensors (on any device, of any float type) as numpy."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if values.is_floating_point():
+            values = values.float()
+        return np.asarray(values.numpy())
+    return np.asarray(values)
+
+
+@dataclass(frozen=True)
+class SausageLattice:
+    """A validated lattice.
+
+    Args:
+        tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
+        log_probs: ``[slots, k]`` natural-log weights of the arcs.  They need not be normalised; ``-inf`` removes
+            an arc; values at padded places are ignored.
+
+    Raises:
+        ValueError: wrong shapes, NaN or +inf, negative or repeated token ids, a slot without an arc.
+    """
+
+    tokens: np.ndarray
+    log_probs: np.ndarray
+
+    def __post_init__(self) -> None:
+        tokens, log_probs = _as_numpy(self.tokens), _as_numpy(self.log_probs)
+        if tokens.ndim != 2 or tokens.shape != log_probs.shape:
+            raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}")
+        if tokens.dtype.kind not in "iu":
+            raise ValueError(f"expected integer tokens, got {tokens.dtype}")
+        if log_probs.dtype.kind not in "fiu":
+            raise ValueError(f"expected real log_probs, got {log_probs.dtype}")
+        if tokens.size and (tokens.min() < PADDING or tokens.max() > np.iinfo(np.int32).max - 1):
+            slot = int(np.argwhere((tokens < PADDING) | (tokens > np.iinfo(np.int32).max - 1))[0][0])
+            raise ValueError(f"slot {slot}: expected token ids >= 0 (or -1 as padding) that fit 32 bits, got {tokens[slot].tolist()}")
+        real = tokens != PADDING
+        bad = real & (np.isnan(log_probs) | (log_probs == np.inf))
+        if bad.any():
+            slot, place = map(int, np.argwhere(bad)[0])
+            raise ValueError(f"slot {slot}, arc {place}: expected a log-probability below +inf, got {log_probs[slot, place]}")
+        arcs = real & (log_probs > -np.inf)
+        if not arcs.any(axis=1).all():
+            raise ValueError(f"slot {int(np.argmin(arcs.any(axis=1)))}: expected at least one arc of finite log-probability, got none")
+        ordered = np.sort(tokens, axis=1)
+        repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != PADDING)
+        if repeated.any():
+            slot, place = map(int, np.argwhere(repeated)[0])
+            raise ValueError(f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc")
+        object.__setattr__(self, "tokens", np.ascontiguousarray(tokens, dtype=np.int32))
+        object.__setattr__(self, "log_probs", np.ascontiguousarray(log_probs, dtype=np.float32))
+
+    @classmethod
+    def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
+        """The ``k`` best tokens of each slot, best first, ties towards the lower token id.
+
+        Args:
+            logits: ``[slots, vocab]``, numpy or torch; normalised here (natural log).
+            k: arcs per slot, at most the vocabulary's size.
+        """
+        if len(getattr(logits, "shape", np.shape(logits))) != 2:
+            raise ValueError(f"expected logits [slots, vocab], got shape {tuple(np.shape(logits))}")
+        if not 1 <= k <= logits.shape[1]:
+            raise ValueError(f"expected 1 <= k <= {logits.shape[1]} (the vocabulary), got {k}")
+        values = _as_numpy(logits)
+        if np.isnan(values).any() or (values == np.inf).any():
+            raise ValueError("expected logits below +inf, got NaN or +inf")
+        best = top_k(values, k)
+        chosen = np.take_along_axis(values, best, axis=1).astype(np.float64)
+        top = chosen[:, :1]
+        log_norm = top + np.log(np.exp(values - top).sum(axis=1, keepdims=True, dtype=np.float64))
+        return cls(best, chosen - log_norm)
+
+    @property
+    def slots(self) -> int:
+        return int(self.tokens.shape[0])
+
+    @property
+    def k(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
+    def num_paths(self) -> int:
+        """Number of distinct drafts; exact, however large."""
+        arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
+        product = 1
+        for count in arcs.sum(axis=1).tolist():
+            product *= count
+        return product
+
+    @property
+    def kept_log_mass(self) -> np.ndarray:
+        """``[slots]`` natural log of each slot's probability that its arcs keep, at most 0."""
+        weights = np.where(self.tokens == PADDING, -np.inf, self.log_probs).astype(np.float64)
+        top = weights.max(axis=1, keepdims=True)
+        mass: np.ndarray = np.minimum(top[:, 0] + np.log(np.exp(weights - top).sum(axis=1)), 0.0)
+        return mass
+
+    def to_fst(self) -> pywrapfst.VectorFst:
+        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob."""
+        return fst.lattice_to_fst(self.tokens, self.log_probs)
+
+    @classmethod
+    def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
+        """The lattice that an acceptor of linear topology spells: all arcs from state ``i`` lead to one state ``i + 1``.
+
+        Raises:
+            ValueError: the automaton has another topology, or labels or weights that no lattice has.
+        """
+        return cls(*fst.fst_to_lattice(automaton))
+
+    def top_arcs(self, k: int) -> SausageLattice:
+        """The lattice of each slot's ``k`` best arcs, best first."""
+        order = top_k(np.where(self.tokens == PADDING, -np.inf, self.log_probs), min(k, self.k))
+        return SausageLattice(np.take_along_axis(self.tokens, order, axis=1), np.take_along_axis(self.log_probs, order, axis=1))
+
+
+def top_k(values: np.ndarray, k: int) -> np.ndarray:
+    """Indices of the ``k`` largest of each row, largest first, ties towards the lower index: ``[rows, k]``."""
+    if k < values.shape[1]:
+        threshold = -np.partition(-values, k - 1, axis=1)[:, k - 1 : k]
+        # Everything above the threshold, then ties at it in order of index.
+        rank = np.where(values > threshold, 0, np.where(values == threshold, 1, 2))
+        candidates = np.argsort(rank, axis=1, kind="stable")[:, :k]
+    else:
+        candidates = np.broadcast_to(np.arange(values.shape[1]), values.shape)
+    order = np.argsort(-np.take_along_axis(values, candidates, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(candidates, order, axis=1)
+
+
+def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3).
+
+    Args:
+        lattice: the candidates.
+        continuation: the base model's own next tokens; positions beyond its end match nothing.
+
+    Returns:
+        ``[slots]`` tokens: the continuation as far as the lattice holds it, then each slot's best arc.
+    """
+    path = lattice.top_arcs(1).tokens[:, 0].copy()
+    for slot, token in enumerate(list(continuation)[: lattice.slots]):
+        if not (lattice.tokens[slot][lattice.log_probs[slot] > -np.inf] == token).any() or token == PADDING:
+            break
+        path[slot] = token
+    return path
