@@ -36,8 +36,9 @@ import transformers
 from rich.console import Console
 
 import latticebpd
-from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, decoding, generate
+from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.analysis.payoff import SIZES, pay_off
+from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, heads
 from latticebpd.models.bundle import Bundle, load_bundle
