@@ -11,7 +11,7 @@ import sys
 import typer
 
 from latticebpd._version import __version__
-from latticebpd.cli import analysis, compare, ddg, demo, generate, jacobi, lattices, report, spec_bench, tune
+from latticebpd.cli import analysis, compare, ddg, demo, generate, jacobi, lattices, models, report, spec_bench, tune
 from lm_training.cli import distill, lm, train
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command("ddg")(ddg.ddg)
 app.command("distill")(distill.distill)
 app.add_typer(lm.app, name="lm")
 app.add_typer(train.app, name="train")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:
