@@ -48,7 +48,8 @@ def load_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) 
         raise ValueError(f"{path}: expected a GGUF file of a causal LM that transformers reads: {error!r}") from error
     plain.tie_weights()
     plain.generation_config = GenerationConfig.from_model_config(plain.config)
-    return plain.eval()
+    plain.eval()
+    return plain
 
 
 def load_gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
