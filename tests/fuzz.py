@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import fst
+from tests.helpers.trigrams import good_model
 
 EXTREMES = [struct.pack("<i", value) for value in (-1, 0, 1, 2**31 - 1, -(2**31))] + [
     struct.pack("<f", value) for value in (np.nan, np.inf, -np.inf)
@@ -38,23 +39,6 @@ WORDS = [
     b"<s>",
     b"\0",
 ]
-
-
-def good_model(seed: int = 0, vocab: int = 9) -> fst.NgramModel:
-    """A small random trigram model, every context and suffix present."""
-    rng = np.random.default_rng(seed)
-    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
-    pairs = np.unique(rng.integers(0, vocab, (30, 2), dtype=np.int32), axis=0)
-    known = set(map(tuple, pairs.tolist()))
-    triples = [(a, b, c) for a, b in known for c in range(vocab) if (b, c) in known and rng.random() < 0.4]
-    ngrams = [unigrams, pairs, np.array(sorted(triples), dtype=np.int32).reshape(-1, 3)]
-    return fst.NgramModel.from_table(
-        fst.NgramTable(
-            ngrams,
-            [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams],
-            [rng.normal(0, 0.5, len(rows)) for rows in ngrams[:2]] + [np.zeros(len(ngrams[2]))],
-        )
-    )
 
 
 def mutate(data: bytes, rng: np.random.Generator, snippets: list[bytes]) -> bytes:

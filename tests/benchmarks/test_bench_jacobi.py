@@ -13,8 +13,8 @@ import fst
 from latticebpd import BlockwiseLM
 from latticebpd.models.heads import BlockHeads
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_ddg import letters
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.tokenizers import letters
+from tests.helpers.trigrams import trigram
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench_jacobi.py"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,13 @@ def test_a_foreign_fst_package_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "expected latticebpd's own package 'fst', but" in done.stderr
     assert str(tmp_path / "fst.py") in done.stderr
+
+
+def test_what_tests_share_lives_in_helpers() -> None:
+    """No test module, and no conftest, imports another: helpers are found in one place."""
+    found = {}
+    for path in (ROOT / "tests").rglob("*.py"):
+        lines = re.findall(r"^ *(?:from|import) (tests\.(?!helpers\b)\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if lines:
+            found[path.name] = lines
+    assert found == {}

@@ -82,7 +82,7 @@ def test_contributing_example_drafts_losslessly() -> None:
     import torch
 
     from latticebpd import generate
-    from tests.conftest import tiny_model
+    from tests.helpers.blockwise_models import tiny_model
 
     (example,) = python_blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     names: dict[str, type] = {}

@@ -17,10 +17,10 @@ from latticebpd.analysis.decoded import decode, oracle_drafters
 from latticebpd.analysis.stream import num_lattices
 from latticebpd.lattices.shards import SETTINGS, Texts, shard_files, shard_path, texts_of
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_decoding import trigram
-from tests.latticebpd.drafting.test_gad import verifier_of
+from tests.helpers.translators import verifier_of
+from tests.helpers.trigrams import trigram
 
 PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [9], [1, 1, 2, 3, 5, 8], [6, 2]]
 OPTIONS = CollectOptions(k=4, max_new_tokens=20, context_length=3)

@@ -21,8 +21,8 @@ from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.analysis.tuning import Tuning
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from tests.fuzz import good_model
-from tests.latticebpd.analysis.test_oracle import by_hand, decode, lattice_sets
+from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
+from tests.helpers.trigrams import good_model
 
 LM = good_model()
 

@@ -13,7 +13,7 @@ from latticebpd.analysis import entropy_bounds, h_max, head_entropy, regress
 from latticebpd.analysis.entropy import BIN
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
-from tests.latticebpd.analysis.test_oracle import by_hand
+from tests.helpers.lattice_sets import by_hand
 
 
 def lattice_set(log_probs: np.ndarray, **optional: np.ndarray) -> LatticeSet:

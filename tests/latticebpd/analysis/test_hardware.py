@@ -8,7 +8,7 @@ import pytest
 from latticebpd.analysis import Decoding, ModelShape, hardware_cost
 from latticebpd.analysis.hardware import PAPER_DECODINGS
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
 TABLE_11 = """

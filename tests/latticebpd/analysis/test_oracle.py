@@ -15,26 +15,7 @@ from hypothesis import strategies as st
 from latticebpd.analysis import OracleTally, Shard, blocks, lengths_of, ranks, stream, tally
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, oracle_path
-
-VOCAB = 7
-
-
-@st.composite
-def lattice_sets(draw: st.DrawFn, min_size: int = 1) -> LatticeSet:
-    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice."""
-    n, slots, k = draw(st.integers(min_size, 12)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    tokens = np.full((n, slots, k), PADDING, np.int32)
-    log_probs = np.zeros((n, slots, k), np.float32)
-    continuation = np.full((n, slots), PADDING, np.int32)
-    for i in range(n):
-        for slot in range(slots):
-            ids = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=k, unique=True))
-            tokens[i, slot, : len(ids)] = ids
-            log_probs[i, slot, : len(ids)] = draw(st.lists(st.sampled_from([-0.5, -1, -2]), min_size=len(ids), max_size=len(ids)))
-        text = draw(st.lists(st.integers(0, VOCAB - 1), max_size=slots))
-        continuation[i, : len(text)] = text
-    sequence = np.sort(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))))
-    return LatticeSet(tokens, log_probs, continuation, np.zeros((n, 1), np.int32), sequence=sequence)
+from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
 
 
 def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
@@ -52,13 +33,6 @@ def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads
         cut = found[i].top_arcs(k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
         assert lengths[i] == accepted(part, found.continuation[i].tolist())
-
-
-def decode(lengths: list[int]) -> int:
-    position = calls = 0
-    while position < len(lengths):
-        position, calls = position + lengths[position] + 1, calls + 1
-    return calls
 
 
 def fewest(lengths: list[int]) -> int:
@@ -99,14 +73,6 @@ def test_parts_add_up_to_the_whole(
         if own:
             parts.append(OracleTally.from_json(json.loads(json.dumps(tally(own, [1, 3]).to_json()))))
     assert functools.reduce(operator.add, parts).to_json() == whole.to_json()
-
-
-def by_hand() -> LatticeSet:
-    """One text of four positions; two slots of two arcs; the right token is 1 wherever a slot has it."""
-    tokens = np.array([[[1, 2], [2, 1]], [[2, 3], [1, 2]], [[1, 2], [1, 2]], [[2, 1], [3, 2]]], np.int32)
-    log_probs = np.tile(np.array([-0.5, -1.0], np.float32), (4, 2, 1))
-    continuation = np.array([[1, 1], [1, 1], [1, 1], [1, PADDING]], np.int32)
-    return LatticeSet(tokens, log_probs, continuation, np.zeros((4, 1), np.int32), sequence=np.zeros(4, np.int64))
 
 
 def test_hand_computed_tally() -> None:

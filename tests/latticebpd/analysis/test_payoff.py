@@ -7,7 +7,8 @@ import pytest
 from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.analysis.payoff import PayOff, greedy_text, pay_off, replay
 from latticebpd.drafting import Drafter, PromptNgramDrafter
-from tests.latticebpd.decoding.test_decoding import greedy, trigram
+from tests.helpers.blockwise_models import greedy
+from tests.helpers.trigrams import trigram
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -15,7 +15,7 @@ from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter
 from latticebpd.analysis import spec_bench
 from latticebpd.analysis.spec_bench import Answer, Question, Run, forward_func, greedy_forward_func, read_questions, write_answers
 from latticebpd.models.bundle import MODEL, load_bundle
-from tests.latticebpd.decoding.test_decoding import greedy
+from tests.helpers.blockwise_models import greedy
 
 QUESTIONS = [
     {"question_id": 81, "category": "writing", "turns": ["Describe the city.", "Now in one line."]},

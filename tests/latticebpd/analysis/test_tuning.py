@@ -16,7 +16,7 @@ from latticebpd.analysis.systems import run_system
 from latticebpd.analysis.tuning import Tuning, draw_examples, lattices_fingerprint, tune, without
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.rescoring import alpha_path
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.tiny_families import VOCABULARY, tiny
 
 SLOTS = 2

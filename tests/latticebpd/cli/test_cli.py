@@ -10,8 +10,8 @@ import pytest
 
 import fst
 from latticebpd.lattices.lattice_set import LatticeSet
-from tests.conftest import Run
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.commands import Run
+from tests.helpers.trigrams import trigram
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, shard_path
 from lm_training.data.sequences import Sequences
-from tests.conftest import Run, tiny_model
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.commands import Run
+from tests.helpers.trigrams import trigram
 
 WORDS = [f"w{i}" for i in range(23)]
 

@@ -14,7 +14,7 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from latticebpd.models import bundle
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
 TEXT = "The history of the city"

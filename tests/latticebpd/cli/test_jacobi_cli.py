@@ -19,9 +19,9 @@ from latticebpd.decoding.jacobi import gauss_seidel_jacobi, jacobi
 from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
 from latticebpd.decoding.jacobi.cost import ModelShape
 from latticebpd.models.heads import BlockHeads
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_ddg import letters
+from tests.helpers.tokenizers import letters
 
 TEXTS = ["beg", "cab", "fadebag", "gab"]
 NEW = 10

@@ -15,10 +15,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from latticebpd import GoldDrafter
 from latticebpd.analysis.plots import save
@@ -38,9 +34,10 @@ from latticebpd.decoding.jacobi.page import page
 from latticebpd.decoding.jacobi.pieces import classes, piece
 from latticebpd.decoding.jacobi.sentence import Sentence, look_into
 from latticebpd.decoding.jacobi.statistics import corpus_statistics
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.rule_models import RuleModel, adds_up, follows_its_predecessor, follows_the_last_but_one, knows_its_place
 from tests.helpers.tiny_families import VOCABULARY, tiny
+from tests.helpers.tokenizers import letters
 
 PROMPT = [4, 9, 3, 11]
 LENGTH = 12
@@ -203,12 +200,6 @@ def test_a_trajectory_of_another_prompt_is_refused() -> None:
         dependencies(model, [20, 17, 8], found)
     with pytest.raises(ValueError, match="a single prompt, got 2"):
         dependencies(model, [[1], [2]], found)
-
-
-def letters() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(BPE({chr(ord("a") + i): i for i in range(VOCABULARY)}, []))
-    tokenizer.decoder = Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import fst
 from latticebpd import (
     BlockwiseLM,
     DraftTree,
@@ -23,51 +22,9 @@ from latticebpd import (
     VanillaDrafter,
     generate,
 )
-from tests.conftest import tiny_model
-
-NEW = 40
-
-
-class ScriptedDrafter:
-    """Drafts whatever ``script(state)`` says and remembers what it observed."""
-
-    def __init__(self, script: object) -> None:
-        self.script = script
-        self.observed: list[int] = []
-
-    def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        return [self.script(state) for state in states]  # type: ignore[operator]
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        for row in tokens:
-            self.observed += row
-
-
-def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
-    """The oracle: transformers' own greedy decoding, the new tokens only."""
-    ids = torch.tensor([prompt])
-    out = model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0)
-    return [int(token) for token in out[0, len(prompt) :]]
-
-
-def trigram(vocab: int = 23, seed: int = 5) -> fst.NgramModel:
-    """A small random trigram model over the tiny model's vocabulary, backoff weights on both sides of 1."""
-    rng = np.random.default_rng(seed)
-    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
-    pairs = np.unique(rng.integers(0, vocab, (120, 2), dtype=np.int32), axis=0)
-    triples = np.unique(
-        np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1), axis=0
-    )
-    known = {tuple(row) for row in pairs.tolist()}
-    triples = np.array([row for row in triples.tolist() if tuple(row[1:]) in known], dtype=np.int32).reshape(-1, 3)
-    ngrams = [unigrams, pairs, triples]
-    return fst.NgramModel.from_table(
-        fst.NgramTable(
-            ngrams,
-            [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams],
-            [rng.normal(0, 0.5, len(unigrams)), rng.normal(0, 0.5, len(pairs)), np.zeros(len(triples))],
-        )
-    )
+from tests.helpers.blockwise_models import NEW, greedy, tiny_model
+from tests.helpers.drafters import ScriptedDrafter
+from tests.helpers.trigrams import trigram
 
 
 def drafters(model: BlockwiseLM, prompt: list[int]) -> dict[str, object]:

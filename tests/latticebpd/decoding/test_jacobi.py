@@ -32,10 +32,10 @@ from latticebpd.decoding.jacobi import (
 from latticebpd.models.forward import Source
 from latticebpd.models.heads import BlockHeads
 from latticebpd.verification import verifier_for
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.rule_models import RuleModel, adds_up, follows_its_predecessor, follows_the_last_but_one, knows_its_place
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.trigrams import trigram
 
 ROWS = [[5, 9, 11, 3], [3, 4], [12]]
 NEW = 14

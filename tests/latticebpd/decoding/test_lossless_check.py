@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latticebpd import Divergence, NoDrafter, TopK, VanillaDrafter, check_lossless, generate
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 

@@ -17,7 +17,7 @@ from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreT
 
 from latticebpd import Drafter, DraftTree, GoldDrafter, NoDrafter, OracleDrafter, PathsDrafter, State, TreeDrafter, VanillaDrafter, generate
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.trigrams import trigram
 
 
 class RandomHeads:

@@ -17,8 +17,8 @@ from latticebpd.analysis.replay import accept_length, collect_lattices
 from latticebpd.drafting import Drafter, MixtureDrafter, PreviousOutputDrafter, PromptNgramDrafter, SavedTopKDrafter, State, load_top_k
 from latticebpd.drafting.matching import SuffixIndex, copied, weighted_tree
 from latticebpd.lattices.drafts import DraftTree
-from tests.conftest import tiny_model
-from tests.latticebpd.decoding.test_decoding import greedy, trigram
+from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.trigrams import trigram
 
 TOKENS = st.integers(0, 3)
 TEXT = st.lists(TOKENS, max_size=40)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel
 
 from latticebpd import DraftTree, MixtureDrafter, State, TopBeta, generate
 from latticebpd.drafting.gad import GadDrafter, GadPathsDrafter, GadTreeDrafter, MaskFiller
@@ -23,39 +23,10 @@ from latticebpd.models.mask_filling import (
 )
 from latticebpd.models.placement import ByEmbedding
 from latticebpd.verification import tree_placement
+from tests.helpers.drafters import ScriptedDrafter
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
-from tests.latticebpd.decoding.test_decoding import ScriptedDrafter, trigram
-
-MASK, END = 2, 5
-NEW = 20
-SOURCES = [[3, 4, 7, 9, END], [8, 6, END], [10, 11, 12, END], [21, END]]
-
-
-def padded(sources: list[list[int]]) -> tuple[Tensor, Tensor]:
-    width = max(map(len, sources))
-    ids = torch.tensor([source + [0] * (width - len(source)) for source in sources])
-    return ids, (ids != 0).long()
-
-
-def greedy(verifier: PreTrainedModel, sources: list[list[int]], new: int = NEW) -> Tensor:
-    ids, mask = padded(sources)
-    out: Tensor = verifier.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new)
-    return out
-
-
-def verifier_of(family: str, seed: int, eos: int | None = END) -> PreTrainedModel:
-    """A random model whose text varies: an output embedding of its own, and attention turned down."""
-    model = tiny(family, seed, eos=eos)
-    torch.manual_seed(seed)
-    output = torch.nn.Linear(16, VOCABULARY, bias=False)
-    torch.nn.init.normal_(output.weight)
-    model.set_output_embeddings(output)
-    model.config.tie_word_embeddings = False
-    with torch.no_grad():
-        for name, parameter in model.get_decoder().named_parameters():
-            if name.endswith("out_proj.weight"):
-                parameter.mul_(0.15)
-    return model
+from tests.helpers.translators import END, MASK, NEW, SOURCES, greedy, padded, verifier_of
+from tests.helpers.trigrams import trigram
 
 
 def random_drafter(family: str = "marian", seed: int = 7, block_size: int = 8, anchored: bool = False) -> NonAutoregressiveModel:

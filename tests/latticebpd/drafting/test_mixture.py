@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from latticebpd import BlockwiseLM, DraftTree, State, TreeDrafter, VanillaDrafter, generate
 from latticebpd.drafting import MixtureDrafter, PromptNgramDrafter
-from tests.conftest import tiny_model
-from tests.latticebpd.decoding.test_decoding import greedy, trigram
+from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.trigrams import trigram
 
 
 class Fixed:

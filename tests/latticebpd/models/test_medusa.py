@@ -13,8 +13,8 @@ from torch import Tensor
 from latticebpd import PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.medusa import load_medusa
-from tests.conftest import tiny_model
-from tests.latticebpd.decoding.test_decoding import greedy, trigram
+from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.trigrams import trigram
 
 HIDDEN, VOCAB = 16, 23
 

@@ -14,7 +14,7 @@ from latticebpd import BlockHeads, BlockwiseLM
 from latticebpd.models.blockwise import load_base, new_heads
 from latticebpd.models.heads import Heads
 from lm_training.data.corpus import train_tokenizer
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 
 
 def test_saved_model_round_trips_and_its_base_opens_with_transformers(model: BlockwiseLM, tmp_path: Path) -> None:

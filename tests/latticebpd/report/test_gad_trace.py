@@ -9,8 +9,8 @@ from latticebpd import DraftTree, State, TopBeta, generate
 from latticebpd.drafting.gad import GadTreeDrafter
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from latticebpd.report.gad_trace import Example, exchanges, pieces, trace_html, trace_text
-from tests.latticebpd.decoding.test_decoding import ScriptedDrafter
-from tests.latticebpd.drafting.test_gad import MASK, NEW, SOURCES, greedy, verifier_of
+from tests.helpers.drafters import ScriptedDrafter
+from tests.helpers.translators import MASK, NEW, SOURCES, greedy, verifier_of
 
 SOURCE = SOURCES[0]
 

@@ -29,8 +29,8 @@ from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.report import DataSet, Measurements, Options, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.scoring.rescoring import as_rescorer
-from tests.conftest import Run
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.commands import Run
+from tests.helpers.trigrams import trigram
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MODELS = {"3-gram": as_rescorer(trigram()), "other": as_rescorer(trigram())}

@@ -10,7 +10,7 @@ import pytest
 import fst
 from latticebpd import SausageLattice, draft_tree, rescore
 from latticebpd.scoring.kenlm import KenlmRescorer
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.trigrams import trigram
 
 kenlm = pytest.importorskip("kenlm", reason="the extra is not installed: pip install 'latticebpd[kenlm]'")
 

@@ -30,7 +30,7 @@ from latticebpd import (
 from latticebpd.scoring.neural.base import CausalRescorer, first_kept
 from latticebpd.scoring.neural.reader import CachedReader, RecomputingReader
 from latticebpd.scoring.rescoring import check_vocabulary, draft_tree_batch, rescore_batch
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 
 DECODERS = ["llama", "gpt2", "opt", "bloom"]

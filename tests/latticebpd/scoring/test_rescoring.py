@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import fst
 from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
 from latticebpd.scoring.rescoring import draft_tree_batch, rescore_batch
-from tests.conftest import tiny_model
-from tests.latticebpd.decoding.test_decoding import trigram
+from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.trigrams import trigram
 
 LM = trigram(vocab=6, seed=1)
 

@@ -15,7 +15,7 @@ from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
 from latticebpd.models.forward import Source
 from latticebpd.models.placement import ByPositionIds
 from latticebpd.verification import RecomputingVerifier, TreeVerifier, Verifier, tree_placement, verifier_for, visible_keys
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 PATHS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=4), min_size=0, max_size=5)

@@ -12,7 +12,7 @@ import pytest
 import fst
 from fst.table import UNK
 from lm_training.data.corpus import train_tokenizer
-from tests.conftest import Run
+from tests.helpers.commands import Run
 
 TEXT = "the cat sat on the mat\nthe dog sat on the cat\na dog ran\n" * 20
 

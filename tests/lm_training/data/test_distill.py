@@ -19,7 +19,7 @@ from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.models.blockwise import BlockwiseLM
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.data.sequences import Sequences
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)

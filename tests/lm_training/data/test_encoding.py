@@ -20,7 +20,7 @@ from lm_training.data.pairs import Pair, encode_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
 from lm_training.neural.heads import load_sequences
-from tests.conftest import Run
+from tests.helpers.commands import Run
 
 QUESTIONS: list[dict[str, Any]] = [
     {"question": f"Who is number {index}?", "context": f"Number {index} is known.\nSo it is.", "answers": {"text": [f"Nobody {index}"]}}

@@ -23,9 +23,9 @@ from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pai
 from lm_training.data.sequences import Sequences
 from lm_training.neural.mask_filling import UNLABELLED, DrafterObjective, DrafterTraining, Windows, glance, train_drafter
 from lm_training.neural.training import Trainer, cosine
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
-from tests.latticebpd.drafting.test_gad import verifier_of
+from tests.helpers.translators import verifier_of
 
 MASK, END, START = 2, 5, 1
 TEXT = list(range(6, VOCABULARY))

@@ -39,7 +39,7 @@ from lm_training.data.sequences import Sequences
 from lm_training.neural.heads import HeadTraining, train_heads
 from lm_training.neural.selection import EveryHead, OneHeadPerBatch
 from lm_training.neural.training import Process
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 
 QUICK = HeadTraining(
     steps=6, batch_size=4, warmup_steps=2, validation_every=3, checkpoint_every=2, validation_sequences=4, serving_prompts=0

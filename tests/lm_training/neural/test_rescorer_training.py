@@ -22,7 +22,7 @@ from lm_training.data.corpus import train_tokenizer
 from lm_training.data.sequences import Sequences
 from lm_training.neural.rescorers import PRESETS, RescorerObjective, RescorerShape, RescorerTraining, new_rescorer, train_rescorer
 from lm_training.neural.training import Trainer, cosine
-from tests.conftest import Run
+from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
 QUICK = RescorerTraining(steps=6, batch_size=4, warmup_steps=2, validation_every=3, checkpoint_every=2, validation_sequences=4)

@@ -20,7 +20,7 @@ from latticebpd import VanillaDrafter, generate
 from latticebpd.models.blockwise import BlockwiseLM, load_base
 from lm_training.data.sequences import Sequences
 from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
-from tests.conftest import tiny_model
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
 HEADS, STATE = "heads.safetensors", "training-state.json"

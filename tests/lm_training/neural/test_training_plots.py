@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lm_training.neural.plots import draw, read_log, write_csv
-from tests.conftest import Run
+from tests.helpers.commands import Run
 
 HEADS = {"loss": 3.0, "base_loss": 1.0, "head_losses": [2.5, 3.5], "head_accuracy": {"top-1": [0.5, 0.25], "top-4": [0.75, 0.5]}}
 

@@ -1,0 +1,44 @@
+"""Sets of lattices: drawn at random, one whose numbers can be worked out on paper, and the calls of their decodes."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
+
+VOCAB = 7
+
+
+@st.composite
+def lattice_sets(draw: st.DrawFn, min_size: int = 1) -> LatticeSet:
+    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice."""
+    n, slots, k = draw(st.integers(min_size, 12)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    tokens = np.full((n, slots, k), PADDING, np.int32)
+    log_probs = np.zeros((n, slots, k), np.float32)
+    continuation = np.full((n, slots), PADDING, np.int32)
+    for i in range(n):
+        for slot in range(slots):
+            ids = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=k, unique=True))
+            tokens[i, slot, : len(ids)] = ids
+            log_probs[i, slot, : len(ids)] = draw(st.lists(st.sampled_from([-0.5, -1, -2]), min_size=len(ids), max_size=len(ids)))
+        text = draw(st.lists(st.integers(0, VOCAB - 1), max_size=slots))
+        continuation[i, : len(text)] = text
+    sequence = np.sort(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))))
+    return LatticeSet(tokens, log_probs, continuation, np.zeros((n, 1), np.int32), sequence=sequence)
+
+
+def by_hand() -> LatticeSet:
+    """One text of four positions; two slots of two arcs; the right token is 1 wherever a slot has it."""
+    tokens = np.array([[[1, 2], [2, 1]], [[2, 3], [1, 2]], [[1, 2], [1, 2]], [[2, 1], [3, 2]]], np.int32)
+    log_probs = np.tile(np.array([-0.5, -1.0], np.float32), (4, 2, 1))
+    continuation = np.array([[1, 1], [1, 1], [1, 1], [1, PADDING]], np.int32)
+    return LatticeSet(tokens, log_probs, continuation, np.zeros((4, 1), np.int32), sequence=np.zeros(4, np.int64))
+
+
+def decode(lengths: list[int]) -> int:
+    position = calls = 0
+    while position < len(lengths):
+        position, calls = position + lengths[position] + 1, calls + 1
+    return calls
