@@ -1,20 +1,68 @@
 """The command line: one program, one file per group of commands.
 
 Results go to standard output, progress and messages to standard error.  Bad input ends with one line that says
-what was expected and what came, and exit status 2.
+what was expected and what came, and exit status 2; anything unforeseen with one line and exit status 1.
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
+from collections import UserDict
+from importlib import import_module
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from latticebpd._version import __version__
-from latticebpd.cli import analysis, compare, ddg, demo, generate, jacobi, lattices, models, report, spec_bench, tune
-from lm_training.cli import distill, lm, train
+
+_UsageError: Any = typer.BadParameter.__base__
+
+COMMANDS = {
+    "demo": "latticebpd.cli.demo:demo",
+    "generate": "latticebpd.cli.generate:generate",
+    "lattices": "latticebpd.cli.lattices:lattices",
+    "rescore": "latticebpd.cli.lattices:rescore",
+    "oracle": "latticebpd.cli.analysis:oracle",
+    "merge": "latticebpd.cli.analysis:merge",
+    "compare": "latticebpd.cli.compare:compare",
+    "report": "latticebpd.cli.report:report",
+    "tune": "latticebpd.cli.tune:tune",
+    "spec-bench": "latticebpd.cli.spec_bench:spec_bench",
+    "jacobi": "latticebpd.cli.jacobi:jacobi",
+    "ddg": "latticebpd.cli.ddg:ddg",
+    "distill": "lm_training.cli.distill:distill",
+    "models": "latticebpd.cli.models:app",
+    "lm": "lm_training.cli.lm:app",
+    "train": "lm_training.cli.train:app",
+}
+"""Each command's function, or group of commands, imported when it is first asked for."""
+
+
+class _LazyCommands(UserDict[str, Any]):
+    """Commands by name, of the functions or groups that the values name."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, attribute = self.data[name].split(":")
+        found = getattr(import_module(module), attribute)
+        holder = typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode="rich")
+        if isinstance(found, typer.Typer):
+            holder.add_typer(found, name=name)
+        else:
+            holder.command(name)(found)
+        group: Any = typer.main.get_command(holder)
+        return group.commands[name]
+
+
+class _Program(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _LazyCommands(COMMANDS)
+
 
 app = typer.Typer(
+    cls=_Program,
     help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -29,43 +77,40 @@ def _version(show: bool) -> None:
 
 
 @app.callback()
-def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave.")) -> None:
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave."),
+    debug: bool = typer.Option(False, "--debug", help="Before the command: show the traceback of an error."),
+) -> None:
     pass
 
 
-app.command("demo")(demo.demo)
-app.command("generate")(generate.generate)
-app.command("lattices")(lattices.lattices)
-app.command("rescore")(lattices.rescore)
-app.command("oracle")(analysis.oracle)
-app.command("merge")(analysis.merge)
-app.command("compare")(compare.compare)
-app.command("report")(report.report)
-app.command("tune")(tune.tune)
-app.command("spec-bench")(spec_bench.spec_bench)
-app.command("jacobi")(jacobi.jacobi)
-app.command("ddg")(ddg.ddg)
-app.command("distill")(distill.distill)
-app.add_typer(lm.app, name="lm")
-app.add_typer(train.app, name="train")
-app.add_typer(models.app, name="models")
-
-
 def main() -> None:
-    """Run the program; users' mistakes become one line and exit status 2."""
+    """Run the program; whatever goes wrong becomes one line: users' mistakes with exit status 2, the unforeseen with 1."""
     try:
-        app()
+        sys.exit(app(prog_name="latticebpd", standalone_mode=False))
     except BrokenPipeError:
         # The reader (`head`, say) has what it wanted; closing standard error keeps the interpreter quiet about it.
         sys.stderr.close()
         sys.exit(0)
+    except _UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(2)
+        where = f"; see `{error.ctx.command_path} --help`" if error.ctx else ""
+        _fail(f"{error.format_message().rstrip('.')}{where}", 2)
     except FileNotFoundError as error:
-        _fail(f"{error.filename}: expected a file, found none" if error.filename else str(error))
+        _fail(f"{error.filename}: expected a file, found none" if error.filename else str(error), 2)
     except (ValueError, OSError) as error:
-        _fail(str(error))
+        _fail(str(error), 2)
+    except Exception as error:
+        # The command line's library turns an EOFError into one without a message.
+        cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
+        _fail(f"unforeseen {type(cause).__name__}: {cause}; `latticebpd --debug COMMAND ...` shows where it comes from", 1)
 
 
-def _fail(message: str) -> None:
-    first_line = " ".join(message.split())
-    print(f"latticebpd: error: {first_line}", file=sys.stderr)
-    sys.exit(2)
+def _fail(message: str, status: int) -> NoReturn:
+    if "--debug" in sys.argv[1:]:
+        traceback.print_exc()
+    line = f"latticebpd: error: {' '.join(message.split())}"
+    print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
+    sys.exit(status)

@@ -26,6 +26,15 @@ def test_import_leaves_torch_out(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_listing_all_commands_leaves_torch_out_and_parsing_one_leaves_the_others_out() -> None:
+    call = "import sys; from latticebpd.cli import app; app({0}, standalone_mode=False); loaded = set(sys.modules); "
+    listed = python(call.format(["--help"]) + "assert 'lm_training.cli.lm' in loaded and not {'torch', 'transformers'} & loaded")
+    assert listed.returncode == 0, listed.stderr
+    assert "distill" in listed.stdout
+    one = python(call.format(["demo", "--help"]) + "assert not any(name.startswith('lm_training') for name in loaded)")
+    assert one.returncode == 0, one.stderr
+
+
 @pytest.mark.parametrize("module", [fst, latticebpd])
 def test_every_public_name_exists(module: object) -> None:
     names = module.__all__  # type: ignore[attr-defined]

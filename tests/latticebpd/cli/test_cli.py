@@ -199,3 +199,49 @@ def test_unknown_option_is_a_usage_error(run: Run) -> None:
     assert status == 2
     assert out == ""
     assert "--nonsense" in err
+
+
+@pytest.mark.parametrize("arguments", [(), ("lm",), ("train",)])
+def test_no_command_prints_the_help(run: Run, arguments: tuple[str, ...]) -> None:
+    status, out, err = run(*arguments)
+    assert status in (0, 2)  # older versions of typer call it a success
+    assert "Usage: latticebpd" in out + err
+
+
+def test_usage_error_is_one_line_that_names_the_help(run: Run) -> None:
+    for arguments, message in (
+        (("lm", "train", "x", "-o", "y.fst", "--order", 0), "'--order'"),
+        (("lm", "train"), "Missing argument 'inputs"),
+        (("no-such-command",), "No such command 'no-such-command'"),
+    ):
+        status, out, err = run(*arguments)
+        assert (status, out) == (2, "")
+        (line,) = err.splitlines()
+        assert line.startswith("latticebpd: error: ")
+        assert message in line
+        assert "see `latticebpd " in line
+
+
+@pytest.mark.parametrize("error", [RuntimeError("strange\n  thing"), IndexError("x"), EOFError("end"), MemoryError(), AssertionError()])
+def test_the_unforeseen_is_one_line_with_a_hint_and_status_1(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(fst.NgramModel, "load", fail)
+    status, out, err = run("lm", "info", "lm.fst")
+    assert (status, out) == (1, "")
+    (line,) = err.strip().splitlines()
+    assert line == (
+        f"latticebpd: error: unforeseen {type(error).__name__}: {' '.join(str(error).split())}; "
+        "`latticebpd --debug COMMAND ...` shows where it comes from"
+    )
+    status, _, err = run("--debug", "lm", "info", "lm.fst")
+    assert status == 1
+    assert err.strip().startswith("Traceback (most recent call last):")
+    assert err.splitlines()[-1] == line
+
+
+def test_names_that_cannot_be_printed_are_escaped(run: Run) -> None:
+    status, _, err = run("lm", "info", "surrogate-\udcff.fst")
+    assert status == 2
+    assert err == "latticebpd: error: surrogate-\\udcff.fst: expected a file, found none\n"

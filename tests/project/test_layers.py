@@ -1,0 +1,110 @@
+"""Imports run one way: read from the source of every module, those inside functions and for type checkers included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("lattices", "models", "verification", "scoring", "drafting", "decoding", "analysis", "report", "cli")
+"""Of ``latticebpd``, from the lowest; below them all is ``fst``, above them ``lm_training``."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """That one module imports another; ``lazy`` where a function does when it is called, or a type checker."""
+
+    importer: str
+    imported: str
+    lazy: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} -> {self.imported}"
+
+
+def modules() -> dict[str, Path]:
+    """The source of every module of the three packages, by name."""
+    paths = [path for package in ("fst", "latticebpd", "lm_training") for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
+    """What a module imports of ``known`` ones; relative imports do not occur."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    eager = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name}: relative import"
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [full if full in known else str(node.module) for full in named]
+        elif isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (Import(name, other, id(node) not in eager) for other in found if other in known and other != name)
+
+
+def all_imports() -> list[Import]:
+    paths = modules()
+    known = {*paths, "fst._core"}
+    return [found for name, path in paths.items() for found in imports_of(name, path, known)]
+
+
+def height(module: str) -> int | None:
+    """How high a module stands; None for ``latticebpd`` itself, which names what is public of all its rooms."""
+    package, *rest = module.split(".")
+    if package == "latticebpd":
+        return 1 + ROOMS.index(rest[0]) if rest and rest[0] in ROOMS else None
+    return 0 if package == "fst" else 1 + len(ROOMS)
+
+
+def runs_upwards(found: Import) -> bool:
+    """Whether something imports what stands above it; only ``latticebpd.cli``'s functions may, from ``lm_training``."""
+    lower, upper = height(found.importer), height(found.imported)
+    if lower is None or upper is None or upper <= lower:
+        return False
+    return not (found.importer.startswith("latticebpd.cli") and found.lazy)
+
+
+NOT_YET = {
+    "latticebpd.drafting.gad -> latticebpd.decoding.stopping",
+    "latticebpd.models.mask_filling -> latticebpd.decoding.prompts",
+    "latticebpd.models.mask_filling -> latticebpd.decoding.stopping",
+    "latticebpd.scoring.neural.base -> latticebpd.decoding.stopping",
+    "latticebpd.scoring.rescoring -> latticebpd.analysis.tuning",
+}
+
+
+def test_imports_run_one_way_from_room_to_room() -> None:
+    assert {room.name for room in (ROOT / "latticebpd").iterdir() if (room / "__init__.py").exists()} == set(ROOMS)
+    upwards = {str(found) for found in all_imports() if runs_upwards(found)}
+    assert upwards - NOT_YET == set()
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph: dict[str, set[str]] = {}
+    for found in all_imports():
+        if str(found) not in NOT_YET:
+            graph.setdefault(found.importer, set()).add(found.imported)
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        raise AssertionError(" <- ".join(error.args[1])) from None
+    assert order.index("fst._core") < order.index("latticebpd.lattices.lattice") < order.index("lm_training.cli.lm")
+
+
+def test_the_reader_of_imports_sees_every_kind(tmp_path: Path) -> None:
+    """Of a module, of a name in one, inside functions and for type checkers."""
+    source = tmp_path / "m.py"
+    source.write_text(
+        "import a.b\nfrom a import c, name\nfrom typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from a import b\ndef f():\n    import a\n    def g():\n        from a.c import x\n"
+    )
+    found = {(one.imported, one.lazy) for one in imports_of("m", source, {"a", "a.b", "a.c"})}
+    assert found == {("a.b", False), ("a.c", False), ("a", False), ("a.b", True), ("a", True), ("a.c", True)}
+    assert runs_upwards(Import("fst.model", "latticebpd.lattices.lattice", True))
+    assert runs_upwards(Import("latticebpd.cli.datasets", "lm_training.data.corpus", False))
+    assert not runs_upwards(Import("latticebpd.cli.datasets", "lm_training.data.corpus", True))
