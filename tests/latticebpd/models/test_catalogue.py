@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from latticebpd.models import catalogue
 from latticebpd.models.catalogue import CATALOGUE, get_model, model_folder, resolved
 from latticebpd.models.gguf import load_gguf, load_gguf_tokenizer
-from tests.conftest import Run
+from tests.helpers.commands import Run
 
 TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
 
