@@ -34,8 +34,8 @@ from latticebpd import NeuralRescorer, NoDrafter, ParallelNeuralRescorer, PathsD
 from latticebpd.decoding.loop import Generated
 from latticebpd.drafting import Drafter, heads
 from latticebpd.models.bundle import LM, Bundle, load_bundle
-from lm_training.data.sequences import padded
-from lm_training.neural.heads import load_sequences
+from lm_training.data.batching import padded
+from lm_training.data.loading import load_texts
 
 
 def systems(bundle: Bundle, neural: NeuralRescorer, parallel: ParallelNeuralRescorer) -> dict[str, Callable[[], Drafter]]:
@@ -62,7 +62,7 @@ def prompts_of(bundle: Bundle, data: Path | None, limit: int | None) -> list[lis
     """The bundled prompts, or those of sequences in a file or directory."""
     if data is None:
         return [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:limit]]
-    found = load_sequences(data, 64)
+    found = load_texts(data, 64)
     return [found[index][: found.prompt_lengths[index]].tolist() for index in range(min(limit or len(found), len(found)))]
 
 

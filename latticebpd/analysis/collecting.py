@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,8 @@ from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.heads import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.lattices.shards import Texts, claim, shard_path, texts_path
+from latticebpd.lattices.shards import lattice_directory
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, max_positions, weights_fingerprint
 
 MOST_LOGITS = 1 << 25
@@ -86,7 +86,7 @@ def collect(
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
     prompt_lengths: list[int] = []
-    texts = iter(data) if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size)
+    texts = data.items() if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size)
     for text, prompt_length in texts:
         new = min(len(text) - prompt_length, options.max_new_tokens)
         if new > 1:
@@ -124,24 +124,24 @@ def collect_shards(
     Raises:
         ValueError: the directory holds lattices of another making.
     """
-    directory = Path(directory)
     if shard_texts < 1 or not len(data):
         raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
     num_shards = -(-len(data) // shard_texts)
-    claim(directory, {
+    shards = lattice_directory(directory)
+    shards.claim({
         "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **asdict(options),
         "model": weights_fingerprint(model),  # type: ignore[arg-type]
         **(about or {}),
     })  # fmt: skip
     for shard in range(num_shards):
-        part = _part(data, shard * shard_texts, (shard + 1) * shard_texts)
-        if shard_path(directory, shard).exists():
+        part = data.chosen(range(shard * shard_texts, min(len(data), (shard + 1) * shard_texts)))
+        if shards.file(shard).exists():
             if on_text is not None:
                 on_text(len(part))
             continue
         lattices, texts = collect(model, part, options, batch_size, None if on_text is None else lambda: on_text(1))
-        texts.save(texts_path(directory, shard))
-        lattices.save(shard_path(directory, shard))  # last: what is there is complete
+        texts.save(shards.file(shard, "texts"))
+        lattices.save(shards.file(shard))  # last: what is there is complete
 
 
 @torch.inference_mode()
@@ -208,7 +208,7 @@ def _entropy(logits: Tensor) -> np.ndarray:
 def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int) -> Iterator[tuple[list[int], int]]:
     """Every prompt, or source, with the model's own greedy text behind it."""
     encodes = _start(model) is not None
-    prompts = [text[:length] for text, length in data]
+    prompts = [text[:length] for text, length in data.items()]
     for begin in range(0, len(prompts), batch_size):
         batch = prompts[begin : begin + batch_size]
         width = max(map(len, batch))
@@ -226,9 +226,3 @@ def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: i
 def _start(model: BlockwiseLM) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
     return decoder_start_id(model.base) if model.base.config.is_encoder_decoder else None
-
-
-def _part(data: Texts, begin: int, end: int) -> Texts:
-    lengths = data.prompt_lengths[begin:end]
-    starts = data.starts[begin : begin + len(lengths) + 1]
-    return Texts(data.tokens[starts[0] : starts[-1]], starts - starts[0], lengths)

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from latticebpd.lattices.shards import Texts
+    from latticebpd.lattices.texts import Texts
 
 
 def read_texts(
@@ -42,14 +42,14 @@ def read_texts(
     Raises:
         ValueError: the file cannot be read as what its name says, or holds no text.
     """
-    from latticebpd.lattices.shards import Texts
+    from latticebpd.lattices.texts import Texts
 
     if sources and path.suffix == ".npy":
         raise ValueError(f"{path}: expected text or sequences (.npz) as an encoder–decoder's sources, got an array of token ids")
     if path.suffix == ".npy":
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
     elif path.suffix == ".npz":
-        pairs = _sequences(path)
+        pairs = Texts.load(path).items()
     elif _holds_questions(path):
         pairs = _questions(path, tokenizer)
     else:
@@ -84,13 +84,6 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
     if limit is not None and limit < count:
         starts = starts[np.arange(limit) * count // limit]
     return ((ids[start : start + size].tolist(), prompt_tokens) for start in starts.tolist())
-
-
-def _sequences(path: Path) -> Iterable[tuple[list[int], int]]:
-    from lm_training.data.sequences import Sequences
-
-    found = Sequences.load(path)
-    return ((found[index].tolist(), length) for index, length in enumerate(found.prompt_lengths.tolist()))
 
 
 def _questions(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:

@@ -28,14 +28,14 @@ class InitialName(StrEnum):
 
 
 @dataclass(frozen=True)
-class Texts:
+class JacobiInputs:
     """Inputs, and references where there are any."""
 
     inputs: list[str]
     references: list[str] | None
 
 
-def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> Texts:
+def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> JacobiInputs:
     """The texts of a file, one a line; of a ``.jsonl`` file, what its objects hold under ``source`` and ``target``.
 
     Raises:
@@ -53,7 +53,7 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         found = _lines(references, limit)
         if len(found) != len(inputs):
             raise ValueError(f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(found)}")
-    return Texts(inputs, found)
+    return JacobiInputs(inputs, found)
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:

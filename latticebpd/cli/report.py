@@ -95,13 +95,13 @@ def _with_model(
     from latticebpd.analysis.decoded import decode
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.drafting import OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
-    from latticebpd.lattices.shards import SETTINGS, texts_of
+    from latticebpd.lattices.shards import lattice_directory, texts_of
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.report.wording import system_label
 
     model = BlockwiseLM.from_pretrained(directory)
     path = Path(str(lattices))
-    if not decode_texts or not (path / SETTINGS).exists():
+    if not decode_texts or not lattice_directory(path).is_ours:
         return None, ModelShape.of(model)
     name = next(iter(models), None)
     rescorer = models[name] if name else None

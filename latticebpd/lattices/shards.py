@@ -1,93 +1,157 @@
-"""Directories of lattice files: the shards of one data set, and how they were made.
+"""Directories of numbered files: the shards of one data set, and a JSON file that says how they are made.
 
-``latticebpd lattices`` fills a directory with::
+A shard appears whole or not at all and depends on the settings and its number alone.  So a killed run loses one shard, the
+same command goes on, and any number of processes may each make every n-th (a *part*).  ``latticebpd lattices`` fills::
 
     lattices.json      how the lattices were made, and how many shards there are to be
     shard-00042.npz    lattices of the next few texts, a ``LatticeSet``
-    texts-00042.npz    those texts themselves, prompts included, a ``Texts``
+    texts-00042.npz    those texts themselves, prompts included, ``Texts``
 
-A file appears whole or not at all, so a killed run loses one shard.  A directory of lattice files of any other making
-is read in the order of their names.
+``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts.  A directory of lattice files of any
+other making is read in the order of their names.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fst.files import replacing
+from latticebpd.lattices.texts import Texts
 
 SETTINGS = "lattices.json"
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)
+"""Damaged JSON and UTF-8 are ValueErrors."""
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Texts end to end.
+class ShardDirectory:
+    """A directory that a command fills, or has filled.
 
-    tokens: ``[n]`` int32 ids.  starts: ``[texts + 1]`` int64, where each begins; the last is ``n``.
-    prompt_lengths: ``[texts]`` int64, how many tokens of each are prompt.
+    path: the directory.  settings_name: of the JSON file in it.  command: that fills it, for messages.
+    holds: what is in it, for messages: "lattices".
+    count: from the settings to the number of shards; a KeyError, TypeError or ValueError where they do not tell.
     """
 
-    tokens: np.ndarray
-    starts: np.ndarray
-    prompt_lengths: np.ndarray
+    path: Path
+    settings_name: str
+    command: str
+    holds: str
+    count: Callable[[dict[str, Any]], int] = lambda settings: _whole_number("num_shards", settings["num_shards"])
 
-    def __post_init__(self) -> None:
-        arrays = (self.tokens, self.starts, self.prompt_lengths)
-        if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in arrays):
-            raise ValueError("expected tokens, starts and prompt_lengths as lists of integers")
-        lengths = np.diff(self.starts)
-        if not len(self.starts) or self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (lengths < 1).any():
-            raise ValueError(f"expected starts that rise from 0 to {len(self.tokens)} (the number of tokens)")
-        if self.prompt_lengths.shape != lengths.shape or (self.prompt_lengths < 1).any() or (self.prompt_lengths > lengths).any():
-            raise ValueError("expected one prompt length for each text, from 1 to the text's length")
-        if self.tokens.min(initial=0) < 0:
-            raise ValueError(f"expected token ids >= 0, got {self.tokens.min()}")
+    def file(self, number: int, kind: str = "shard", suffix: str = ".npz") -> Path:
+        """A file of a shard."""
+        return self.path / f"{kind}-{number:05d}{suffix}"
 
-    @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int]], prompt_lengths: Sequence[int]) -> Texts:
-        """Texts given one by one, prompts included."""
-        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        tokens = np.fromiter((token for row in rows for token in row), np.int32, int(starts[-1]))
-        return cls(tokens, starts, np.array(prompt_lengths, np.int64))
+    @property
+    def is_ours(self) -> bool:
+        """Whether the command has begun to fill the directory."""
+        return (self.path / self.settings_name).exists()
 
-    def __len__(self) -> int:
-        return len(self.prompt_lengths)
-
-    def __iter__(self) -> Iterator[tuple[list[int], int]]:
-        """Tokens, prompt included, and the length of the prompt, text by text."""
-        for index, length in enumerate(self.prompt_lengths.tolist()):
-            yield self.tokens[self.starts[index] : self.starts[index + 1]].tolist(), length
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a compressed ``.npz``; the file appears when it is complete."""
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, tokens=self.tokens, starts=self.starts, prompt_lengths=self.prompt_lengths)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Texts:
-        """Read what ``save`` wrote; ValueError, by the file's name, for anything else."""
+    def settings(self) -> dict[str, Any]:
+        """How the shards are made; ValueError where that cannot be read."""
+        file = self.path / self.settings_name
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return cls(file["tokens"], file["starts"], file["prompt_lengths"])
-        except (ValueError, KeyError, EOFError, IndexError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            raise ValueError(f"{path}: not a file of texts, as `latticebpd lattices` writes them: {error}") from error
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            self.count(record)
+        except _UNREADABLE as error:
+            raise ValueError(
+                f"{file}: expected settings as `{self.command}` writes them, in a directory that it has filled: {error}"
+            ) from error
+        return record
+
+    def files(self) -> list[Path]:
+        """All shards.
+
+        Raises:
+            ValueError: the directory is none of ours, or shards are missing.
+        """
+        count = self.count(self.settings())
+        there = {path.name for path in self.path.glob("shard-*.npz")}  # the settings may say any number; these take room
+        wanted = (self.file(number) for number in range(min(count, len(there) + 1)))
+        files = [path for path in wanted if path.name in there]
+        if len(files) < count:
+            first = next(number for number in range(count) if self.file(number).name not in there)
+            raise ValueError(
+                f"{self.path}: {count - len(files)} of {count} shards are missing, first {self.file(first).name}; "
+                f"run the same `{self.command}` command again, it goes on"
+            )
+        return files
+
+    def claim(self, wanted: Mapping[str, Any]) -> None:
+        """Write the settings into a new directory; compare them with those of a used one.
+
+        Raises:
+            ValueError: the directory holds what was made otherwise, or files that are not ours.
+        """
+        wanted = json.loads(json.dumps(wanted))
+        if not self.is_ours:
+            self.path.mkdir(parents=True, exist_ok=True)
+            others = [path for path in self.path.iterdir() if not path.name.startswith(".")]  # a killed run may leave hidden ones
+            if others and not self.is_ours:  # another process of ours may have been quicker
+                raise ValueError(
+                    f"{self.path}: expected a directory that is new, empty or filled by this command before, found other files"
+                )
+            if not self.is_ours:
+                self.record(wanted)
+        found = self.settings()
+        for name in sorted({*found, *wanted}):
+            if found.get(name) != wanted.get(name):
+                raise ValueError(
+                    f"{self.path}: holds {self.holds} made with {name} {found.get(name)}, asked for is {wanted.get(name)}; "
+                    "choose another directory"
+                )
+
+    def renew(self) -> None:
+        """Take a new directory, or delete the shards of one of ours, which is not whole before its settings are recorded again.
+
+        Raises:
+            ValueError: the directory holds anything that we have not made.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        shards = [path for path in self.path.glob("shard-*.npz") if self.is_ours and path.name[6:-4].isdigit()]
+        ours = {self.path / self.settings_name, *shards}
+        strange = sorted(path.name for path in self.path.iterdir() if path not in ours and not path.name.startswith("."))
+        if strange:
+            raise ValueError(
+                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {strange[0]}; choose another"
+            )
+        self.record({})
+        for path in shards:
+            path.unlink()
+
+    def record(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings."""
+        with replacing(self.path / self.settings_name) as temporary:
+            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def shard_path(directory: Path, shard: int) -> Path:
-    return directory / f"shard-{shard:05d}.npz"
+def parse_part(text: str | None) -> tuple[int, int]:
+    """``i/n`` as numbers; without a text, what ``torchrun`` says (RANK of WORLD_SIZE), else all of it.
+
+    Raises:
+        ValueError: anything but 0 <= i < n.
+    """
+    named = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}" if text is None else text
+    index, slash, parts = named.partition("/")
+    if not (slash and index.isascii() and parts.isascii() and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
+        raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {named!r}")
+    return int(index), int(parts)
 
 
-def texts_path(directory: Path, shard: int) -> Path:
-    return directory / f"texts-{shard:05d}.npz"
+def _whole_number(name: str, value: Any, least: int = 1) -> int:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} is {value!r}")
+    return value
+
+
+def lattice_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+    """What ``latticebpd lattices`` fills."""
+    return ShardDirectory(Path(path), SETTINGS, "latticebpd lattices", "lattices")
 
 
 def shard_files(path: str | os.PathLike[str]) -> list[Path]:
@@ -96,22 +160,15 @@ def shard_files(path: str | os.PathLike[str]) -> list[Path]:
     Raises:
         ValueError: a directory without lattice files, or one whose shards are not all there.
     """
-    path = Path(path)
-    if not path.is_dir():
-        return [path]
-    if not (path / SETTINGS).exists():
-        files = sorted(file for file in path.glob("*.npz") if not file.name.startswith("."))
-        if not files:
-            raise ValueError(f"{path}: expected lattice files (.npz) in the directory, found none")
-        return files
-    wanted = [shard_path(path, shard) for shard in range(read_settings(path)["num_shards"])]
-    missing = [file.name for file in wanted if not file.exists()]
-    if missing:
-        raise ValueError(
-            f"{path}: {len(missing)} of {len(wanted)} shards are missing, first {missing[0]}; "
-            "run the same `latticebpd lattices` command again, it goes on"
-        )
-    return wanted
+    directory = lattice_directory(path)
+    if not directory.path.is_dir():
+        return [directory.path]
+    if directory.is_ours:
+        return directory.files()
+    files = sorted(file for file in directory.path.glob("*.npz") if not file.name.startswith("."))
+    if not files:
+        raise ValueError(f"{path}: expected lattice files (.npz) in the directory, found none")
+    return files
 
 
 def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int], int]]:
@@ -120,45 +177,11 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
     Raises:
         ValueError: a path that is no such directory.
     """
-    for path in map(Path, paths):
-        if not (path / SETTINGS).exists():
+    for directory in map(lattice_directory, paths):
+        if not directory.is_ours:
             raise ValueError(
-                f"{path}: expected a directory that `latticebpd lattices` has filled, which holds the texts too; "
+                f"{directory.path}: expected a directory that `latticebpd lattices` has filled, which holds the texts too; "
                 "lattice files alone do not tell the prompts"
             )
-        for shard in range(len(shard_files(path))):
-            yield from Texts.load(texts_path(path, shard))
-
-
-def claim(directory: Path, wanted: Mapping[str, Any]) -> None:
-    """Write the settings into a new directory; compare them with those of a used one.
-
-    Raises:
-        ValueError: the directory holds lattices of another making, or files that are not ours.
-    """
-    wanted = json.loads(json.dumps(wanted))
-    if (directory / SETTINGS).exists():
-        found = read_settings(directory)
-        for name in sorted({*found, *wanted}):
-            if found.get(name) != wanted.get(name):
-                raise ValueError(
-                    f"{directory}: holds lattices made with {name} {found.get(name)}, asked for is {wanted.get(name)}; "
-                    "choose another directory"
-                )
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    if any(not path.name.startswith(".") for path in directory.iterdir()):  # a killed run may leave hidden ones
-        raise ValueError(f"{directory}: expected a directory that is new, empty or filled by this command before, found other files")
-    with replacing(directory / SETTINGS) as temporary:
-        temporary.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
-
-
-def read_settings(directory: Path) -> dict[str, Any]:
-    """How the lattices of a directory were made; ValueError where the file is damaged."""
-    try:
-        record: dict[str, Any] = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-        if type(record["num_shards"]) is not int or record["num_shards"] < 1:
-            raise ValueError(f"num_shards is {record['num_shards']!r}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{directory / SETTINGS}: expected settings as `latticebpd lattices` writes them: {error}") from error
-    return record
+        for shard in range(len(directory.files())):
+            yield from Texts.load(directory.file(shard, "texts")).items()

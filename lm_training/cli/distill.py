@@ -48,11 +48,11 @@ def distill(
     from fst.files import replacing
     from latticebpd.decoding.prompts import decoder_start_id
     from latticebpd.decoding.stopping import own_end_of_text_ids
+    from latticebpd.lattices.texts import Texts
     from latticebpd.models.blockwise import load_base
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
     from lm_training.data.distill import distill as write
-    from lm_training.data.sequences import Sequences
 
     index, slash, parts = part.partition("/")
     if not (slash and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
@@ -61,7 +61,7 @@ def distill(
     end_ids = own_end_of_text_ids(base)
     given = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(given):
-        sequences = Sequences.joined([load_distilled(path) if path.is_dir() else Sequences.load(path) for path in data])
+        sequences = Texts.joined([load_distilled(path) if path.is_dir() else Texts.load(path) for path in data])
     elif any(given):
         raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one after the other")
     elif base.config.is_encoder_decoder:

@@ -50,9 +50,9 @@ def drafter(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.cli.loading import load_pretrained_tokenizer
+    from latticebpd.lattices.texts import Texts
     from latticebpd.models.mask_filling import NonAutoregressiveModel, load_verifier
-    from lm_training.data.sequences import Sequences
-    from lm_training.neural.heads import load_sequences
+    from lm_training.data.loading import load_texts
     from lm_training.neural.mask_filling import DrafterTraining, train_drafter
     from lm_training.neural.plots import CSV, PNG, write_plots
     from lm_training.neural.training import LOG, Process
@@ -65,7 +65,7 @@ def drafter(
     if not isinstance(mask, int):
         raise ValueError(f"{model}: expected a tokenizer with a mask or padding token, found neither")
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
-    learnt = Sequences.joined([load_sequences(path, 0) for path in data])
+    learnt = Texts.joined([load_texts(path, 0) for path in data])
     options = DrafterTraining(
         steps=steps,
         batch_tokens=batch_tokens,
@@ -90,7 +90,7 @@ def drafter(
             err.print(f"{output}: begins with the verifier's encoder, embeddings and first {layers} decoder layers")
             output.mkdir(parents=True, exist_ok=True)
             tokenizer.save_pretrained(output)
-        train_drafter(new, verifier, learnt, load_sequences(validation, 0), output, options, process, progress=err.is_terminal)
+        train_drafter(new, verifier, learnt, load_texts(validation, 0), output, options, process, progress=err.is_terminal)
         if process.rank == 0:
             write_plots(output)
             err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")

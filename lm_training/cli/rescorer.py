@@ -19,7 +19,7 @@ def rescorer(
     preset: str | None = typer.Option(None, help="Shape of a new model: tiny, small, or the paper's 32m, 61m, 94m."),
     model: str | None = typer.Option(None, help="Go on from this causal LM instead: a directory or a hub's name."),
     steps: int = typer.Option(2000, min=1, help="Updates in all."),
-    batch_size: int = typer.Option(32, min=1, help="Sequences per update, over all processes."),
+    batch_size: int = typer.Option(32, min=1, help="Texts per update, over all processes."),
     sequence_length: int = typer.Option(256, min=2, help="Tokens per sequence of a .npy corpus."),
     learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embeddings, norms and biases."),
     muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate, for the other matrices; 0 leaves all to AdamW."),
@@ -46,10 +46,10 @@ def rescorer(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.lattices.texts import Texts
     from latticebpd.models.blockwise import load_base
     from lm_training.data.corpus import END_OF_TEXT
-    from lm_training.data.sequences import Sequences
-    from lm_training.neural.heads import load_sequences
+    from lm_training.data.loading import load_texts
     from lm_training.neural.plots import CSV, PNG, write_plots
     from lm_training.neural.rescorers import PRESETS, RescorerTraining, new_rescorer, train_rescorer
     from lm_training.neural.training import LOG, Process
@@ -75,8 +75,8 @@ def rescorer(
         compile=compile,
     )
     vocabulary = load_tokenizer(tokenizer)
-    learnt = Sequences.joined([load_sequences(path, sequence_length) for path in data])
-    held_out = load_sequences(validation, sequence_length)
+    learnt = Texts.joined([load_texts(path, sequence_length) for path in data])
+    held_out = load_texts(validation, sequence_length)
     torch.manual_seed(seed)
     with Process.join(device) as process:
         if preset is not None:

@@ -43,7 +43,7 @@ def blockwise(
     tokenizer: Path = typer.Option(..., help="tokenizer.json the corpus was encoded with."),
     output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
     steps: int = typer.Option(6000, min=1, help="Updates in all."),
-    batch_size: int = typer.Option(8, min=1, help="Sequences per update."),
+    batch_size: int = typer.Option(8, min=1, help="Texts per update."),
     sequence_length: int = typer.Option(256, min=16, help="Tokens per sequence."),
     learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms, heads."),
     muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate: the transformer's matrices."),
@@ -121,7 +121,7 @@ def heads(
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     fine_tune: bool = typer.Option(False, "--fine-tune/--freeze-base", help="Teach the base model too; frozen, its output never changes."),
     steps: int = typer.Option(2000, min=1, help="Updates in all."),
-    batch_size: int = typer.Option(32, min=1, help="Sequences per update, over all processes."),
+    batch_size: int = typer.Option(32, min=1, help="Texts per update, over all processes."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per sequence of a .npy corpus."),
     learning_rate: float = typer.Option(1e-3, min=0.0, help="Peak rate of the heads."),
     base_learning_rate: float = typer.Option(1e-4, min=0.0, help="Peak rate of the base model, with --fine-tune."),
@@ -156,9 +156,10 @@ def heads(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.lattices.texts import Texts
     from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, load_base, new_heads
-    from lm_training.data.sequences import Sequences
-    from lm_training.neural.heads import HeadTraining, load_sequences, train_heads
+    from lm_training.data.loading import load_texts
+    from lm_training.neural.heads import HeadTraining, train_heads
     from lm_training.neural.plots import CSV, PNG, write_plots
     from lm_training.neural.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
     from lm_training.neural.training import LOG, Process
@@ -198,8 +199,8 @@ def heads(
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if base.config.is_encoder_decoder and windows:
         raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
-    learnt = Sequences.joined([load_sequences(path, sequence_length) for path in data])
-    held_out = load_sequences(validation, sequence_length)
+    learnt = Texts.joined([load_texts(path, sequence_length) for path in data])
+    held_out = load_texts(validation, sequence_length)
     vocabulary = tokenizer or Path(model) / "tokenizer.json"
     torch.manual_seed(seed)
     with Process.join(device) as process:

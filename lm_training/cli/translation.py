@@ -38,10 +38,10 @@ def translation(
     quiet_transformers()
     import torch
 
+    from latticebpd.lattices.texts import Texts
     from lm_training.data.corpus import end_of_text_id
+    from lm_training.data.loading import load_texts
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-    from lm_training.data.sequences import Sequences
-    from lm_training.neural.heads import load_sequences
     from lm_training.neural.plots import CSV, PNG, write_plots
     from lm_training.neural.training import LOG, Process
     from lm_training.neural.translation import SHAPES, TranslationTraining, load_translator, new_translator, train_translation
@@ -62,8 +62,8 @@ def translation(
     else:
         raise ValueError(f"{pairs[0]}: expected --tokenizer, the one that the token ids were made with, got none")
 
-    def load(path: Path) -> Sequences:
-        return encode_pairs(read_pairs([path], source, target), bpe) if path in texts else load_sequences(path, sequence_length=0)
+    def load(path: Path) -> Texts:
+        return encode_pairs(read_pairs([path], source, target), bpe) if path in texts else load_texts(path, window=0)
 
     padding = bpe.token_to_id(PADDING)
     if padding is None:
@@ -80,7 +80,7 @@ def translation(
         if process.rank == 0:
             output.mkdir(parents=True, exist_ok=True)
             save_tokenizer(bpe, output)
-        learnt = Sequences.joined([load(path) for path in pairs])
+        learnt = Texts.joined([load(path) for path in pairs])
         train_translation(learnt, load(validation), output, translator, options, process, progress=err.is_terminal)
         if process.rank == 0:
             write_plots(output)

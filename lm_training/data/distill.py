@@ -5,30 +5,27 @@ should learn to foresee.  `distill` lets the model continue prompts, or an encod
 beam search.  Results stand in a directory::
 
     distill.json       how they were made: a later run with other settings is refused, one with the same goes on
-    shard-00042.npz    a set of `Sequences`: prompts, or sources, and what the model wrote
-
-A shard appears whole or not at all and depends on prompts, settings and its number only, so a killed run loses one
-shard, and any number of processes may each make every n-th (``part``).
+    shard-00042.npz    `Texts`: prompts, or sources, and what the model wrote
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from fst.files import replacing
 from latticebpd.decoding.prompts import pad_id
 from latticebpd.decoding.stopping import own_end_of_text_ids
+from latticebpd.lattices.shards import ShardDirectory
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import max_positions, vocab_size, weights_fingerprint
-from lm_training.data.sequences import Sequences, padded
+from lm_training.data.batching import padded
 
 SETTINGS = "distill.json"
 
@@ -60,7 +57,7 @@ class DistillOptions:
         return sum(min(self.shard_prompts, prompts - shard * self.shard_prompts) for shard in shards)
 
 
-def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Sequences:
+def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
     """Windows of a corpus as prompts that nothing follows: they do not overlap, come in random order and hold no end of text.
 
     Args:
@@ -83,29 +80,33 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
             f"expected a corpus with {count} prompts of {length} tokens, got {len(rows)} from {len(corpus)} tokens; "
             "give more text, or ask for fewer or shorter prompts"
         )
-    return Sequences.of_rows(rows, [length] * count, corpus.dtype)
+    return Texts.of_rows(rows, [length] * count, corpus.dtype)
 
 
-def load_distilled(directory: str | os.PathLike[str]) -> Sequences:
+def distilled_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+    """What `distill` fills."""
+    return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", _num_shards)
+
+
+def _num_shards(settings: dict[str, Any]) -> int:
+    options, prompts = DistillOptions(**settings["options"]), settings["prompts"]
+    if type(prompts) is not int or prompts < 1:
+        raise ValueError(f"{prompts!r} prompts")
+    return options.shards(prompts)
+
+
+def load_distilled(directory: str | os.PathLike[str]) -> Texts:
     """All sequences of a directory that `distill` has filled.
 
     Raises:
         ValueError: the directory is none of ours, or shards are missing or damaged.
     """
-    directory = Path(directory)
-    options, prompts = _read_settings(directory)
-    paths = [_shard_path(directory, shard) for shard in range(options.shards(prompts))]
-    missing = [path.name for path in paths if not path.exists()]
-    if missing:
-        raise ValueError(
-            f"{directory}: {len(missing)} of {len(paths)} shards are missing, first {missing[0]}; go on with `latticebpd distill`"
-        )
-    return Sequences.joined([Sequences.load(path) for path in paths])
+    return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
 
 def distill(
     base: PreTrainedModel,
-    prompts: Sequences,
+    prompts: Texts,
     directory: str | os.PathLike[str],
     options: DistillOptions,
     batch_size: int = 64,
@@ -124,17 +125,17 @@ def distill(
     Raises:
         ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the model.
     """
-    directory = Path(directory)
     index, parts = part
     if not 0 <= index < parts:
         raise ValueError(f"expected a part i/n with 0 <= i < n, got {index}/{parts}")
     prompts = prompts.prompts()
     _check_fit(base, prompts, options)
-    directory.mkdir(parents=True, exist_ok=True)
-    _claim(directory, {"options": asdict(options), "model": weights_fingerprint(base), **_described(prompts)})
+    shards = distilled_directory(directory)
+    model = weights_fingerprint(base)
+    shards.claim({"options": asdict(options), "model": model, "prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = np.dtype(np.uint16 if max(int(base.config.get_text_config().vocab_size), vocab_size(base)) <= 1 << 16 else np.uint32)
     for shard in range(index, options.shards(len(prompts)), parts):
-        path = _shard_path(directory, shard)
+        path = shards.file(shard)
         chosen = range(shard * options.shard_prompts, min(len(prompts), (shard + 1) * options.shard_prompts))
         if path.exists():
             if on_batch is not None:
@@ -150,7 +151,7 @@ def distill(
             if on_batch is not None:
                 on_batch(len(together), sum(map(len, answers)))
         whole = [np.concatenate([row, written[number]]) for number, row in enumerate(rows)]
-        Sequences.of_rows(whole, [len(row) for row in rows], dtype).save(path)
+        Texts.of_rows(whole, [len(row) for row in rows], dtype).save(path)
 
 
 @torch.inference_mode()
@@ -174,7 +175,7 @@ def _answers(base: PreTrainedModel, prompts: list[np.ndarray], options: DistillO
         yield row[: int(ends[0]) + 1] if len(ends) else row
 
 
-def _check_fit(base: PreTrainedModel, prompts: Sequences, options: DistillOptions) -> None:
+def _check_fit(base: PreTrainedModel, prompts: Texts, options: DistillOptions) -> None:
     """Vocabulary and positions; ValueError where the prompts exceed them."""
     if not len(prompts):
         raise ValueError("expected at least one prompt, got none")
@@ -196,40 +197,3 @@ def _check_fit(base: PreTrainedModel, prompts: Sequences, options: DistillOption
             f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
             f"got {longest} + {options.max_new_tokens}; ask for shorter ones"
         )
-
-
-def _described(prompts: Sequences) -> dict[str, object]:
-    """Number and hash of the prompts."""
-    digest = hashlib.sha256()
-    for array in (prompts.tokens, prompts.lengths):
-        digest.update(np.ascontiguousarray(array, dtype=np.int64).data)
-    return {"prompts": len(prompts), "prompts_hash": f"sha256:{digest.hexdigest()[:16]}"}
-
-
-def _shard_path(directory: Path, shard: int) -> Path:
-    return directory / f"shard-{shard:05d}.npz"
-
-
-def _claim(directory: Path, wanted: dict[str, object]) -> None:
-    """Write the settings into a new directory; compare them with those of a used one."""
-    if not (directory / SETTINGS).exists():
-        with replacing(directory / SETTINGS) as temporary:
-            temporary.write_text(json.dumps(wanted, indent=2) + "\n")
-        return
-    _read_settings(directory)
-    record = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-    for name, value in wanted.items():
-        if record.get(name) != value:
-            raise ValueError(f"{directory}: holds text made with {name} {record.get(name)}, asked for is {value}; choose another directory")
-
-
-def _read_settings(directory: Path) -> tuple[DistillOptions, int]:
-    """How a directory's text is made, and the number of prompts."""
-    try:
-        record = json.loads((directory / SETTINGS).read_text(encoding="utf-8"))
-        options, prompts = DistillOptions(**record["options"]), record["prompts"]
-        if type(prompts) is not int or prompts < 1:
-            raise ValueError(f"{prompts!r} prompts")
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:  # damaged JSON and UTF-8 are ValueErrors
-        raise ValueError(f"{directory}: expected a directory that `latticebpd distill` has filled: {error}") from error
-    return options, prompts

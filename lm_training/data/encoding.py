@@ -6,7 +6,6 @@ they are handed on in order, so the result is the same to the byte whatever thei
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from collections import deque
@@ -15,14 +14,16 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from fst.files import replacing
+from latticebpd.lattices.shards import ShardDirectory
+from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import document_of
 from lm_training.data.records import SHOWN, BadRecords, Record, read_records
-from lm_training.data.sequences import Sequences
 from lm_training.data.templates import Template
 
 RECORD = "encoded.json"
@@ -52,13 +53,13 @@ class Encoding:
 
 
 @dataclass(frozen=True)
-class Shard:
+class EncodedShard:
     """The sequences of consecutive records.
 
     bad, bad_count: messages of the first bad records, and the number of all.  too_long: sequences left out for their length.
     """
 
-    sequences: Sequences
+    sequences: Texts
     records: int
     bad: list[str]
     bad_count: int
@@ -77,7 +78,7 @@ class Encoded:
     too_long: int
 
 
-def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Record]) -> Shard:
+def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Record]) -> EncodedShard:
     """Encode consecutive records."""
     texts: list[tuple[str, str | None]] = []
     bad: list[str] = []
@@ -95,13 +96,13 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
         lengths.append(max(1, len(prompt.ids)))
     kept = [index for index, row in enumerate(rows) if len(row) and (encoding.max_tokens is None or len(row) <= encoding.max_tokens)]
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    sequences = Sequences.of_rows([rows[index] for index in kept], [lengths[index] for index in kept], dtype)
-    return Shard(sequences, len(records), bad[:SHOWN], len(bad), len(rows) - len(kept))
+    sequences = Texts.of_rows([rows[index] for index in kept], [lengths[index] for index in kept], dtype)
+    return EncodedShard(sequences, len(records), bad[:SHOWN], len(bad), len(rows) - len(kept))
 
 
 def encode_files(
     paths: Sequence[Path], tokenizer: Tokenizer, encoding: Encoding, workers: int = 1, bad: BadRecords | None = None
-) -> Iterator[Shard]:
+) -> Iterator[EncodedShard]:
     """Yield the shards of all files together, in order.
 
     Args:
@@ -124,24 +125,25 @@ def encode_files(
         raise ValueError(f"expected records that can be used, got {total} that cannot, first: {bad.first[0]}")
 
 
-def write_encoded(shards: Iterator[Shard], path: Path, on_shard: Callable[[Shard], object] | None = None) -> Encoded:
+def write_encoded(shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] | None = None) -> Encoded:
     """Write shards and count them: a corpus (``.npy``), sequences (``.npz``), or a directory of one ``.npz`` file per shard.
 
     Raises:
         ValueError: the directory holds something else.
     """
-    parts: list[Sequences] = []
+    parts: list[Texts] = []
     counts = np.zeros(6, dtype=np.int64)
     single = path.suffix in (".npy", ".npz")
+    directory = encoded_directory(path)
     if not single:
-        _claim(path)
+        directory.renew()
     for number, shard in enumerate(shards):
         sequences = shard.sequences
         counts += (1, shard.records, len(sequences), len(sequences.tokens), shard.bad_count, shard.too_long)
         if single:
             parts.append(sequences)
         else:
-            sequences.save(_shard_path(path, number))
+            sequences.save(directory.file(number))
         if on_shard is not None:
             on_shard(shard)
     done = Encoded(*counts.tolist())
@@ -149,27 +151,30 @@ def write_encoded(shards: Iterator[Shard], path: Path, on_shard: Callable[[Shard
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.save(file, np.concatenate([part.tokens for part in parts]) if parts else np.empty(0, np.uint16))
     elif single:
-        Sequences.joined(parts).save(path)
+        Texts.joined(parts).save(path)
     else:
-        with replacing(path / RECORD) as temporary:
-            temporary.write_text(json.dumps(asdict(done), indent=2) + "\n")
+        directory.record(asdict(done))
     return done
 
 
-def load_encoded(directory: str | os.PathLike[str]) -> Sequences:
+def encoded_directory(path: str | os.PathLike[str]) -> ShardDirectory:
+    """What ``latticebpd train encode`` fills."""
+    return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", _num_shards)
+
+
+def _num_shards(settings: dict[str, Any]) -> int:
+    if type(settings["shards"]) is not int or settings["shards"] < 0:
+        raise ValueError(f"{settings['shards']!r} shards")
+    return int(settings["shards"])
+
+
+def load_encoded(directory: str | os.PathLike[str]) -> Texts:
     """All sequences of a directory that `write_encoded` has filled.
 
     Raises:
         ValueError: the directory is none of ours, or is not complete.
     """
-    directory = Path(directory)
-    try:
-        shards = json.loads((directory / RECORD).read_text(encoding="utf-8"))["shards"]
-        if type(shards) is not int or shards < 0:
-            raise ValueError(f"{shards!r} shards")
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
-        raise ValueError(f"{directory}: expected a directory that `latticebpd train encode` has filled: {error}") from error
-    return Sequences.joined([Sequences.load(_shard_path(directory, number)) for number in range(shards)])
+    return Texts.joined([Texts.load(path) for path in encoded_directory(directory).files()])
 
 
 def _texts(encoding: Encoding, record: Record) -> tuple[str, str | None]:
@@ -183,14 +188,14 @@ def _texts(encoding: Encoding, record: Record) -> tuple[str, str | None]:
         raise ValueError(f"{record.place}: {error}") from None
 
 
-def _mapped(pieces: Iterator[list[Record]], tokenizer: Tokenizer, encoding: Encoding, workers: int) -> Iterator[Shard]:
+def _mapped(pieces: Iterator[list[Record]], tokenizer: Tokenizer, encoding: Encoding, workers: int) -> Iterator[EncodedShard]:
     if workers == 1:
         for piece in pieces:
             yield encode_shard(encoding, tokenizer, piece)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start, (tokenizer.to_str(), encoding)) as pool:
-        waiting: deque[Future[Shard]] = deque()
+        waiting: deque[Future[EncodedShard]] = deque()
         for piece in pieces:
             waiting.append(pool.submit(_encode, piece))
             if len(waiting) > 2 * workers:  # no more than that is read ahead
@@ -208,22 +213,6 @@ def _start(tokenizer: str, encoding: Encoding) -> None:
     _state.append((Tokenizer.from_str(tokenizer), encoding))
 
 
-def _encode(records: list[Record]) -> Shard:
+def _encode(records: list[Record]) -> EncodedShard:
     tokenizer, encoding = _state[-1]
     return encode_shard(encoding, tokenizer, records)
-
-
-def _shard_path(directory: Path, number: int) -> Path:
-    return directory / f"shard-{number:05d}.npz"
-
-
-def _claim(directory: Path) -> None:
-    """Empty a directory of ours; refuse any other that is not empty."""
-    directory.mkdir(parents=True, exist_ok=True)
-    names = {path.name for path in directory.iterdir()}
-    strange = sorted(name for name in names if name != RECORD and not (name.startswith("shard-") and name.endswith(".npz")))
-    if strange:
-        raise ValueError(f"{directory}: expected a new directory, or one of encoded shards, found {strange[0]}; choose another")
-    (directory / RECORD).unlink(missing_ok=True)  # what is half made has none
-    for name in names - {RECORD}:
-        (directory / name).unlink()

@@ -1,6 +1,6 @@
 """Sentence pairs -> token sequences, and the tokenizer they share.
 
-A pair becomes one of `Sequences`: the prompt is the source sentence, what follows is its translation, and each ends with
+A pair becomes one of `Texts`: the prompt is the source sentence, what follows is its translation, and each ends with
 the end-of-text token.  An encoder-decoder reads the prompt with its encoder.
 """
 
@@ -15,8 +15,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, open_bytes
-from lm_training.data.sequences import Sequences
 
 PADDING = "<|pad|>"
 MASK = "<|mask|>"
@@ -84,11 +84,11 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     wrapped.save_pretrained(directory)
 
 
-def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Sequences:
+def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:
     """Token ids of the pairs, in order, each side with one end-of-text token."""
     listed, end = list(pairs), end_of_text_id(tokenizer)
     sources = tokenizer.encode_batch_fast([pair.source for pair in listed], add_special_tokens=False)
     targets = tokenizer.encode_batch_fast([pair.target for pair in listed], add_special_tokens=False)
     rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    return Sequences.of_rows(rows, [len(source.ids) + 1 for source in sources], dtype)
+    return Texts.of_rows(rows, [len(source.ids) + 1 for source in sources], dtype)

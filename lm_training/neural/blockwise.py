@@ -25,9 +25,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from latticebpd.decoding.loop import generate
 from latticebpd.decoding.prompts import decoder_start_id, pad_id
 from latticebpd.drafting import VanillaDrafter
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, max_positions, vocab_size
 from latticebpd.models.heads import BlockHeads
-from lm_training.data.sequences import Sequences, padded, rows_of_step
+from lm_training.data.batching import padded, rows_of_step
 from lm_training.neural.muon import Muon
 from lm_training.neural.selection import EveryHead, OneHeadPerPosition, Selection
 from lm_training.neural.training import LoopOptions, Objective, Process, Trainer, trapezoid
@@ -50,7 +51,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Batch:
+class HeadBatch:
     """Texts padded on the right, and their labels.
 
     inputs: ``[rows, length]``.  labels: of head 1 (the base model), 2, ..., h.
@@ -64,18 +65,18 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Texts:
+class ModelTexts:
     """What a base model reads and writes.
 
     texts: sequences that it continues; an encoder-decoder's begin with its start token alone.
     sources: what its encoder reads, one for each text; None for a causal LM.
     """
 
-    texts: Sequences
-    sources: Sequences | None
+    texts: Texts
+    sources: Texts | None
 
     @classmethod
-    def of(cls, base: PreTrainedModel, data: Sequences, name: str) -> Texts:
+    def of(cls, base: PreTrainedModel, data: Texts, name: str) -> ModelTexts:
         """Prompts and what follows them, as ``base`` takes them; ValueError where vocabulary or positions do not fit."""
         encodes = base.config.is_encoder_decoder
         read = cls(data.answers(decoder_start_id(base)), data.prompts()) if encodes else cls(data, None)
@@ -116,8 +117,8 @@ class BlockwiseObjective(Objective):
     def __init__(
         self,
         model: BlockwiseLM,
-        data: Sequences,
-        validation: Sequences,
+        data: Texts,
+        validation: Texts,
         batch_size: int,
         make_optimizers: Callable[[BlockwiseLM], list[torch.optim.Optimizer]],
         selection: Selection,
@@ -129,7 +130,7 @@ class BlockwiseObjective(Objective):
         record: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.data, self.validation = Texts.of(model.base, data, "training"), Texts.of(model.base, validation, "validation")
+        self.data, self.validation = ModelTexts.of(model.base, data, "training"), ModelTexts.of(model.base, validation, "validation")
         if int(self.data.texts.lengths.max(initial=0)) < 3:
             raise ValueError("expected training sequences of at least 3 tokens (a prompt and labels for two heads), got none")
         weights = head_weights or (1.0,) * (model.num_heads - 1)
@@ -144,14 +145,16 @@ class BlockwiseObjective(Objective):
         self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
         self.tokens_per_step = round(batch_size * len(data.tokens) / len(data))
 
-    def batch(self, step: int, part: int, parts: int) -> Batch:
+    def batch(self, step: int, part: int, parts: int) -> HeadBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
         if parts > self.batch_size:
             raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {self.batch_size}; use fewer parts")
         chosen = rows_of_step(len(self.data), self.batch_size, step, self.seed)
         return self.labelled(self.data, chosen, self.selection, [self.seed, step], part, parts)
 
-    def labelled(self, data: Texts, chosen: list[int], selection: Selection, seed: list[int], part: int = 0, parts: int = 1) -> Batch:
+    def labelled(
+        self, data: ModelTexts, chosen: list[int], selection: Selection, seed: list[int], part: int = 0, parts: int = 1
+    ) -> HeadBatch:
         """The labels of part of the chosen sequences."""
         heads, texts, device = self.model.num_heads, data.texts, self.model.base.device
         generated = (texts.lengths[chosen] - texts.prompt_lengths[chosen])[:, None]
@@ -179,9 +182,9 @@ class BlockwiseObjective(Objective):
         if data.sources is not None:
             read += padded([data.sources[chosen[slot]] for slot in mine], pad_id(self.model.base) or 0)
         tensors = [torch.from_numpy(array).to(device) for array in read]
-        return Batch(tensors[0], labels, *tensors[1:])
+        return HeadBatch(tensors[0], labels, *tensors[1:])
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: HeadBatch) -> Tensor:
         """``[rows * length, hidden]`` the base model's final, normalised hidden states."""
         base: Any = self.model.base
         if batch.sources is None:
@@ -194,7 +197,7 @@ class BlockwiseObjective(Objective):
             ).last_hidden_state
         return hidden.flatten(0, 1)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
         """``loss``; ``base_loss``, where the base model is taught; ``head_losses``: ``[heads - 1]``; all in nats."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             hidden = self.hidden(batch).to(self.model.heads.dtype)
@@ -356,8 +359,8 @@ def train_blockwise(
     span = options.sequence_length + shape.num_heads  # every position has a label for every head
     objective = BlockwiseObjective(
         model,
-        Sequences.of_corpus(corpus, span),
-        Sequences.of_corpus(validation, min(span, len(validation))),
+        Texts.of_corpus(corpus, span),
+        Texts.of_corpus(validation, min(span, len(validation))),
         options.batch_size,
         lambda model: make_optimizers(model, options),
         OneHeadPerPosition(options.head_positions),

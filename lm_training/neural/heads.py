@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
-from lm_training.data.corpus import load_tokens
-from lm_training.data.distill import SETTINGS, load_distilled
-from lm_training.data.encoding import RECORD, load_encoded
-from lm_training.data.sequences import Sequences
 from lm_training.neural.blockwise import BlockwiseObjective
 from lm_training.neural.selection import OneHeadPerPosition, Selection
 from lm_training.neural.training import LoopOptions, Process, Trainer, cosine
@@ -46,24 +42,10 @@ class HeadTraining(LoopOptions):
     seed: int = 0
 
 
-def load_sequences(path: str | os.PathLike[str], sequence_length: int) -> Sequences:
-    """Sequences (``.npz``), a directory of them (encoded or distilled), or windows of a corpus of token ids (``.npy``)."""
-    path = Path(path)
-    if path.is_dir():
-        return load_encoded(path) if (path / RECORD).exists() else load_distilled(path)
-    if path.suffix == ".npz":
-        return Sequences.load(path)
-    if path.suffix != ".npy":
-        raise ValueError(
-            f"{path}: expected sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, {SETTINGS}); encode text first"
-        )
-    return Sequences.of_corpus(load_tokens([path]), sequence_length)
-
-
 def train_heads(
     model: BlockwiseLM,
-    data: Sequences,
-    validation: Sequences,
+    data: Texts,
+    validation: Texts,
     directory: str | os.PathLike[str],
     options: HeadTraining,
     process: Process | None = None,

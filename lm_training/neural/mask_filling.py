@@ -29,8 +29,8 @@ from transformers import MarianMTModel, PreTrainedModel
 
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting.gad import GadDrafter
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
-from lm_training.data.sequences import Sequences
 from lm_training.neural.training import Process, Trainer, trapezoid
 from lm_training.neural.translation import TranslationObjective, TranslationTraining
 
@@ -123,8 +123,8 @@ class DrafterObjective(TranslationObjective):
     def __init__(
         self,
         drafter: NonAutoregressiveModel,
-        data: Sequences,
-        validation: Sequences,
+        data: Texts,
+        validation: Texts,
         options: DrafterTraining,
         serve: Callable[[NonAutoregressiveModel], float] | None = None,
     ) -> None:
@@ -256,8 +256,8 @@ class DrafterObjective(TranslationObjective):
 def train_drafter(
     drafter: NonAutoregressiveModel,
     verifier: PreTrainedModel,
-    data: Sequences,
-    validation: Sequences,
+    data: Texts,
+    validation: Texts,
     directory: str | os.PathLike[str],
     options: DrafterTraining,
     process: Process | None = None,

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.neural.settings import RescorerSettings
-from lm_training.data.sequences import Sequences, padded, rows_of_step
-from lm_training.neural.blockwise import Texts
+from lm_training.data.batching import padded, rows_of_step
+from lm_training.neural.blockwise import ModelTexts
 from lm_training.neural.muon import Muon
 from lm_training.neural.training import Objective, Process, Trainer, cosine
 
@@ -97,7 +98,7 @@ def new_rescorer(shape: RescorerShape, vocab_size: int, eos_id: int | None = Non
 
 
 @dataclass(frozen=True)
-class Batch:
+class NextTokenBatch:
     """inputs: ``[rows, length]``, padded on the right.  labels, weights: ``[rows, kept]``, of the last ``kept`` positions: the next
     token, and its share of the step's loss, 0 where it is no label; the weights' sum's mean over the parts of a step is 1."""
 
@@ -119,22 +120,24 @@ class RescorerObjective(Objective):
     def __init__(
         self,
         model: PreTrainedModel,
-        data: Sequences,
-        validation: Sequences,
+        data: Texts,
+        validation: Texts,
         options: RescorerTraining,
         tokenizer_fingerprint: str | None = None,
     ) -> None:
         super().__init__()
         if model.config.is_encoder_decoder:
             raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})")
-        self.data, self.validation = (Texts.of(model, part, name).texts for part, name in ((data, "training"), (validation, "validation")))
+        self.data, self.validation = (
+            ModelTexts.of(model, part, name).texts for part, name in ((data, "training"), (validation, "validation"))
+        )
         if not data.num_labels or not validation.num_labels:
             raise ValueError("expected sequences with tokens behind their prompts, got prompts alone")
         self.model, self.training_options, self.tokenizer_fingerprint = model, options, tokenizer_fingerprint
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
         self._takes_positions_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def batch(self, step: int, part: int, parts: int) -> Batch:
+    def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
         size = self.training_options.batch_size
         if parts > size:
@@ -143,23 +146,23 @@ class RescorerObjective(Objective):
         labels = int((self.data.lengths[chosen] - self.data.prompt_lengths[chosen]).sum())
         return self.labelled(self.data, chosen[part::parts], parts / max(1, labels))
 
-    def labelled(self, data: Sequences, chosen: list[int], weight: float) -> Batch:
+    def labelled(self, data: Texts, chosen: list[int], weight: float) -> NextTokenBatch:
         """The chosen sequences, every label with the given weight."""
         inputs, mask = padded([data[index] for index in chosen], 0)
         first = int(data.prompt_lengths[chosen].min()) - 1  # logits before the first label are not asked for
         place = np.arange(first, inputs.shape[1] - 1)
         labelled = (place >= data.prompt_lengths[chosen][:, None] - 1) & (mask[:, first + 1 :] > 0)
         arrays = (inputs[:, :-1], inputs[:, first + 1 :], np.where(labelled, weight, 0.0).astype(np.float32))
-        return Batch(*(torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device) for array in arrays))
+        return NextTokenBatch(*(torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device) for array in arrays))
 
-    def logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: NextTokenBatch) -> Tensor:
         """``[rows, kept, vocab]``."""
         kept = batch.labels.shape[1]
         options = {"logits_to_keep": kept} if self._takes_positions_to_keep else {}
         logits: Tensor = self.model(input_ids=batch.inputs, use_cache=False, **options).logits
         return logits[:, -kept:]
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: NextTokenBatch) -> dict[str, Tensor]:
         """``loss``, in nats."""
         losses = F.cross_entropy(self.logits(batch).flatten(0, 1).float(), batch.labels.flatten(), reduction="none")
         return {"loss": losses @ batch.weights.flatten()}
@@ -211,8 +214,8 @@ class RescorerObjective(Objective):
 
 def train_rescorer(
     model: PreTrainedModel,
-    data: Sequences,
-    validation: Sequences,
+    data: Texts,
+    validation: Texts,
     directory: str | os.PathLike[str],
     options: RescorerTraining,
     tokenizer_fingerprint: str | None = None,

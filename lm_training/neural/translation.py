@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.mask_filling import load_verifier
-from lm_training.data.sequences import Sequences, padded
+from lm_training.data.batching import padded
 from lm_training.neural.muon import Muon
 from lm_training.neural.training import LoopOptions, Objective, Process, Trainer, trapezoid
 
@@ -122,8 +123,8 @@ class TranslationObjective(Objective):
     def __init__(
         self,
         model: MarianMTModel,
-        data: Sequences,
-        validation: Sequences,
+        data: Texts,
+        validation: Texts,
         options: TranslationTraining,
     ) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class TranslationObjective(Objective):
         labels = int((self.data.lengths[rows] - self.data.prompt_lengths[rows]).sum())
         return self.collate(self.data, rows[part::parts], parts / labels)
 
-    def collate(self, data: Sequences, rows: np.ndarray, weight: float) -> PairBatch:
+    def collate(self, data: Texts, rows: np.ndarray, weight: float) -> PairBatch:
         """Pad the chosen pairs."""
         config, device = self.model.config, self.model.device
         pad = int(config.pad_token_id or 0)
@@ -197,13 +198,13 @@ class TranslationObjective(Objective):
         self.model.save_pretrained(directory)
 
 
-def _sizes(data: Sequences) -> np.ndarray:
+def _sizes(data: Texts) -> np.ndarray:
     """``[pairs]`` the longer side of each."""
     sizes: np.ndarray = np.maximum(data.prompt_lengths, data.lengths - data.prompt_lengths)
     return sizes
 
 
-def batch_cuts(data: Sequences, batch_tokens: int) -> np.ndarray:
+def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
     """``[batches + 1]`` where to cut the pairs, shortest first, so that no batch is padded to more than ``batch_tokens``.
 
     The cuts depend on lengths alone, so every epoch has as many batches as the first.
@@ -217,7 +218,7 @@ def batch_cuts(data: Sequences, batch_tokens: int) -> np.ndarray:
     return np.array([*cuts, len(sizes)])
 
 
-def _epoch_plan(data: Sequences, seed: int, epoch: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+def _epoch_plan(data: Texts, seed: int, epoch: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
     """Pairs from short to long, equally long ones in random order, and the order in which the batches come."""
     return _plan(_sizes(data).tobytes(), seed, epoch, batches)
 
@@ -231,8 +232,8 @@ def _plan(sizes: bytes, seed: int, epoch: int, batches: int) -> tuple[np.ndarray
 
 
 def train_translation(
-    data: Sequences,
-    validation: Sequences,
+    data: Texts,
+    validation: Texts,
     directory: str | os.PathLike[str],
     model: MarianMTModel,
     options: TranslationTraining,

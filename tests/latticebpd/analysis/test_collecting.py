@@ -15,7 +15,8 @@ from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
 from latticebpd.analysis.decoded import decode, oracle_drafters
 from latticebpd.analysis.stream import num_lattices
-from latticebpd.lattices.shards import SETTINGS, Texts, shard_files, shard_path, texts_of
+from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
@@ -36,7 +37,7 @@ def collected(model: BlockwiseLM) -> tuple[LatticeSet, Texts]:
 
 
 def test_texts_are_the_models_own(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
-    for (text, prompt_length), prompt in zip(collected[1], PROMPTS, strict=True):
+    for (text, prompt_length), prompt in zip(collected[1].items(), PROMPTS, strict=True):
         assert text[:prompt_length] == prompt
         reference = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)  # type: ignore[operator]
         assert text == reference[0].tolist()
@@ -47,7 +48,7 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
     """Also where texts end by themselves, and up to the limit."""
     model = tiny_model(seed=3, eos_token_id=eos)
     lattices, texts = collect(model, data(), OPTIONS)
-    assert any(text[-1] == eos for text, _ in texts) == (eos is not None)
+    assert any(text[-1] == eos for text, _ in texts.items()) == (eos is not None)
     lm = trigram()
     found = compare([lattices], ["1-best", "3-best", "8-tree"], lm, 0.7)
     drafters = {
@@ -57,7 +58,7 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
         "8-tree": lambda _: TreeDrafter(model, lm, 8, 0.7, 4),
         "oracle": lambda continuation: OracleDrafter(model, continuation, 4),
     }
-    decoded = decode(model, texts, drafters)
+    decoded = decode(model, texts.items(), drafters)
     assert decoded.names == found.systems
     assert decoded.tokens.tolist() == found.walked[:, 0].tolist()
     assert decoded.differing.tolist() == [0] * 5
@@ -69,7 +70,7 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    decoded = decode(model, texts, oracle_drafters(model, [1, 2, 4]))
+    decoded = decode(model, texts.items(), oracle_drafters(model, [1, 2, 4]))
     assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).walked[:, 0, 1].tolist()
     assert decoded.counts.sum(axis=1).tolist() == decoded.calls.tolist()
     with pytest.raises(ValueError, match="at least one text"):
@@ -77,13 +78,13 @@ def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet,
 
 
 def test_a_text_of_another_model_is_noticed(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
-    decoded = decode(tiny_model(seed=1), collected[1], {"vanilla": lambda _: VanillaDrafter(model)})
+    decoded = decode(tiny_model(seed=1), collected[1].items(), {"vanilla": lambda _: VanillaDrafter(model)})
     assert decoded.differing[0] > 0
 
 
 def test_entropies_are_those_of_all_heads(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    text, prompt_length = next(iter(texts))
+    text, prompt_length = next(texts.items())
     with torch.no_grad():
         out = model.base(torch.tensor([text]), output_hidden_states=True)
         hidden = out.hidden_states[-1][0, prompt_length - 1 : -2]
@@ -100,7 +101,7 @@ def test_given_texts_are_taken_as_they_are(model: BlockwiseLM, collected: tuple[
     given = Texts.of_rows([written], [len(PROMPTS[0])])
     forced, texts = collect(model, given, replace(OPTIONS, teacher_force=True))
     own = collected[0].take(np.arange(19))
-    assert next(iter(texts))[0] == written[: len(PROMPTS[0]) + 20]
+    assert next(texts.items())[0] == written[: len(PROMPTS[0]) + 20]
     np.testing.assert_array_equal(forced.tokens, own.tokens)
     np.testing.assert_array_equal(forced.continuation, own.continuation)
     np.testing.assert_array_equal(forced.context, own.context)
@@ -124,17 +125,17 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(model: BlockwiseLM, c
     np.testing.assert_allclose(joined.log_probs, whole.log_probs, atol=1e-5)
     assert joined.origin == whole.origin
     assert num_lattices([tmp_path / "d"]) == len(whole)
-    assert [text for text, _ in texts_of([tmp_path / "d"])] == [text for text, _ in collected[1]]
+    assert [text for text, _ in texts_of([tmp_path / "d"])] == [text for text, _ in collected[1].items()]
 
-    before = shard_path(tmp_path / "d", 0).read_bytes()
-    shard_path(tmp_path / "d", 1).unlink()
+    before = lattice_directory(tmp_path / "d").file(0).read_bytes()
+    lattice_directory(tmp_path / "d").file(1).unlink()
     with pytest.raises(ValueError, match=r"1 of 3 shards are missing, first shard-00001\.npz"):
         list(blocks([tmp_path / "d"]))
     (tmp_path / "d" / ".shard-00001.npz.99.tmp").write_bytes(b"killed")
     made: list[int] = []
     collect_shards(model, data(), tmp_path / "d", OPTIONS, shard_texts=2, on_text=made.append)
     assert made == [2, 1, 1, 1]  # a finished shard at once, the missing one text by text
-    assert shard_path(tmp_path / "d", 0).read_bytes() == before
+    assert lattice_directory(tmp_path / "d").file(0).read_bytes() == before
     for options, prompts in ((replace(OPTIONS, k=3), PROMPTS), (OPTIONS, PROMPTS[:4])):
         with pytest.raises(ValueError, match=r"holds lattices made with (k 4|num_shards 3|texts 5), asked for is"):
             collect_shards(model, data(prompts), tmp_path / "d", options, shard_texts=2)
@@ -165,11 +166,11 @@ def test_bad_options_and_texts_are_named() -> None:
 def test_damaged_texts_are_refused_by_name(tmp_path: Path) -> None:
     data().save(tmp_path / "t.npz")
     again = Texts.load(tmp_path / "t.npz")
-    assert list(again) == list(data())
+    assert list(again.items()) == list(data().items())
     whole = (tmp_path / "t.npz").read_bytes()
     for length in range(0, len(whole) - 1, 41):
         (tmp_path / "t.npz").write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"t\.npz: not a file of texts"):
+        with pytest.raises(ValueError, match=r"t\.npz: expected texts as `latticebpd distill`"):
             Texts.load(tmp_path / "t.npz")
 
 
@@ -208,8 +209,8 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
     tried = (translator(family, seed) for seed in range(20))
     model = next(model for model in tried if min(map(len, targets_of(model))) > 1)  # shorter ones have no lattice
     lattices, texts = collect(model, data(SOURCES), OPTIONS, batch_size=2)
-    assert [(text[:length], text[length:]) for text, length in texts] == list(zip(SOURCES, targets_of(model), strict=True))
-    first, length = next(iter(texts))
+    assert [(text[:length], text[length:]) for text, length in texts.items()] == list(zip(SOURCES, targets_of(model), strict=True))
+    first, length = next(texts.items())
     assert lattices.context[0].tolist() == [-1, 1, first[length]]  # the decoder's start token, and what the prefill said
     with torch.no_grad():
         out = model.base(input_ids=torch.tensor([first[:length]]), decoder_input_ids=torch.tensor([[1]]), output_hidden_states=True)
@@ -217,7 +218,7 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
     assert lattices.tokens[0].tolist() == best.tolist()
 
     found = compare([lattices], ["3-best"], None, 0.0)
-    decoded = decode(model, texts, {
+    decoded = decode(model, texts.items(), {
         "vanilla": lambda _: VanillaDrafter(model),
         "3-best": lambda _: PathsDrafter(model, None, 3, 0.0, 4),
         "oracle": lambda continuation: OracleDrafter(model, continuation, 4),

@@ -14,8 +14,8 @@ from latticebpd.analysis import blocks, compare
 from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.lattices.shards import SETTINGS, shard_path
-from lm_training.data.sequences import Sequences
+from latticebpd.lattices.shards import SETTINGS, lattice_directory
+from latticebpd.lattices.texts import Texts
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -70,13 +70,13 @@ def test_a_directory_of_shards_counts_as_one_file_does(run: Run, arguments: tupl
 def test_a_killed_run_goes_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
     command = (*arguments, "-o", tmp_path / "shards", "--shard-size", 2)
     assert run(*command)[0] == 0
-    whole = [shard_path(tmp_path / "shards", shard).read_bytes() for shard in range(3)]
-    shard_path(tmp_path / "shards", 2).unlink()
+    whole = [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)]
+    lattice_directory(tmp_path / "shards").file(2).unlink()
     status, _, err = run("oracle", tmp_path / "shards")
     assert status == 2
     assert "1 of 3 shards are missing" in err
     assert run(*command)[0] == 0
-    assert [shard_path(tmp_path / "shards", shard).read_bytes() for shard in range(3)] == whole
+    assert [lattice_directory(tmp_path / "shards").file(shard).read_bytes() for shard in range(3)] == whole
     status, _, err = run(*command, "--teacher-force")
     assert status == 2
     assert "holds lattices made with teacher_force False, asked for is True; choose another directory" in err
@@ -138,7 +138,7 @@ def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_
     assert status == 0
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["lattice"] for record in records] == [*range(3 * 13), *range(2 * 13)]
-    lattices = LatticeSet.load(shard_path(tmp_path / "shards", 0))
+    lattices = LatticeSet.load(lattice_directory(tmp_path / "shards").file(0))
     assert records[0]["tokens"][0] == lattices[0].top_arcs(1).tokens[:, 0].tolist()
 
 
@@ -146,7 +146,7 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
     tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
 
     def read(path: Path, limit: int | None = None, sources: bool = False) -> list[tuple[list[int], int]]:
-        return list(read_texts(path, tokenizer, 4, 3, limit=limit, sources=sources))
+        return list(read_texts(path, tokenizer, 4, 3, limit=limit, sources=sources).items())
 
     first = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
     assert read(prompts)[0] == (first[:7], 4)
@@ -156,7 +156,7 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
     np.save(tmp_path / "ids.npy", np.arange(40, dtype=np.uint16) % 23)
     assert [text[0] for text, _ in read(tmp_path / "ids.npy")] == [0, 7, 14, 21, 5]
     assert [text[0] for text, _ in read(tmp_path / "ids.npy", 2)] == [0, 14]  # from all over the array
-    Sequences.of_rows([np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])], [6], np.dtype(np.int32)).save(tmp_path / "s.npz")
+    Texts.of_rows([np.array([1, 2, 3, 4, 5, 6, 7, 8, 9])], [6], np.int32).save(tmp_path / "s.npz")
     assert read(tmp_path / "s.npz") == [([3, 4, 5, 6, 7, 8, 9], 4)]  # of a long prompt the end is kept
     assert read(tmp_path / "s.npz", sources=True) == [([1, 2, 3, 4, 5, 6, 7, 8, 9], 6)]  # of a source all
     whole = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids

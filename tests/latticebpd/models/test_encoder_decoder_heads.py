@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 
 from latticebpd import TreeDrafter, VanillaDrafter, generate
 from latticebpd.cli import app
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from lm_training.data.distill import DistillOptions, distill, load_distilled
-from lm_training.data.sequences import Sequences
 from lm_training.neural.blockwise import BlockwiseObjective
 from lm_training.neural.heads import HeadTraining, train_heads
 from lm_training.neural.selection import EveryHead
@@ -36,12 +36,12 @@ def tiny_base(family: str) -> PreTrainedModel:
     return base
 
 
-def uneven(count: int = 12) -> Sequences:
+def uneven(count: int = 12) -> Texts:
     """Sources and texts of 1 to 6 and 2 to 9 tokens."""
     rng = np.random.default_rng(2)
     sources, texts = rng.integers(1, 7, count), rng.integers(2, 10, count)
     rows = [rng.integers(2, 23, source + text) for source, text in zip(sources, texts, strict=True)]
-    return Sequences.of_rows(rows, sources.tolist(), np.dtype(np.uint16))
+    return Texts.of_rows(rows, sources.tolist(), np.uint16)
 
 
 def final_states(base: PreTrainedModel, source: list[int], text: list[int]) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def test_fine_tuning_leaves_constants_alone(tmp_path: Path) -> None:
         train_heads(model, data, data, tmp_path / "again", replace(QUICK, base_learning_rate=1e-2), progress=False)
 
 
-def translations(count: int) -> Sequences:
+def translations(count: int) -> Texts:
     """The first token of a source says which three tokens its translation repeats; those behind it mean nothing."""
     rng = np.random.default_rng(0)
     rows, lengths = [], []
@@ -121,7 +121,7 @@ def translations(count: int) -> Sequences:
         source = [3 + index % 2, *rng.integers(8, 20, index % 4).tolist(), 2]
         rows.append(np.array(source + [8 + 3 * (index % 2) + place % 3 for place in range(16)]))
         lengths.append(len(source))
-    return Sequences.of_rows(rows, lengths, np.dtype(np.uint16))
+    return Texts.of_rows(rows, lengths, np.uint16)
 
 
 def test_heads_of_a_toy_translator_reach_the_full_block(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_text_that_an_encoder_decoder_cannot_read_is_refused(tmp_path: Path) -> 
         ([3] * 97, [3, 4, 5], "training sequences of at most 96 tokens .* one of 97"),
         ([3], [4] * 96, "training sequences of at most 96 tokens .* one of 97"),
     ):
-        bad = Sequences.of_rows([np.array(source + text)], [len(source)], np.dtype(np.uint16))
+        bad = Texts.of_rows([np.array(source + text)], [len(source)], np.uint16)
         with pytest.raises(ValueError, match=message):
             train_heads(model, bad, good, tmp_path, QUICK, progress=False)
 

@@ -24,7 +24,7 @@ from latticebpd.analysis.collecting import CollectOptions, collect_shards
 from latticebpd.analysis.theme import COLOURS, css_colours
 from latticebpd.analysis.tuning import Tuning, without
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.lattices.shards import Texts
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.report import DataSet, Measurements, Options, make_report, measure
 from latticebpd.report.content import Column, Table, decimals

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from latticebpd.cli import app
 from latticebpd.decoding.stopping import own_end_of_text_ids
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.data.sequences import Sequences
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
@@ -31,16 +31,16 @@ def corpus(n: int = 400) -> np.ndarray:
     return tokens
 
 
-def prompts(count: int = 10, length: int = 5, seed: int = 0) -> Sequences:
+def prompts(count: int = 10, length: int = 5, seed: int = 0) -> Texts:
     return corpus_prompts(corpus(), count, length, end_ids=[0], seed=seed)
 
 
-def uneven(count: int = 11) -> Sequences:
+def uneven(count: int = 11) -> Texts:
     """Prompts of 1 to 6 tokens, each followed by gold text that must not matter."""
     rng = np.random.default_rng(2)
     lengths = rng.integers(1, 7, count)
     rows = [rng.integers(2, 23, length + 3) for length in lengths]
-    return Sequences.of_rows(rows, lengths.tolist(), np.dtype(np.uint16))
+    return Texts.of_rows(rows, lengths.tolist(), np.uint16)
 
 
 def test_sequences_are_what_generate_writes_after_prompts_of_the_corpus(model: BlockwiseLM, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
     end = int(free[0, 4])
     base.generation_config.eos_token_id = end  # type: ignore[union-attr]
     assert own_end_of_text_ids(base) == [end]
-    sources = Sequences.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.dtype(np.uint16))
+    sources = Texts.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.uint16)
     distill(base, sources, tmp_path, OPTIONS)
     written = load_distilled(tmp_path)[0][3:].tolist()
     assert written == free[0, 1 : free[0].tolist().index(end) + 1].tolist()
@@ -159,7 +159,7 @@ def test_prompts_of_another_vocabulary_are_refused(model: BlockwiseLM, tmp_path:
     with pytest.raises(ValueError, match=r"token ids below 23 .* got 77; was the text encoded with another tokenizer"):
         distill(model.base, corpus_prompts(np.full(400, 77, np.uint16), 10, 5, []), tmp_path, OPTIONS)
     with pytest.raises(ValueError, match="at least one prompt, got none"):
-        distill(model.base, Sequences.of_rows([], [], np.dtype(np.uint16)), tmp_path, OPTIONS)
+        distill(model.base, Texts.of_rows([], [], np.uint16), tmp_path, OPTIONS)
 
 
 def test_text_longer_than_the_model_reads_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_damaged_shard_is_a_value_error(model: BlockwiseLM, tmp_path: Path) -> N
     whole = shard.read_bytes()
     for content in (b"", whole[: len(whole) // 2], whole.replace(b"starts", b"stairs")):
         shard.write_bytes(content)
-        with pytest.raises(ValueError, match=r"shard-00001\.npz: expected sequences"):
+        with pytest.raises(ValueError, match=r"shard-00001\.npz: expected texts as"):
             load_distilled(tmp_path)
 
 
@@ -209,12 +209,12 @@ def test_damaged_shard_is_a_value_error(model: BlockwiseLM, tmp_path: Path) -> N
 def test_sequences_round_trip_and_join(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], data: st.DataObject) -> None:
     arrays = [np.array(row, np.uint16) for row in rows]
     lengths = [data.draw(st.integers(1, len(row))) for row in rows]
-    whole = Sequences.of_rows(arrays, lengths, np.dtype(np.uint16))
+    whole = Texts.of_rows(arrays, lengths, np.uint16)
     path = tmp_path_factory.mktemp("sequences") / "a.npz"
     whole.save(path)
     cut = data.draw(st.integers(0, len(rows)))
-    joined = Sequences.joined([Sequences.of_rows(arrays[s], lengths[s], np.dtype(np.uint16)) for s in (slice(cut), slice(cut, None))])
-    for again in (Sequences.load(path), joined):
+    joined = Texts.joined([Texts.of_rows(arrays[s], lengths[s], np.uint16) for s in (slice(cut), slice(cut, None))])
+    for again in (Texts.load(path), joined):
         assert [row.tolist() for row in map(again.__getitem__, range(len(again)))] == rows
         assert again.prompt_lengths.tolist() == lengths
     assert whole.num_labels == sum(map(len, rows)) - sum(lengths)
@@ -225,22 +225,22 @@ def test_sequences_round_trip_and_join(tmp_path_factory: pytest.TempPathFactory,
     [
         ({"starts": np.array([0, 4, 3])}, "starts that rise from 0 to 3"),
         ({"starts": np.array([0, 2])}, "starts that rise from 0 to 3"),
-        ({"prompt_lengths": np.array([1, 2])}, "from 1 to the sequence's length"),
-        ({"prompt_lengths": np.array([0, 1])}, "from 1 to the sequence's length"),
+        ({"prompt_lengths": np.array([1, 2])}, "from 1 to the text's length"),
+        ({"prompt_lengths": np.array([0, 1])}, "from 1 to the text's length"),
         ({"tokens": np.array([1, -2, 3])}, "token ids >= 0, got -2"),
         ({"tokens": np.array([1.0, 2.0, 3.0])}, r"expected tokens \[n\] of integers"),
     ],
 )
 def test_impossible_sequences_are_refused(change: dict[str, np.ndarray], message: str) -> None:
     good = {"tokens": np.array([1, 2, 3]), "starts": np.array([0, 2, 3]), "prompt_lengths": np.array([1, 1])}
-    Sequences(**good)
+    Texts(**good)
     with pytest.raises(ValueError, match=message):
-        Sequences(**(good | change))
+        Texts(**(good | change))
 
 
 def test_corpus_of_sequences_has_every_label_with_its_history_and_ends_each_text_once() -> None:
     rows = [np.array(row, np.uint16) for row in ([1, 2, 3, 4, 5], [6, 7], [8, 9, 0])]
-    text = Sequences.of_rows(rows, [3, 1, 1], np.dtype(np.uint16))
+    text = Texts.of_rows(rows, [3, 1, 1], np.uint16)
     assert text.corpus(end_of_text=0, history=2).tolist() == [2, 3, 4, 5, 0, 6, 7, 0, 8, 9, 0]
     assert text.corpus(end_of_text=0, history=0).tolist() == [4, 5, 0, 7, 0, 9, 0]
     assert text.corpus(0, 2).dtype == np.uint16
@@ -249,11 +249,11 @@ def test_corpus_of_sequences_has_every_label_with_its_history_and_ends_each_text
 
 
 def test_windows_of_a_corpus_cover_it_without_overlap() -> None:
-    windows = Sequences.of_corpus(np.arange(10), 3)
+    windows = Texts.of_corpus(np.arange(10), 3)
     assert [windows[index].tolist() for index in range(len(windows))] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert windows.num_labels == 6
     with pytest.raises(ValueError, match="at least 11 tokens"):
-        Sequences.of_corpus(np.arange(10), 11)
+        Texts.of_corpus(np.arange(10), 11)
 
 
 def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path) -> None:

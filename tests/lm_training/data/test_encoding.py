@@ -16,10 +16,10 @@ from tokenizers import Tokenizer, processors
 
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, load_encoded, write_encoded
+from lm_training.data.loading import load_texts
 from lm_training.data.pairs import Pair, encode_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
-from lm_training.neural.heads import load_sequences
 from tests.helpers.commands import Run
 
 QUESTIONS: list[dict[str, Any]] = [
@@ -41,7 +41,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
 
 def texts_of(path: Path, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Prompt and answer of every sequence of a file, decoded."""
-    sequences = load_sequences(path, 0)
+    sequences = load_texts(path, 0)
     return [
         (
             tokenizer.decode(sequences[index][:length].tolist()),
@@ -73,7 +73,7 @@ def test_prompts_of_every_kind_of_file_are_the_tasks_and_only_answers_are_learnt
     done = write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe), SQUAD)), out)
     assert texts_of(out, bpe) == EXPECTED
     assert (done.sequences, done.records, done.bad) == (23, 23, 0)
-    assert load_sequences(out, 0).num_labels == sum(len(bpe.encode(answer).ids) for _, answer in EXPECTED)
+    assert load_texts(out, 0).num_labels == sum(len(bpe.encode(answer).ids) for _, answer in EXPECTED)
 
 
 def test_documents_of_every_kind_of_file_are_packed_into_one_corpus(tmp_path: Path, bpe: Tokenizer) -> None:
@@ -104,7 +104,7 @@ def test_shards_are_the_same_to_the_byte_whatever_the_number_of_workers(tmp_path
     assert texts_of(tmp_path / "1", bpe) == EXPECTED
     # Of one shard, of many, or in one file: the same sequences.
     write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe), SQUAD), bad=BadRecords(False)), tmp_path / "whole.npz")
-    np.testing.assert_array_equal(load_sequences(tmp_path / "whole.npz", 0).tokens, load_encoded(tmp_path / "2").tokens)
+    np.testing.assert_array_equal(load_texts(tmp_path / "whole.npz", 0).tokens, load_encoded(tmp_path / "2").tokens)
 
 
 def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
@@ -157,7 +157,7 @@ def test_sequences_beyond_a_length_are_left_out_and_counted(tmp_path: Path, bpe:
     template = Template("{q}", ("a",))
     done = write_encoded(encode_files([path], bpe, Encoding(0, template, max_tokens=5)), tmp_path / "out.npz")
     lengths = [len(bpe.encode("x" * length).ids) + len(bpe.encode("y").ids) + 1 for length in range(1, 9)]
-    assert load_sequences(tmp_path / "out.npz", 0).lengths.tolist() == [length for length in lengths if length <= 5]
+    assert load_texts(tmp_path / "out.npz", 0).lengths.tolist() == [length for length in lengths if length <= 5]
     assert done.too_long == sum(length > 5 for length in lengths) > 0
 
 
@@ -167,7 +167,7 @@ def test_pairs_are_those_of_the_translators(tmp_path: Path) -> None:
     bpe = train_pair_tokenizer((text for pair in pairs for text in (pair.source, pair.target)), 300)
     path = write_lines(tmp_path / "a.jsonl", [{"en": pair.source, "de": pair.target} for pair in pairs])
     write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe), Template("{en}", ("de",)))), tmp_path / "out.npz")
-    found, expected = load_sequences(tmp_path / "out.npz", 0), encode_pairs(pairs, bpe)
+    found, expected = load_texts(tmp_path / "out.npz", 0), encode_pairs(pairs, bpe)
     for name in ("tokens", "starts", "prompt_lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
 
@@ -177,7 +177,7 @@ def test_prompts_carry_the_tokenizers_special_tokens_and_answers_do_not(tmp_path
     begins.post_processor = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
     path = write_lines(tmp_path / "a.jsonl", [{"q": "known", "a": "Nobody"}])
     write_encoded(encode_files([path], begins, Encoding(0, Template("{q}", ("a",), "\n"))), tmp_path / "out.npz")
-    assert load_sequences(tmp_path / "out.npz", 0)[0].tolist() == [0, *bpe.encode("known\n").ids, *bpe.encode("Nobody").ids, 0]
+    assert load_texts(tmp_path / "out.npz", 0)[0].tolist() == [0, *bpe.encode("known\n").ids, *bpe.encode("Nobody").ids, 0]
 
 
 def test_command_encodes_prompts_of_the_users_own(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
@@ -215,7 +215,7 @@ def test_directory_of_something_else_is_not_overwritten_and_one_of_ours_is_made_
         assert texts_of(out, bpe) == EXPECTED
     assert len(list(out.iterdir())) == 3
     (out / "encoded.json").unlink()
-    with pytest.raises(ValueError, match="that `latticebpd train encode` has filled"):
+    with pytest.raises(ValueError, match="expected settings as `latticebpd train encode` writes them"):
         load_encoded(out)
     (out / "mine.txt").touch()
     with pytest.raises(ValueError, match=r"found mine\.txt; choose another"):

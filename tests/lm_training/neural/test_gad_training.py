@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import GadDrafter, generate
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
 from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pair_tokenizer
-from lm_training.data.sequences import Sequences
 from lm_training.neural.mask_filling import UNLABELLED, DrafterObjective, DrafterTraining, Windows, glance, train_drafter
 from lm_training.neural.training import Trainer, cosine
 from tests.helpers.commands import Run
@@ -31,13 +31,13 @@ MASK, END, START = 2, 5, 1
 TEXT = list(range(6, VOCABULARY))
 
 
-def pairs(count: int, seed: int = 0, longest: int = 9) -> Sequences:
+def pairs(count: int, seed: int = 0, longest: int = 9) -> Texts:
     """Random sources with random targets, each with its end of text."""
     rng = np.random.default_rng(seed)
     sources = [[*rng.choice(TEXT, rng.integers(1, 6)), END] for _ in range(count)]
     targets = [[*rng.choice(TEXT, rng.integers(1, longest)), END] for _ in range(count)]
     rows = [np.array([*source, *target]) for source, target in zip(sources, targets, strict=True)]
-    return Sequences.of_rows(rows, [len(source) for source in sources], np.dtype(np.uint16))
+    return Texts.of_rows(rows, [len(source) for source in sources], np.uint16)
 
 
 def objective(
@@ -232,13 +232,13 @@ def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -
     assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)
 
 
-def written(verifier: PreTrainedModel, sources: list[list[int]]) -> Sequences:
+def written(verifier: PreTrainedModel, sources: list[list[int]]) -> Texts:
     """What the verifier itself writes."""
     rows = []
     for source in sources:
         out = verifier.generate(torch.tensor([source]), do_sample=False, max_new_tokens=12)
         rows.append(np.array([*source, *out[0, 1:].tolist()]))
-    return Sequences.of_rows(rows, [len(source) for source in sources], np.dtype(np.uint16))
+    return Texts.of_rows(rows, [len(source) for source in sources], np.uint16)
 
 
 def test_a_drafter_learns_to_draft_what_its_verifier_writes(tmp_path: Path) -> None:

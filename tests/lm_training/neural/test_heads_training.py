@@ -32,10 +32,10 @@ import fst
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import VanillaDrafter, generate
 from latticebpd.cli import app
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.data.sequences import Sequences
 from lm_training.neural.heads import HeadTraining, train_heads
 from lm_training.neural.selection import EveryHead, OneHeadPerBatch
 from lm_training.neural.training import Process
@@ -61,7 +61,7 @@ def untrained(kind: str = "feed-forward", seed: int = 0) -> BlockwiseLM:
     return BlockwiseLM(base, new_heads(base, kind, num_heads=5))
 
 
-def periodic(period: int = 3) -> tuple[LlamaForCausalLM, Sequences]:
+def periodic(period: int = 3) -> tuple[LlamaForCausalLM, Texts]:
     """A base model that repeats ``0 1 .. period - 1`` for ever, and its text.
 
     Attention and feed-forward layers add nothing (their output matrices are zero), so a token's hidden state is its own
@@ -81,7 +81,7 @@ def periodic(period: int = 3) -> tuple[LlamaForCausalLM, Sequences]:
         for token in range(period):
             base.lm_head.weight[(token + 1) % period, token] = 5.0
     rows = [np.array([(start + place) % period for place in range(24)], np.uint16) for start in range(period)] * 4
-    return base, Sequences.of_rows(rows, [1] * len(rows), np.dtype(np.uint16))
+    return base, Texts.of_rows(rows, [1] * len(rows), np.uint16)
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "stern", "medusa"])
@@ -205,13 +205,13 @@ def test_base_model_in_half_precision_stays_the_same_to_the_byte_while_its_heads
 
 
 def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    data = Sequences.of_corpus(np.full(40, 77), 8)
+    data = Texts.of_corpus(np.full(40, 77), 8)
     with pytest.raises(ValueError, match=r"training token ids below 23 .* got 77"):
         train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
 
 
 def test_sequences_longer_than_the_model_reads_are_refused(tmp_path: Path) -> None:
-    data = Sequences.of_corpus(np.full(400, 7), 129)
+    data = Texts.of_corpus(np.full(400, 7), 129)
     with pytest.raises(ValueError, match=r"training sequences of at most 128 tokens .* got one of 129"):
         train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
 

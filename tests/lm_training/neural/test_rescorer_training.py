@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import NeuralRescorer, SausageLattice, rescore
+from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.neural import RescorerSettings
 from lm_training.data.corpus import train_tokenizer
-from lm_training.data.sequences import Sequences
 from lm_training.neural.rescorers import PRESETS, RescorerObjective, RescorerShape, RescorerTraining, new_rescorer, train_rescorer
 from lm_training.neural.training import Trainer, cosine
 from tests.helpers.commands import Run
@@ -34,15 +34,15 @@ def model(seed: int = 0, vocab_size: int = 11) -> PreTrainedModel:
     return new_rescorer(TINY, vocab_size)
 
 
-def random_sequences(count: int = 20, seed: int = 0) -> Sequences:
+def random_sequences(count: int = 20, seed: int = 0) -> Texts:
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, 11, rng.integers(3, 12)).astype(np.uint16) for _ in range(count)]
-    return Sequences.of_rows(rows, [int(rng.integers(1, len(row))) for row in rows], np.dtype(np.uint16))
+    return Texts.of_rows(rows, [int(rng.integers(1, len(row))) for row in rows], np.uint16)
 
 
-def periodic(period: int = 3) -> Sequences:
+def periodic(period: int = 3) -> Texts:
     rows = [np.array([(start + place) % period for place in range(18)], np.uint16) for start in range(period)] * 4
-    return Sequences.of_rows(rows, [1] * len(rows), np.dtype(np.uint16))
+    return Texts.of_rows(rows, [1] * len(rows), np.uint16)
 
 
 def test_rescorer_of_periodic_text_mends_every_draft(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_loss_is_the_mean_over_the_tokens_behind_prompts() -> None:
         np.testing.assert_allclose(objective.validate()["loss"], mean_loss(trained, data, 4), atol=1e-4)
 
 
-def mean_loss(trained: PreTrainedModel, data: Sequences, count: int) -> float:
+def mean_loss(trained: PreTrainedModel, data: Texts, count: int) -> float:
     """Over the first sequences, token by token."""
     losses: list[float] = []
     for index in range(count):
@@ -160,10 +160,10 @@ def test_data_that_the_model_cannot_read_is_refused() -> None:
     data = random_sequences()
     with pytest.raises(ValueError, match=r"token ids below 5 \(the model's vocabulary\)"):
         RescorerObjective(model(vocab_size=5), data, data, QUICK)
-    long = Sequences.of_corpus(np.zeros(40, np.uint16), 40)
+    long = Texts.of_corpus(np.zeros(40, np.uint16), 40)
     with pytest.raises(ValueError, match="at most 32 tokens"):
         RescorerObjective(model(), long, data, QUICK)
-    prompts = Sequences.of_rows([np.zeros(3, np.uint16)], [3], np.dtype(np.uint16))
+    prompts = Texts.of_rows([np.zeros(3, np.uint16)], [3], np.uint16)
     with pytest.raises(ValueError, match="tokens behind their prompts"):
         RescorerObjective(model(), prompts, data, QUICK)
     with pytest.raises(ValueError, match="decoder-only causal LM as rescorer, got an encoder-decoder"):

@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from latticebpd import VanillaDrafter, generate
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, load_base
-from lm_training.data.sequences import Sequences
 from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
@@ -26,10 +26,10 @@ from tests.helpers.tiny_families import tiny
 HEADS, STATE = "heads.safetensors", "training-state.json"
 
 
-def data() -> Sequences:
+def data() -> Texts:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 6, 24)
-    return Sequences.of_rows([rng.integers(2, 22, length + 9) for length in lengths], lengths.tolist(), np.dtype(np.uint16))
+    return Texts.of_rows([rng.integers(2, 22, length + 9) for length in lengths], lengths.tolist(), np.uint16)
 
 
 def launch(directory: Path, output: str, processes: int, *more: str) -> list[subprocess.Popen[bytes]]:

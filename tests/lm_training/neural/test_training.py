@@ -15,9 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, encode_documents, is_held_out, load_tokens, read_documents, train_tokenizer
-from lm_training.data.sequences import Sequences
 from lm_training.neural.blockwise import BlockwiseObjective, ModelShape, TrainingOptions, new_model, train_blockwise
 from lm_training.neural.muon import orthogonalise
 from lm_training.neural.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
@@ -101,9 +101,7 @@ def test_held_out_part_is_fixed_and_about_its_share() -> None:
     assert 0.03 < np.mean(chosen) < 0.07
 
 
-def objective(
-    sequences: Sequences, selection: Selection | None = None, batch_size: int = 3, base_weight: float = 0.0
-) -> BlockwiseObjective:
+def objective(sequences: Texts, selection: Selection | None = None, batch_size: int = 3, base_weight: float = 0.0) -> BlockwiseObjective:
     torch.manual_seed(0)
     model = new_model(SHAPE, 0)
     torch.nn.init.normal_(model.heads.down, std=0.3)
@@ -112,10 +110,10 @@ def objective(
     )
 
 
-def ragged() -> Sequences:
+def ragged() -> Texts:
     rng = np.random.default_rng(3)
     rows = [rng.integers(1, 31, length).astype(np.uint16) for length in (9, 5, 12, 7)]
-    return Sequences.of_rows(rows, [3, 4, 1, 7], np.dtype(np.uint16))
+    return Texts.of_rows(rows, [3, 4, 1, 7], np.uint16)
 
 
 def test_labels_are_the_tokens_that_many_places_ahead_and_never_of_the_prompt() -> None:
@@ -147,7 +145,7 @@ def test_parts_of_a_step_average_to_the_step(parts: int, seed: int, share: float
 
 def test_every_sequence_comes_once_per_epoch() -> None:
     rows = [np.array([i + 1, 1, 1, 1], np.uint16) for i in range(20)]
-    whole = objective(Sequences.of_rows(rows, [1] * 20, np.dtype(np.uint16)), batch_size=5)
+    whole = objective(Texts.of_rows(rows, [1] * 20, np.uint16), batch_size=5)
     seen = [int(first) for step in range(4) for first in whole.batch(step, 0, 1).inputs[:, 0]]
     assert sorted(seen) == list(range(1, 21))
     assert seen != list(range(1, 21))

@@ -10,8 +10,8 @@ from transformers import AutoTokenizer, MarianMTModel
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
+from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import MASK, PADDING, Pair, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-from lm_training.data.sequences import Sequences
 from lm_training.neural.training import Trainer
 from lm_training.neural.translation import (
     TranslationObjective,
@@ -28,15 +28,15 @@ SHAPE = TranslationShape(hidden_size=32, encoder_layers=1, decoder_layers=1, att
 EOS, PAD = 0, 1
 
 
-def rule_pairs(count: int, seed: int = 0) -> Sequences:
+def rule_pairs(count: int, seed: int = 0) -> Texts:
     """Sources of tokens 3..12; each target is its source with every token raised by 10."""
     generator = np.random.default_rng(seed)
     sources = [generator.integers(3, 13, generator.integers(1, 7)) for _ in range(count)]
     rows = [np.array([*source, EOS, *(source + 10), EOS]) for source in sources]
-    return Sequences.of_rows(rows, [len(source) + 1 for source in sources], np.dtype(np.uint16))
+    return Texts.of_rows(rows, [len(source) + 1 for source in sources], np.uint16)
 
 
-def objective(data: Sequences, **options: int | float) -> TranslationObjective:
+def objective(data: Texts, **options: int | float) -> TranslationObjective:
     torch.manual_seed(0)
     return TranslationObjective(new_translator(SHAPE, 24, EOS, PAD), data, data, TranslationTraining(**options))  # type: ignore[arg-type]
 
@@ -152,7 +152,7 @@ def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path
 
 
 def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):
-    long = Sequences.of_rows([np.arange(3, 23).repeat(20)], [10], np.dtype(np.uint16))
+    long = Texts.of_rows([np.arange(3, 23).repeat(20)], [10], np.uint16)
     with pytest.raises(ValueError, match=r"at most 256 tokens .* got one of 390"):
         train_translation(long, rule_pairs(2), tmp_path, new_translator(SHAPE, 24, EOS, PAD), TranslationTraining(), progress=False)
 
