@@ -80,12 +80,13 @@ def ddg(
     settings = settings_line(base, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens)
     for path in output:
         if path.suffix.lower() == ".html":
-            from latticebpd.decoding.jacobi.page import write_page
+            from latticebpd.report import kit
+            from latticebpd.report.graphs import graphs_page
 
-            write_page(path, sentences, statistics, settings)
+            kit.write(path, graphs_page(sentences, statistics, settings))
             continue
+        from latticebpd.analysis.graph_plots import picture
         from latticebpd.analysis.plots import save
-        from latticebpd.decoding.jacobi.drawing import picture
 
         for number, sentence in enumerate(sentences, 1):
             save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))

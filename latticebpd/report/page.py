@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fst.files import replacing
-from latticebpd.analysis.theme import css_colours, inline_svg, png
+from latticebpd.analysis.theme import inline_svg, png
+from latticebpd.report import kit
 from latticebpd.report.content import Drawing, Plot, Section, Table
 
 PAGE = "report.html"
@@ -48,12 +47,7 @@ class Report:
 
     def html(self) -> str:
         """The page: no script, nothing loaded."""
-        folder = resources.files("latticebpd.report")
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        environment.filters["groupby_runs"] = _runs
-        template = environment.from_string(folder.joinpath("page.html.j2").read_text(encoding="utf-8"))
-        style = css_colours() + folder.joinpath("page.css").read_text(encoding="utf-8")
-        return template.render(report=self, style=Markup(style), kind=_kind, svg=_svg)
+        return kit.render("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write the page, a CSV file of every table, a PNG file of every plot and an SVG file of every drawing; returns their paths."""
@@ -77,13 +71,10 @@ class Report:
         return [directory / name for name in files]
 
 
-def _runs(items: Sequence[Any], key: Callable[[Any], str]) -> list[tuple[str, list[Any]]]:
+def _runs(items: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     """Neighbours of one kind together: plots stand side by side."""
-    return [(kind, list(group)) for kind, group in groupby(items, key)]
-
-
-def _kind(item: Any) -> str:
-    return {Table: "table", Plot: "plot", Drawing: "drawing"}[type(item)]
+    kinds = {Table: "table", Plot: "plot", Drawing: "drawing"}
+    return [(kind, list(group)) for kind, group in groupby(items, lambda item: kinds[type(item)])]
 
 
 def _svg(item: Plot | Drawing) -> Markup:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latticebpd import GoldDrafter
+from latticebpd.analysis.graph_plots import picture
 from latticebpd.analysis.plots import save
 from latticebpd.decoding.jacobi import (
     Cell,
@@ -29,11 +30,10 @@ from latticebpd.decoding.jacobi import (
     jacobi,
     trajectory,
 )
-from latticebpd.decoding.jacobi.drawing import picture
-from latticebpd.decoding.jacobi.page import page
 from latticebpd.decoding.jacobi.pieces import classes, piece
 from latticebpd.decoding.jacobi.sentence import Sentence, look_into
 from latticebpd.decoding.jacobi.statistics import corpus_statistics
+from latticebpd.report.graphs import graphs_page
 from tests.helpers.commands import Run
 from tests.helpers.rule_models import RuleModel, adds_up, follows_its_predecessor, follows_the_last_but_one, knows_its_place
 from tests.helpers.tiny_families import VOCABULARY, tiny
@@ -267,13 +267,15 @@ def test_page_holds_its_data_and_asks_for_nothing_else(sentences: list[Sentence]
         ["</script>", *sentences[0].pieces[1:]],
         *(getattr(sentences[0], name) for name in ("classes", "values", "trajectory", "dependencies")),
     )
-    text = page([hostile, *sentences[1:]], corpus_statistics(sentences), "settings <of> this")
+    text = graphs_page([hostile, *sentences[1:]], corpus_statistics(sentences), "settings <of> this")
     data = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert len(data) == 1
     read = json.loads(data[0])
     assert read["texts"][0]["source"] == "</script><b>&amp;"
     assert [each["tokens"] for each in read["texts"]] == [sentence.trajectory.tokens for sentence in sentences]
-    assert read["statistics"] == corpus_statistics(sentences).record()
+    for each in corpus_statistics(sentences).classes:
+        assert f"<tr><td>{each.name}</td><td>{each.tokens}</td>" in text
+    assert "settings &lt;of&gt; this" in text
     assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, not an address
     assert not re.findall(r"<(?:link|img|iframe)\b|@import|fetch\(|XMLHttpRequest", text)
 

@@ -1,92 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Decoding dependency graphs</title>
-<style>
-:root {
-  color-scheme: light dark;
-  --ground: #ffffff; --ink: #1c2127; --quiet: #5b6570; --line: #d5dae0; --raised: #f5f7f9; --accent: #1f5fbf;
-  --not-right: #e7e9ec; --newly-right: #1f5fbf; --settled: #b7d1f3; --ahead: #f3b24d; --on-new: #ffffff; --edge: #55606e;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ground: #14181d; --ink: #e6e9ed; --quiet: #9aa5b1; --line: #343c46; --raised: #1d232a; --accent: #7fb2ff;
-    --not-right: #2a3139; --newly-right: #7fb2ff; --settled: #2b4a73; --ahead: #c98619; --on-new: #0d1a2b; --edge: #a5b0bc;
-  }
-}
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 20px 16px 48px; }
-h1 { font-size: 1.35rem; margin: 0 0 4px; }
-h2 { font-size: 1.05rem; margin: 32px 0 8px; }
-p { margin: 4px 0; overflow-wrap: anywhere; }
-.quiet { color: var(--quiet); font-size: .9rem; }
-.bar { display: flex; flex-wrap: wrap; gap: 8px 12px; align-items: center; margin: 14px 0; }
-.bar label { display: flex; gap: 8px; align-items: center; min-width: 0; }
-.bar .slide { flex: 1 1 260px; }
-input[type=range] { flex: 1; min-width: 0; accent-color: var(--accent); }
-select, button { font: inherit; color: inherit; background: var(--raised); border: 1px solid var(--line); border-radius: 6px; padding: 4px 10px; }
-select { max-width: 100%; min-width: 0; }
-.bar .choose { flex: 1 1 260px; } .bar .choose select { flex: 1; width: 100%; }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 8px; padding: 4px; }
-svg { display: block; } svg text { font: 12px system-ui, sans-serif; fill: var(--ink); }
-svg .number { font-size: 10.5px; text-anchor: middle; dominant-baseline: central; fill: var(--on-new); pointer-events: none; }
-.not_right { fill: var(--not-right); } .newly_right { fill: var(--newly-right); } .settled { fill: var(--settled); } .ahead { fill: var(--ahead); }
-.later { opacity: .22; }
-.edge { fill: none; stroke: var(--edge); stroke-width: 1.4; } .edge.open { opacity: .25; stroke-dasharray: 3 3; } .edge.chosen { stroke: var(--accent); stroke-width: 3; }
-.edge.redundant { stroke-dasharray: 1 4; } .touch { fill: none; stroke: transparent; stroke-width: 12; }
-.dot { fill: var(--ground); stroke: var(--edge); stroke-width: 1.4; } .dot.right { fill: var(--edge); }
-.cursor { fill: none; stroke: var(--ink); stroke-width: 2; pointer-events: none; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 8px 0; font-size: .88rem; }
-.legend i { display: inline-block; width: 14px; height: 14px; border-radius: 3px; margin-right: 6px; vertical-align: -2px; border: 1px solid var(--line); }
-#tip { position: fixed; z-index: 2; max-width: min(320px, calc(100vw - 16px)); background: var(--ground); border: 1px solid var(--line); border-radius: 8px;
-  padding: 6px 10px; font-size: .85rem; box-shadow: 0 4px 16px rgb(0 0 0 / .25); pointer-events: none; overflow-wrap: anywhere; }
-#tip[hidden] { display: none; }
-#iterate { margin: 10px 0; line-height: 1.9; overflow-wrap: anywhere; }
-#iterate span { border-radius: 4px; padding: 2px 1px; }
-#iterate .not_right { color: var(--quiet); text-decoration: underline dotted; } #iterate .settled { background: var(--settled); }
-#iterate .newly_right { background: var(--newly-right); color: var(--on-new); } #iterate .ahead { background: var(--ahead); color: #1c1300; }
-table { border-collapse: collapse; font-size: .88rem; } th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
-td .gauge { display: inline-block; height: 10px; background: var(--accent); border-radius: 2px; margin-right: 6px; }
-</style>
-</head>
-<body>
-<main>
-<h1>Decoding dependency graphs</h1>
-<p class="quiet" id="settings"></p>
-<div class="bar">
-  <label class="choose">Text <select id="text"></select></label>
-  <button id="previous">Previous</button><button id="next">Next</button>
-</div>
-<p class="quiet">Input</p><p id="source"></p>
-<p class="quiet">After iteration <span id="at"></span></p><p id="iterate"></p>
-<div class="bar">
-  <label class="slide">Iteration <input type="range" id="slider" min="0" step="1"></label>
-  <button id="play">Play</button>
-  <label><input type="checkbox" id="all"> redundant edges</label>
-</div>
-<div class="legend">
-  <span><i style="background:var(--not-right)"></i>not yet right</span>
-  <span><i style="background:var(--newly-right)"></i>newly right, with its probability</span>
-  <span><i style="background:var(--settled)"></i>settled</span>
-  <span><i style="background:var(--ahead)"></i>right ahead of the frontier</span>
-</div>
-<div class="scroll" id="scroll"><svg id="picture" tabindex="0" role="application" aria-label="Dependency graph and heat map; arrow keys move between cells"></svg></div>
-<p class="quiet">Arcs: an arrow leads from a token to one that waited for it; dashed while the first is not right yet. Below, a row for each
-iteration. In the picture the arrow keys move a cursor; on the slider they move through the iterations.</p>
-<h2>All texts</h2>
-<p class="quiet" id="totals"></p>
-<div class="scroll"><table id="classes"></table></div>
-<h2>Width of the iterations</h2>
-<div class="scroll"><table id="widths"></table></div>
-</main>
-<div id="tip" role="status" aria-live="polite" hidden></div>
-<script type="application/json" id="data">@DATA@</script>
-<script>
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const by = id => document.getElementById(id);
@@ -143,7 +54,7 @@ function draw() {
   svg.replaceChildren();
   svg.setAttribute("width", width); svg.setAttribute("height", height); svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const defs = make("defs", {}, svg), marker = make("marker", {id: "head", viewBox: "0 0 8 8", refX: 6, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto"}, defs);
-  make("path", {d: "M0 0L8 4L0 8z", fill: "var(--edge)"}, marker);
+  make("path", {d: "M0 0L8 4L0 8z", fill: "var(--faint)"}, marker);
   for (const wait of waits) {
     const lift = (arcs - 8) * (wait.place - wait.on) / longest * 4 / 3, d = `M${x(wait.on)} ${arcs}C${x(wait.on)} ${arcs - lift} ${x(wait.place)} ${arcs - lift} ${x(wait.place)} ${arcs - 5}`;
     const edge = make("path", {d, class: "edge" + (wait.redundant ? " redundant" : ""), "marker-end": "url(#head)"}, svg);
@@ -225,20 +136,6 @@ function move(event) {
   show(aboutCell(text, number, place), seen.left + CELL / 2, seen.bottom - 8);
 }
 
-function table(id, heads, rows) {
-  const target = by(id), head = target.createTHead().insertRow(), body = target.createTBody();
-  for (const name of heads) { const th = document.createElement("th"); th.textContent = name; th.scope = "col"; head.append(th); }
-  for (const row of rows) {
-    const line = body.insertRow();
-    for (const value of row) {
-      const cell = line.insertCell();
-      if (value && value.gauge !== undefined) { const bar = document.createElement("span"); bar.className = "gauge"; bar.style.width = 60 * value.gauge + "px"; cell.append(bar, value.text); }
-      else cell.textContent = value;
-    }
-  }
-}
-
-by("settings").textContent = data.settings;
 data.texts.forEach((text, i) => { const option = document.createElement("option"); option.value = i; option.textContent = `${i + 1}. ${text.source}`.slice(0, 90); by("text").append(option); });
 by("text").onchange = event => choose(+event.target.value);
 by("previous").onclick = () => choose(chosen - 1);
@@ -250,15 +147,4 @@ by("picture").onkeydown = move;
 by("picture").onblur = () => { hide(); by("picture").cursorBox.setAttribute("visibility", "hidden"); };
 addEventListener("scroll", hide, {passive: true});
 addEventListener("resize", draw);
-const all = data.statistics;
-by("totals").textContent = `${all.texts} texts, ${all.tokens} tokens, ${all.passes} iterations: ${all.mean_width.toFixed(3)} tokens per iteration.`;
-table("classes", ["class", "tokens", "in parallel with the token before", "mean iteration", "waited for", "waited for the token before"],
-  all.classes.map(each => [each.name, each.tokens, {gauge: each.in_parallel / Math.max(1, each.followers), text: percent(each.in_parallel / Math.max(1, each.followers))},
-    each.mean_pass.toFixed(1), each.mean_waits.toFixed(2), percent(each.waited_for_previous / Math.max(1, each.followers))]));
-const widest = Math.max(...all.iterations.map(each => each.mean_width));
-table("widths", ["iteration", "texts", "tokens made right for good", "right ahead of the frontier"],
-  all.iterations.map(each => [each.number, each.texts, {gauge: each.mean_width / widest, text: each.mean_width.toFixed(2)}, each.mean_ahead.toFixed(2)]));
 choose(0);
-</script>
-</body>
-</html>

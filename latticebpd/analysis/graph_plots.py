@@ -8,17 +8,18 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Patch
 
+from latticebpd.analysis.theme import FAINT, SERIES
 from latticebpd.decoding.jacobi.sentence import Sentence
 from latticebpd.decoding.jacobi.trajectory import Cell
 
-COLOURS = {Cell.NOT_RIGHT: "#e7e9ec", Cell.NEWLY_RIGHT: "#1f5fbf", Cell.SETTLED: "#b7d1f3", Cell.AHEAD: "#f3b24d"}
+COLOURS = {Cell.NOT_RIGHT: "#eef0f1", Cell.NEWLY_RIGHT: SERIES[0].light, Cell.SETTLED: "#b3d5e8", Cell.AHEAD: SERIES[4].light}
 NAMES = {
     Cell.NOT_RIGHT: "not yet right",
     Cell.NEWLY_RIGHT: "newly right, with its probability",
     Cell.SETTLED: "settled",
     Cell.AHEAD: "right ahead of the frontier",
 }
-EDGE = "#55606e"
+EDGE = FAINT.light
 
 
 def picture(sentence: Sentence) -> Figure:
