@@ -41,6 +41,7 @@ from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
+from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
 from latticebpd.report.gad import MODULES
 from latticebpd.report.gad_trace import Example, exchanges, trace_html, trace_text
@@ -177,7 +178,7 @@ def compared(setting: Setting, chosen: dict[str, System], rows: int) -> dict[str
 def alone(setting: Setting) -> Found:
     """The drafter without a verifier: each block's best tokens are believed, up to the end of text."""
     found, end = Found(), setting.verifier.generation_config.eos_token_id
-    start = int(setting.drafter.base.config.decoder_start_token_id)
+    start = BaseModel.of(setting.drafter).start_id
     for source in setting.sources:
         drafter, text = GadDrafter(setting.drafter, setting.block_size), [start]
         started = setting.clock()

@@ -43,7 +43,8 @@ from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Measured, Syste
 from latticebpd.decoding.loop import fill_token
 from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.drafting import PathsDrafter
-from latticebpd.models.blockwise import BlockwiseLM, vocab_size
+from latticebpd.models.base import BaseModel
+from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer
 
 BEAM = "beam 5"
@@ -75,7 +76,7 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
         "PGJ, b = 3": blocks(3),
         "HGJ, b = 3": hybrid(3),
         "HGJ, b = 1": hybrid(1),
-        "HGJ, b = 3, random": hybrid(3, RandomTokens(vocab_size(model))),
+        "HGJ, b = 3, random": hybrid(3, RandomTokens(BaseModel.of(model).vocab_size)),
         "HGJ, b = 3, source": hybrid(3, SourceCopy()),
     }
     rescorer = as_rescorer(lm)
@@ -144,7 +145,7 @@ def main() -> None:
     jsonl = arguments.texts.suffix == ".jsonl"
     texts = read_texts(arguments.texts, arguments.source, arguments.target if jsonl else None, None, arguments.limit)
     model = load_model(arguments.model)
-    base: Any = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     heads = load_model(arguments.heads) if arguments.heads is not None else None
     if arguments.heads is not None and not isinstance(heads, BlockwiseLM):
         parser.error(f"{arguments.heads}: expected a model with heads, got one without")
@@ -167,7 +168,7 @@ def main() -> None:
                 systems(base, heads if isinstance(heads, BlockwiseLM) else None, arguments.lm, arguments.max_new_tokens),
                 inputs,
                 fill,
-                not base.config.is_encoder_decoder,
+                not base.encodes,
                 on_batch=lambda bar=progress, task=task: bar.advance(task),
             )
         greedy, beam = found[GREEDY], found[BEAM]

@@ -25,10 +25,11 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis.replay import collect_lattices
 from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.cli.console import progress, quiet_transformers
-from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.models import bundle
-from latticebpd.models.blockwise import BlockwiseLM, load_base, new_heads
+from latticebpd.models.base import BaseModel
+from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from latticebpd.models.heads import BlockHeads
+from latticebpd.models.loading import load_base
 from lm_training.data.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
@@ -161,7 +162,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     model.save_pretrained(work / "half", dtype=torch.float16)
     base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
     for tokens, directory, count in ((corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)):
-        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, own_end_of_text_ids(base))
+        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, BaseModel.of(base).eos_ids)
         with progress() as bar:
             task = bar.add_task(f"writing {directory}", total=count)
             distill(base, beginnings, work / directory, DISTILLED, on_batch=lambda done, _: bar.advance(task, done))  # noqa: B023

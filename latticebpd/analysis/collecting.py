@@ -25,14 +25,15 @@ import torch
 from torch import Tensor
 
 from latticebpd.decoding.loop import generate
-from latticebpd.decoding.prompts import decoder_start_id
 from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.heads import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import BlockwiseLM, max_positions, weights_fingerprint
+from latticebpd.models.base import BaseModel
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.loading import weights_fingerprint
 
 MOST_LOGITS = 1 << 25
 """Head outputs held at a time."""
@@ -79,7 +80,7 @@ def collect(
         ValueError: a source that is longer than an encoder–decoder can read.
     """
     start = _start(model)
-    limit, longest = max_positions(model.base), int(data.prompt_lengths.max(initial=0))
+    limit, longest = BaseModel.of(model).max_positions, int(data.prompt_lengths.max(initial=0))
     if start is not None and limit is not None and longest > limit:
         raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
     slots = model.num_heads - 1
@@ -101,7 +102,7 @@ def collect(
             on_text()
     parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
     kind = "given text" if options.teacher_force else "its own greedy text"
-    origin = f"{weights_fingerprint(model)}, {kind}"  # type: ignore[arg-type]  # any module has weights
+    origin = f"{weights_fingerprint(model)}, {kind}"
     return replace(LatticeSet.joined(parts), origin=origin), Texts.of_rows(rows, prompt_lengths)
 
 
@@ -130,7 +131,7 @@ def collect_shards(
     shards = lattice_directory(directory)
     shards.claim({
         "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **asdict(options),
-        "model": weights_fingerprint(model),  # type: ignore[arg-type]
+        "model": weights_fingerprint(model),
         **(about or {}),
     })  # fmt: skip
     for shard in range(num_shards):
@@ -225,4 +226,5 @@ def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: i
 
 def _start(model: BlockwiseLM) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
-    return decoder_start_id(model.base) if model.base.config.is_encoder_decoder else None
+    base = BaseModel.of(model)
+    return base.start_id if base.encodes else None

@@ -13,6 +13,7 @@ import numpy as np
 
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import Drafter, OracleDrafter, VanillaDrafter
+from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 
 Factory = Callable[[Sequence[int]], Drafter]
@@ -74,7 +75,7 @@ def decode(
     """
     counts = np.zeros((len(drafters), model.num_heads + 1), np.int64)
     verified, differing = np.zeros(len(drafters), np.int64), np.zeros(len(drafters), np.int64)
-    number, encodes = 0, model.base.config.is_encoder_decoder
+    number, encodes = 0, BaseModel.of(model).encodes
     for text, prompt_length in texts:
         begin = 1 if encodes else prompt_length  # an encoder–decoder's output begins with its start token instead of the prompt
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])

@@ -32,8 +32,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
-    from transformers import PreTrainedModel
 
+    from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
 
 MODES = ("paper", "corrected")
@@ -75,11 +75,14 @@ class ModelShape:
         Raises:
             ValueError: the configuration does not name a width that is needed.
         """
-        config: Any = model.base.config.get_text_config()
+        from latticebpd.models.base import BaseModel
+
+        base = BaseModel.of(model)
+        config = base.config
         hidden, attention_heads = int(config.hidden_size), int(_first(config, "decoder_attention_heads", "num_attention_heads"))
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
-            parameters=sum(parameter.numel() for parameter in _read_by_calls(model.base)),
+            parameters=sum(parameter.numel() for parameter in _read_by_calls(base)),
             layers=int(_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")),
             hidden=hidden,
             feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
@@ -91,14 +94,13 @@ class ModelShape:
         )
 
 
-def _read_by_calls(base: PreTrainedModel) -> list[Parameter]:
+def _read_by_calls(base: BaseModel) -> list[Parameter]:
     """A model's parameters, but for those that an encoder has to itself."""
-    if not base.config.is_encoder_decoder:
-        return list(base.parameters())
-    encoder: Any = base.get_encoder()
-    shared = {id(parameter) for part in (base.get_decoder(), base.get_output_embeddings()) for parameter in part.parameters()}
-    own = {id(parameter) for parameter in encoder.parameters()} - shared
-    return [parameter for parameter in base.parameters() if id(parameter) not in own]
+    if not base.encodes:
+        return list(base.model.parameters())
+    shared = {id(parameter) for part in (base.decoder, base.model.get_output_embeddings()) for parameter in part.parameters()}
+    own = {id(parameter) for parameter in base.encoder.parameters()} - shared
+    return [parameter for parameter in base.model.parameters() if id(parameter) not in own]
 
 
 def _first(config: Any, *names: str, default: int | None = None) -> int:

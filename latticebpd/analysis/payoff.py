@@ -24,6 +24,7 @@ from latticebpd.analysis.replay import accept_length
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 
 SIZES = (4, 8, 12, 16, 24, 32, 48, 64)
@@ -90,10 +91,10 @@ def pay_off(
         raise ValueError(f"expected prompts and sizes >= 1, got {len(prompts)} prompts and sizes {list(sizes)}")
     if min(max_new_tokens, timed_tokens) < 2 or repeats < 1:
         raise ValueError(f"expected at least 2 tokens and 1 repetition, got {max_new_tokens}, {timed_tokens} and {repeats}")
-    base: Any = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     counts = dict.fromkeys(sizes, (0, 0))
     for prompt in prompts:
-        text, hidden = greedy_text(base, prompt, max_new_tokens)
+        text, hidden = greedy_text(base.model, prompt, max_new_tokens)
         for size in sizes:
             lengths = list(replay(drafter_of(size), text, len(prompt), hidden))
             tokens, calls = counts[size]
@@ -105,7 +106,7 @@ def pay_off(
     mask = torch.ones_like(ids)
 
     def greedy(new: int) -> int:
-        base.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new, min_new_tokens=new)
+        base.model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=new, min_new_tokens=new)
         return new - 1
 
     def speculating(drafter: Drafter) -> Callable[[int], int]:

@@ -30,6 +30,7 @@ from fst.files import replacing
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafting import Drafter
+from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 
 Model = BlockwiseLM | PreTrainedModel
@@ -74,9 +75,9 @@ def forward_func(
 def greedy_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
     """The baseline: greedy ``generate()`` of ``transformers``, one token a call."""
     del tokenizer
-    base: Any = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     mask = inputs.attention_mask
-    out = base.generate(inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs)
+    out = base.model.generate(inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs)
     new = int(out.shape[1] - mask.shape[1])
     return out, new, new - 1, [1] * (new - 1)
 
@@ -234,8 +235,8 @@ def run(
     """
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
-    base = model.base if isinstance(model, BlockwiseLM) else model
-    asker = _Asker(model, base.device, tokenizer, max_new_tokens, getattr(base.config.get_text_config(), "max_position_embeddings", None))
+    base = BaseModel.of(model)
+    asker = _Asker(model, base.device, tokenizer, max_new_tokens, base.max_positions)
     for _ in range(WARM_UPS):
         asker.ask(questions[0], greedy_forward_func, {})
         asker.ask(questions[0], forward, kwargs)

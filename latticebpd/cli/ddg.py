@@ -57,11 +57,9 @@ def ddg(
     from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding.jacobi.sentence import look_into
     from latticebpd.decoding.jacobi.statistics import corpus_statistics, write_csv
-    from latticebpd.models.blockwise import BlockwiseLM
 
     torch.set_num_threads(threads)
     served = load_model(model)
-    base = served.base if isinstance(served, BlockwiseLM) else served
     tokenizer: Any = load_pretrained_tokenizer(model)
     first = initial_values(initial, served, lm, alpha, k, seed, [])
     sentences: list[Sentence] = []
@@ -77,7 +75,9 @@ def ddg(
             bar.update(task, completed=done + 1)
     statistics = corpus_statistics(sentences)
     block = "whole text" if block_size is None else f"blocks of {block_size}"
-    settings = settings_line(base, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens)
+    settings = settings_line(
+        served, model=model.name, decoded=block, initial=initial.value, texts=len(texts), max_new_tokens=max_new_tokens
+    )
     for path in output:
         if path.suffix.lower() == ".html":
             from latticebpd.report import kit

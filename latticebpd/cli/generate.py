@@ -68,20 +68,20 @@ def generate(
     from latticebpd.decoding.acceptance import Exact, Sampling, TopBeta
     from latticebpd.decoding.loop import generate as decode
     from latticebpd.models import bundle
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.base import BaseModel
     from latticebpd.models.mask_filling import refuse_drafter
 
     directory = model or bundle.MODEL
     refuse_drafter(directory)
     served = load_model(directory)
-    base = served.base if isinstance(served, BlockwiseLM) else served
+    base = BaseModel.of(served)
     tokenizer: Any = load_pretrained_tokenizer(directory)
     ids = tokenizer(text)["input_ids"]
     bundled = model is None and lm is None
     weight = alpha if alpha is not None else bundle.settings()["alpha"] if bundled else None
     drafting: Drafter
     if drafter_model is not None:
-        drafting = _gad(base, tokenizer, drafter_model, lm, nodes, weight, k, block_size)
+        drafting = _gad(base.model, tokenizer, drafter_model, lm, nodes, weight, k, block_size)
         drafting.read([ids])
     else:
         drafting = _drafter(served, lm or (bundle.LM if model is None else None), nodes, copy, weight, k)
@@ -105,7 +105,7 @@ def generate(
     if json:
         print_json(_record(found, tokenizer))
     elif show_blocks:
-        shown = "" if base.config.is_encoder_decoder else text
+        shown = "" if base.encodes else text
         out.print(blocks_text(shown, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
     if not json:
         err.print(f"{found.num_tokens} tokens in {found.num_calls} calls after the prefill", style="dim")
@@ -149,9 +149,10 @@ def _gad(
     """The best token of every mask or, with an n-gram model, the best tree."""
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.drafting import GadDrafter, GadTreeDrafter
+    from latticebpd.models.base import BaseModel
     from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
 
-    if not verifier.config.is_encoder_decoder:
+    if not BaseModel.of(verifier).encodes:
         raise ValueError("expected an encoder–decoder as --model with --drafter gad, got a decoder-only model")
     model = NonAutoregressiveModel.from_pretrained(directory)
     check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))

@@ -74,11 +74,11 @@ def jacobi(
     from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.decoding.loop import fill_token
     from latticebpd.decoding.stopping import end_of_text_ids
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.base import BaseModel
 
     torch.set_num_threads(threads)
     served = load_model(model)
-    base = served.base if isinstance(served, BlockwiseLM) else served
+    base = BaseModel.of(served)
     tokenizer: Any = load_pretrained_tokenizer(model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
@@ -101,7 +101,7 @@ def jacobi(
     fill = fill_token(base, None, end_of_text_ids(base, None))
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
-        found = compare(systems, inputs, fill, not base.config.is_encoder_decoder, batch_size, on_batch=lambda: bar.update(task, advance=1))
+        found = compare(systems, inputs, fill, not base.encodes, batch_size, on_batch=lambda: bar.update(task, advance=1))
     written = {
         each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens] for each, measured in found.items()
     }
@@ -110,7 +110,12 @@ def jacobi(
             temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
     scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()} if bleu is not None else {}
     settings = settings_line(
-        base, model=model.name, texts=len(inputs), batch_size=batch_size, max_new_tokens=max_new_tokens, length=_said(length, algorithm)
+        served,
+        model=model.name,
+        texts=len(inputs),
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        length=_said(length, algorithm),
     )
     record = _record(found, name, scores, str(bleu.get_signature()) if bleu is not None else None, settings)
     if json:

@@ -98,12 +98,13 @@ def initial_values(
     import fst
     from latticebpd.decoding.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
     from latticebpd.drafting import PathsDrafter
-    from latticebpd.models.blockwise import BlockwiseLM, vocab_size
+    from latticebpd.models.base import BaseModel
+    from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer, check_vocabulary
 
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     if name is InitialName.random:
-        return RandomTokens(vocab_size(base), seed)
+        return RandomTokens(base.vocab_size, seed)
     if name is InitialName.source:
         return SourceCopy()
     if name is InitialName.previous:
@@ -116,12 +117,12 @@ def initial_values(
         rescorer = as_rescorer(lm)
         if not isinstance(rescorer, NgramRescorer) or not isinstance(rescorer.lm, fst.NgramModel):
             raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
-        check_vocabulary(rescorer, getattr(model, "tokenizer_fingerprint", None), vocab_size(base))
+        check_vocabulary(rescorer, getattr(model, "tokenizer_fingerprint", None), base.vocab_size)
         return NgramContinuation(rescorer.lm)
     return Padding()
 
 
-def settings_line(base: PreTrainedModel, **settings: Any) -> str:
+def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str:
     """What the numbers depend on, in one line: the settings, the model's size, the machine."""
     import os
     import platform
@@ -130,7 +131,9 @@ def settings_line(base: PreTrainedModel, **settings: Any) -> str:
     import transformers
 
     from latticebpd._version import __version__
+    from latticebpd.models.base import BaseModel
 
+    base = BaseModel.of(served).model
     all_settings = {
         "version": __version__,
         **settings,

@@ -50,13 +50,14 @@ def lattices(
     from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
     from latticebpd.cli.datasets import read_texts
     from latticebpd.models import bundle
+    from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
 
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
     blockwise = BlockwiseLM.from_pretrained(directory)
     tokenizer = load_tokenizer(directory / "tokenizer.json")
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
-    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit, blockwise.base.config.is_encoder_decoder)
+    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
     options = CollectOptions(k, max_new_tokens, context, teacher_force)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))

@@ -17,7 +17,8 @@ def load_model(directory: Path) -> BlockwiseLM | PreTrainedModel:
     Raises:
         ValueError: the directory holds no model that can be read.
     """
-    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, load_base
+    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise
+    from latticebpd.models.loading import load_base
 
     if not directory.is_dir():
         raise ValueError(f"{directory}: expected the directory of a model (config.json, model.safetensors), found none")

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, walk
 from latticebpd.decoding.processors import node_processors, processed
-from latticebpd.decoding.prompts import Prompts, pad_id, prepare
+from latticebpd.decoding.prompts import Prompts, prepare
 from latticebpd.decoding.stopping import StopRules, Text, end_of_text_ids, length_limits, stopping_criteria_of
 from latticebpd.drafting.base import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import Verified, Verifier, verifier_for
 
 EXACT = Exact()
@@ -90,7 +90,7 @@ class Generated:
 
 
 def generate(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     drafter: Drafter,
     acceptance: Acceptance = EXACT,
@@ -131,13 +131,13 @@ def generate(
     Raises:
         ValueError: prompts, limits, processors or a model that cannot be used; the message says why and what to do.
     """
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     eos_ids = end_of_text_ids(base, eos_token_id)
     prompts = prepare(base, input_ids, attention_mask, eos_ids)
     limits = length_limits(base, [len(tokens) for tokens in prompts.tokens], max_new_tokens)
     rules = StopRules(eos_ids, stopping_criteria_of(stopping_criteria, stop_strings, tokenizer))
     texts = [Text(list(tokens), limit, rules) for tokens, limit in zip(prompts.tokens, limits, strict=True)]
-    processors = node_processors(base, logits_processor, prompts.tokens, max(limits), eos_ids)
+    processors = node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids)
     verifier = verifier_for(base, prompts.encoded, use_cache)
     stream = _Stream(streamer, prompts)
 
@@ -254,9 +254,9 @@ class _Stream:
             self.streamer.end()
 
 
-def fill_token(base: PreTrainedModel, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
+def fill_token(model: Model, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
     """What stands behind rows that end early."""
-    own = pad_id(base) if pad_token_id is None else pad_token_id
+    own = BaseModel.of(model).pad_id if pad_token_id is None else pad_token_id
     return own if own is not None else min(eos_ids, default=0)
 
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from latticebpd.decoding.processors import node_processors, processed
-from latticebpd.decoding.prompts import pad_id
 from latticebpd.decoding.stopping import end_of_text_ids
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 
 
@@ -67,7 +65,7 @@ class Losslessness:
 
 @torch.inference_mode()
 def check_lossless(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     sequences: Tensor | Sequence[Sequence[int]],
     prompt_length: int = 1,
     *,
@@ -93,11 +91,11 @@ def check_lossless(
     Raises:
         ValueError: shapes that do not fit, or an encoder–decoder without sources.
     """
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
     if ids.ndim != 2 or not 1 <= prompt_length <= ids.shape[1]:
         raise ValueError(f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and {prompt_length}")
-    if base.config.is_encoder_decoder != (input_ids is not None):
+    if base.encodes != (input_ids is not None):
         raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
     sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
     # The mask is that of the prompts or, for an encoder–decoder, of the sources.
@@ -108,10 +106,10 @@ def check_lossless(
             raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
     visible = mask.cpu().bool() if sources is None else torch.ones(len(ids), 1, dtype=torch.bool)
     eos_ids = end_of_text_ids(base, eos_token_id)
-    pad = pad_token_id if pad_token_id is not None else pad_id(base)
+    pad = pad_token_id if pad_token_id is not None else base.pad_id
     prompts = [row[: len(kept)][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
     texts = [_text(row[prompt_length:].tolist(), eos_ids, pad) for row in ids]
-    processors = node_processors(base, None, prompts, ids.shape[1], eos_ids)
+    processors = node_processors(base.model, None, prompts, ids.shape[1], eos_ids)
 
     divergences: list[Divergence] = []
     compared = 0
@@ -121,10 +119,10 @@ def check_lossless(
         width = max(map(len, read))
         tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
         if sources is None:
-            logits = base(input_ids=tokens, use_cache=False).logits
+            logits = base.model(input_ids=tokens, use_cache=False).logits
         else:
             source = Source.encode(base, sources[start : rows.stop], mask[start : rows.stop].to(base.device))
-            logits = base(decoder_input_ids=tokens, use_cache=False, **source.arguments).logits
+            logits = base.model(decoder_input_ids=tokens, use_cache=False, **source.arguments).logits
         for place, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]
             lines = logits[place, first - 1 : first - 1 + len(text)].float()

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 
 
@@ -39,7 +38,7 @@ class Prompts:
 
 
 def prepare(
-    model: PreTrainedModel,
+    model: Model,
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     attention_mask: Tensor | Sequence[Sequence[int]] | None,
     eos_ids: frozenset[int],
@@ -49,37 +48,19 @@ def prepare(
     Raises:
         ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, or no start token for the decoder.
     """
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    ids = _ids(input_ids, vocabulary)
-    mask = _mask(ids, attention_mask, pad_id(model), eos_ids)
+    base = BaseModel.of(model)
+    ids = _ids(input_ids, base.source_vocab_size)
+    mask = _mask(ids, attention_mask, base.pad_id, eos_ids)
     rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
     empty = [row for row, tokens in enumerate(rows) if not tokens]
     if empty:
         raise ValueError(f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?")
-    if not model.config.is_encoder_decoder:
-        return Prompts(ids, rows, [[] for _ in rows], None, vocabulary)
-    start = decoder_start_id(model)
+    if not base.encodes:
+        return Prompts(ids, rows, [[] for _ in rows], None, base.vocab_size)
+    start = base.start_id
     given = torch.full((len(rows), 1), start, dtype=torch.long)
-    source = Source.encode(model, ids.to(model.device), mask.long().to(model.device))
-    decoder: Any = model.get_decoder()
-    return Prompts(given, [[start] for _ in rows], rows, source, int(decoder.get_input_embeddings().num_embeddings))
-
-
-def pad_id(model: PreTrainedModel) -> int | None:
-    """The model's padding token, if it has one."""
-    settings = model.generation_config if model.generation_config is not None else model.config
-    token = getattr(settings, "pad_token_id", None)
-    return None if token is None else int(token)
-
-
-def decoder_start_id(model: PreTrainedModel) -> int:
-    """The token that an encoder–decoder's text begins with."""
-    settings = model.generation_config if model.generation_config is not None else model.config
-    for name in ("decoder_start_token_id", "bos_token_id"):
-        token = getattr(settings, name, None)
-        if isinstance(token, int):
-            return token
-    raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
+    source = Source.encode(base, ids.to(base.device), mask.long().to(base.device))
+    return Prompts(given, [[start] for _ in rows], rows, source, base.vocab_size)
 
 
 def _ids(input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], vocabulary: int) -> Tensor:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+
+from latticebpd.models.base import BaseModel, Model
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,14 @@ class Text:
         return committed
 
 
-def own_end_of_text_ids(model: PreTrainedModel) -> list[int]:
-    """The tokens that end a model's text, in the model's own order; none for some models."""
-    chosen = model.generation_config.eos_token_id if model.generation_config is not None else model.config.eos_token_id
-    if chosen is None:
-        return []
-    return [chosen] if isinstance(chosen, int) else list(chosen)
-
-
-def end_of_text_ids(model: PreTrainedModel, eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
+def end_of_text_ids(model: Model, eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
     """The given ids, or the model's own; an empty sequence stands for none."""
     if eos_token_id is None:
-        return frozenset(own_end_of_text_ids(model))
+        return frozenset(BaseModel.of(model).eos_ids)
     return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
 
 
-def length_limits(model: PreTrainedModel, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:
+def length_limits(model: Model, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:
     """How long each text may become: its prompt and ``max_new_tokens``, but no longer than the model has positions.
 
     Raises:
@@ -94,12 +88,12 @@ def length_limits(model: PreTrainedModel, prompt_lengths: Sequence[int], max_new
     """
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    positions = BaseModel.of(model).max_positions
     if positions is None:  # no bound, as with T5's relative positions
         return [length + max_new_tokens for length in prompt_lengths]
     if max(prompt_lengths) >= positions:
         raise ValueError(f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(prompt_lengths)}; cut it")
-    return [min(length + max_new_tokens, int(positions)) for length in prompt_lengths]
+    return [min(length + max_new_tokens, positions) for length in prompt_lengths]
 
 
 def stopping_criteria_of(

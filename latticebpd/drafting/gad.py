@@ -14,11 +14,11 @@ from typing import cast
 
 import numpy as np
 
-from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.drafting.base import State
 from latticebpd.drafting.heads import HasHeads, HeadsDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, lattices_from_logits
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filler import MaskFiller
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from latticebpd.scoring.rescoring import LanguageModel
@@ -52,7 +52,7 @@ class _MaskDrafter(HeadsDrafter):
         logits = self.filler.logits(states, min(self.slots, max(state.max_depth for state in states)))
         if not logits.shape[1]:
             return []
-        ends = own_end_of_text_ids(self.filler.model.base)
+        ends = BaseModel.of(self.filler.model).eos_ids
         return [_cut(found, state.max_depth, ends) for found, state in zip(lattices_from_logits(logits, self.k), states, strict=True)]
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:

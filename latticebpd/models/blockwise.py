@@ -12,7 +12,6 @@ Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``.
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -23,11 +22,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.models.heads import HEAD_KINDS, BlockHeads, Heads, MedusaHeads, Projection
+from latticebpd.models.base import BaseModel, Projection
+from latticebpd.models.heads import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
+from latticebpd.models.loading import load_base
 
 HEADS_CONFIG = "heads.json"
 HEADS_WEIGHTS = "heads.safetensors"
@@ -45,13 +46,13 @@ class BlockwiseLM(nn.Module):
 
     def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
         super().__init__()
-        text_config = base.config.get_text_config()
-        if heads.hidden_size != text_config.hidden_size:
-            raise ValueError(f"expected heads of hidden size {text_config.hidden_size} (the base model's), got {heads.hidden_size}")
-        if isinstance(heads, MedusaHeads) and heads.vocab_size != vocab_size(base):
-            raise ValueError(f"expected heads of {vocab_size(base)} tokens (the base model's), got {heads.vocab_size}")
+        stock = BaseModel.of(base)
+        if heads.hidden_size != stock.hidden_size:
+            raise ValueError(f"expected heads of hidden size {stock.hidden_size} (the base model's), got {heads.hidden_size}")
+        if isinstance(heads, MedusaHeads) and heads.vocab_size != stock.vocab_size:
+            raise ValueError(f"expected heads of {stock.vocab_size} tokens (the base model's), got {heads.vocab_size}")
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
-        self._scale = _output_scale(base)
+        self._scale = stock.projection.scale  # found out here and now: training may shard the model
 
     @property
     def num_heads(self) -> int:
@@ -61,17 +62,12 @@ class BlockwiseLM(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Tokens that the model writes."""
-        return vocab_size(self.base)
-
-    @property
-    def max_positions(self) -> int | None:
-        """The longest sequence that the base model can read; None where nothing is said."""
-        return max_positions(self.base)
+        return BaseModel.of(self.base).vocab_size
 
     @property
     def projection(self) -> Projection:
         """From the base model's final hidden states, or a head's states, to logits."""
-        return projection(self.base, self._scale)
+        return BaseModel.of(self.base).scaled(self._scale)
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
         """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, vocab]``: heads 2..slots + 1, by default all."""
@@ -128,70 +124,9 @@ class BlockwiseLM(nn.Module):
         return model
 
 
-def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
-    """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for inference.
-
-    Raises:
-        ValueError: there is no such model, or its files are corrupt.
-    """
-    kwargs.setdefault("use_safetensors", True)
-    name = str(model)
-    if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise ValueError(f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found neither")
-    try:
-        encodes = AutoConfig.from_pretrained(model).is_encoder_decoder
-        base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
-    except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
-        raise ValueError(f"{model}: the base model cannot be read: {error}") from error
-    for module in base.modules():
-        if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
-            module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
-    base.eval()
-    return base
-
-
-def max_positions(base: PreTrainedModel) -> int | None:
-    """The longest sequence that a model, or its encoder and its decoder each, can read; None where its configuration says nothing."""
-    limit: int | None = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    return limit
-
-
-def vocab_size(base: PreTrainedModel) -> int:
-    """Tokens that a model writes; those that an encoder reads may be others."""
-    if base.config.is_encoder_decoder:
-        return int(base.get_decoder().get_input_embeddings().num_embeddings)
-    return int(base.config.get_text_config().vocab_size)
-
-
 def is_blockwise(model: str | os.PathLike[str]) -> bool:
     """Whether a name is the directory of a blockwise model."""
     return (Path(model) / HEADS_CONFIG).exists()
-
-
-def projection(base: PreTrainedModel, scale: float | None = None) -> Projection:
-    """How ``base`` turns final hidden states into logits; ``scale`` where it is known already.
-
-    What decoder-only models do behind their output embedding (cap logits, say) is left out: it changes no order of tokens.
-    """
-    bias = getattr(base, "final_logits_bias", None)
-    known = _output_scale(base) if scale is None else scale
-    return Projection(base.get_output_embeddings(), known, None if bias is None else bias.view(-1))
-
-
-@torch.no_grad()
-def _output_scale(base: PreTrainedModel) -> float:
-    """What an encoder-decoder multiplies final hidden states by, found out by reading one token.
-
-    In T5's family it depends on model, configuration and version of ``transformers``.
-    """
-    if not base.config.is_encoder_decoder:
-        return 1.0
-    token = torch.zeros(1, 1, dtype=torch.long, device=base.device)
-    output: Any = base(input_ids=token, decoder_input_ids=token, output_hidden_states=True, use_cache=False)
-    hidden = output.decoder_hidden_states[-1]
-    scales = (1.0, float(hidden.shape[-1]) ** -0.5)
-    gaps = [float((projection(base, scale)(hidden) - output.logits).abs().max()) for scale in scales]
-    return scales[gaps.index(min(gaps))]
 
 
 def new_heads(base: PreTrainedModel, kind: str, num_heads: int, intermediate_size: int | None = None, num_layers: int = 1) -> Heads:
@@ -203,23 +138,15 @@ def new_heads(base: PreTrainedModel, kind: str, num_heads: int, intermediate_siz
         intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden size.
         num_layers: residual blocks per head (medusa).
     """
-    hidden_size = int(base.config.get_text_config().hidden_size)
+    stock = BaseModel.of(base)
+    hidden_size = stock.hidden_size
     if kind not in HEAD_KINDS:
         raise ValueError(f"expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}")
     if kind == MedusaHeads.kind:
-        heads = MedusaHeads(hidden_size, num_heads, vocab_size(base), num_layers)
-        heads.copy_output(projection(base))
+        heads = MedusaHeads(hidden_size, num_heads, stock.vocab_size, num_layers)
+        heads.copy_output(stock.projection)
         return heads.to(base.device, base.dtype)
     return HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size).to(base.device, base.dtype)  # type: ignore[call-arg]
-
-
-def weights_fingerprint(base: PreTrainedModel) -> str:
-    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(base.named_parameters()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return f"sha256:{digest.hexdigest()[:16]}"
 
 
 def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:

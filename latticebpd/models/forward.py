@@ -1,24 +1,22 @@
 """Calling a ``transformers`` model for final hidden states, and for the logits of as few positions as possible.
 
 Of all nodes that a pass verifies, only those on the accepted path are asked for logits.  On a CPU the projection to
-the vocabulary is most of a small model's work, so it is done for those alone, wherever the model's logits follow
-from its final hidden state by the output embedding, with an encoder–decoder's bias or scale.  Models that do
-something else to their logits (cap them, say) are left to do it themselves, at every node.
+the vocabulary is most of a small model's work, so it is done for those alone, wherever the model's logits are its
+``exact_projection``.  Models that do something else to their logits (cap them, say) are left to do it themselves, at
+every node.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
-Projection = Callable[[Tensor], Tensor]
+from latticebpd.models.base import BaseModel, Model
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,9 @@ class Source:
 
     @classmethod
     @torch.inference_mode()
-    def encode(cls, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Source:
-        """Run the encoder."""
-        encoder: Any = model.get_encoder()
-        return cls(encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+    def encode(cls, model: Model, input_ids: Tensor, mask: Tensor) -> Source:
+        """Run the encoder; ``[rows, source]`` both."""
+        return cls(BaseModel.of(model).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
 
     def select(self, rows: Tensor) -> Source:
         """The given rows, in this order; a row may come several times."""
@@ -69,36 +66,17 @@ class Forward:
         source: what an encoder–decoder reads; None for a causal LM.
     """
 
-    def __init__(self, model: PreTrainedModel, source: Source | None) -> None:
-        self.model: Any = model
+    def __init__(self, model: Model, source: Source | None) -> None:
+        self.base = BaseModel.of(model)
         self.source = source
-        self._takes_positions_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._projection: Projection | None = None
-
-    def prompt(self, arguments: dict[str, Any], last: Tensor) -> Verified:
-        """Hidden states and logits at one position of each row, ``last`` ``[rows]``; learns how the model makes logits."""
-        positions, place = torch.unique(last, return_inverse=True)
-        keep = {"logits_to_keep": positions} if self._takes_positions_to_keep else {}
-        hidden, logits = self._full({**arguments, **keep})
-        hidden = hidden[:, positions]
-        if not keep:
-            logits = logits[:, positions]
-        self._projection = next((known for known in self._projections() if _reproduces(known, hidden, logits)), None)
-        rows = torch.arange(len(last), device=last.device)
-        return _known(hidden[rows, place][:, None], logits[rows, place][:, None])
 
     def nodes(self, arguments: dict[str, Any]) -> Verified:
         """Hidden states of every position, logits of those that will be asked for."""
-        projection = self._projection
+        projection = self.base.exact_projection
         if projection is None:
             return _known(*self._full(arguments))
-        if self.source is None:
-            hidden = self.model.base_model(**arguments).last_hidden_state
-        else:
-            decoder = self.model.get_decoder()
-            hidden = decoder(
-                **arguments, encoder_hidden_states=self.source.hidden, encoder_attention_mask=self.source.mask
-            ).last_hidden_state
+        read = {} if self.source is None else {"encoder_hidden_states": self.source.hidden, "encoder_attention_mask": self.source.mask}
+        hidden = self.base.decoder(**arguments, **read).last_hidden_state
 
         @torch.inference_mode()
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
@@ -106,24 +84,27 @@ class Forward:
 
         return Verified(hidden, logits_of)
 
+    def last(self, arguments: dict[str, Any], last: Tensor) -> Verified:
+        """Hidden states and logits at one position of each row, ``last`` ``[rows]``."""
+        rows = torch.arange(len(last), device=last.device)
+        if self.base.exact_projection is None and self.base.takes("logits_to_keep"):
+            positions, place = torch.unique(last, return_inverse=True)
+            hidden, logits = self._full({**arguments, "logits_to_keep": positions})
+            return _known(hidden[rows, last][:, None], logits[rows, place][:, None])
+        read, last = self.nodes(arguments), last.cpu()
+        return Verified(read.hidden[rows, last][:, None], lambda rows, _: read.logits_of(rows, last[list(rows)].tolist()))
+
     def _full(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
         if self.source is None:
-            output = self.model(**arguments, output_hidden_states=True)
+            output = self.base.model(**arguments, output_hidden_states=True)
             return output.hidden_states[-1], output.logits
         own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
-        output = self.model(
+        output = self.base.model(
             **{f"decoder_{name}" if name in own else name: value for name, value in arguments.items()},
             **self.source.arguments,
             output_hidden_states=True,
         )
         return output.decoder_hidden_states[-1], output.logits
-
-    def _projections(self) -> list[Projection]:
-        embedding = self.model.get_output_embeddings()
-        bias = getattr(self.model, "final_logits_bias", None)
-        if bias is not None:
-            return [lambda hidden: embedding(hidden) + bias]
-        return [embedding, lambda hidden: embedding(hidden * hidden.shape[-1] ** -0.5)]  # T5 scales where embeddings are tied
 
 
 def _known(hidden: Tensor, logits: Tensor) -> Verified:
@@ -134,8 +115,3 @@ def _picked(values: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tens
     if len(rows) == 1:  # a slice costs a fraction of an indexing
         return values[rows[0], columns[0] : columns[0] + 1]
     return values[list(rows), list(columns)]
-
-
-def _reproduces(projection: Projection, hidden: Tensor, logits: Tensor) -> bool:
-    mine = projection(hidden)
-    return mine.shape == logits.shape and mine.dtype == logits.dtype and torch.equal(mine, logits)

@@ -13,36 +13,13 @@ Every kind begins as a copy of head 1.  A new kind is one class: four members an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Projection:
-    """How a base model turns a final hidden state into logits: ``embedding(scale * hidden) + bias``.
-
-    embedding: the model's output embedding.
-    scale: 1, but for those of T5's family that tie their embeddings.
-    bias: ``[vocab]``, of encoder-decoders such as BART and Marian.
-    """
-
-    embedding: nn.Module
-    scale: float = 1.0
-    bias: Tensor | None = None
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
-        hidden = hidden.to(self.embedding.weight.dtype)  # type: ignore[arg-type]
-        logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
-        return self.biased(logits)
-
-    def biased(self, logits: Tensor) -> Tensor:
-        """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
-        return logits if self.bias is None else logits + self.bias
+from latticebpd.models.base import Projection
 
 
 class Heads(nn.Module):

@@ -32,10 +32,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fst.files import replacing
-from latticebpd.decoding.prompts import decoder_start_id
-from latticebpd.decoding.stopping import own_end_of_text_ids
-from latticebpd.models.blockwise import load_base, projection
+from latticebpd.models.base import BaseModel
 from latticebpd.models.forward import Source
+from latticebpd.models.loading import load_base
 from latticebpd.models.placement import ByEmbedding
 
 DRAFTER_CONFIG = "drafter.json"
@@ -132,13 +131,14 @@ class NonAutoregressiveModel(nn.Module):
         anchored: bool = False,
     ) -> None:
         super().__init__()
-        if not base.config.is_encoder_decoder or not hasattr(base.get_decoder(), "embed_positions"):
+        stock = BaseModel.of(base)
+        if not stock.encodes or not hasattr(stock.decoder, "embed_positions"):
             raise ValueError(
                 f"expected an encoder–decoder with embedded positions as drafter, such as Marian or BART, got {base.config.model_type}"
             )
-        if not 0 <= mask_token_id < int(base.config.vocab_size) or mask_token_id in own_end_of_text_ids(base):
+        if not 0 <= mask_token_id < stock.vocab_size or mask_token_id in stock.eos_ids:
             raise ValueError(
-                f"expected a mask token id below {base.config.vocab_size} (the vocabulary) that does not end texts, got {mask_token_id}"
+                f"expected a mask token id below {stock.vocab_size} (the vocabulary) that does not end texts, got {mask_token_id}"
             )
         if block_size < 1:
             raise ValueError(f"expected block_size >= 1, got {block_size}")
@@ -149,16 +149,15 @@ class NonAutoregressiveModel(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        return int(self.base.config.vocab_size)
+        return BaseModel.of(self).vocab_size
 
     @property
     def max_positions(self) -> int:
-        return int(self.base.config.max_position_embeddings)
+        return BaseModel.of(self).max_positions or 0
 
     def encode(self, input_ids: Tensor, mask: Tensor) -> Source:
         """Run the encoder, with gradients if they are wanted; ``[rows, source]`` both, the mask 1 at tokens."""
-        encoder: Any = self.base.get_encoder()
-        return Source(encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+        return Source(BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
 
     def forward(self, source: Source, columns: Columns, cache: Any = None) -> Tensor:
         """``[rows, slots, hidden]``: the decoder's final hidden states at the columns that say the slots.
@@ -169,20 +168,23 @@ class NonAutoregressiveModel(nn.Module):
         device = source.hidden.device
         arrays = (columns.tokens, columns.positions, columns.visible)
         arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
-        decoder: Any = self.base.get_decoder()
-        states: Tensor = decoder(
-            **arguments,
-            encoder_hidden_states=source.hidden,
-            encoder_attention_mask=source.mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
+        states: Tensor = (
+            BaseModel.of(self)
+            .decoder(
+                **arguments,
+                encoder_hidden_states=source.hidden,
+                encoder_attention_mask=source.mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+            .last_hidden_state
+        )
         said_by = torch.from_numpy(columns.slots).to(device)[:, :, None].expand(-1, -1, states.shape[2])
         return states.gather(1, said_by)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``."""
-        return projection(self.base, scale=1.0)(hidden)  # it is T5's family alone that scales
+        return BaseModel.of(self).scaled(1.0)(hidden)  # it is T5's family alone that scales
 
     @classmethod
     def like(
@@ -275,7 +277,7 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
         ValueError: there is none that can be read.
     """
     model = load_base(directory, dtype)
-    if not model.config.is_encoder_decoder:
+    if not BaseModel.of(model).encodes:
         raise ValueError(f"{directory}: expected an encoder–decoder (config.json, model.safetensors), found a decoder-only model")
     return model
 
@@ -305,15 +307,16 @@ def check_pair(verifier: PreTrainedModel, drafter: NonAutoregressiveModel, finge
     Raises:
         ValueError: they differ in vocabulary, start or end of texts; or the drafter cannot read texts as long.
     """
+    mine, its = BaseModel.of(verifier), BaseModel.of(drafter)
     pairs = {
-        "a vocabulary of {} tokens": (int(verifier.config.vocab_size), drafter.vocab_size),
-        "texts that start with token {}": (decoder_start_id(verifier), decoder_start_id(drafter.base)),
-        "texts that end with tokens {}": (sorted(own_end_of_text_ids(verifier)), sorted(own_end_of_text_ids(drafter.base))),
+        "a vocabulary of {} tokens": (mine.vocab_size, its.vocab_size),
+        "texts that start with token {}": (mine.start_id, its.start_id),
+        "texts that end with tokens {}": (sorted(mine.eos_ids), sorted(its.eos_ids)),
         "the vocabulary {}": (fingerprint, drafter.tokenizer_fingerprint) if fingerprint and drafter.tokenizer_fingerprint else (0, 0),
     }
     for what, (wanted, got) in pairs.items():
         if wanted != got:
             raise ValueError(f"expected a drafter with {what.format(wanted)} (the verifier's), got {got}; train one for this verifier")
-    positions = getattr(verifier.config, "max_position_embeddings", None)
+    positions = mine.max_positions
     if positions is not None and drafter.max_positions < positions:
         raise ValueError(f"expected a drafter of at least {positions} positions (the verifier's), got {drafter.max_positions}")

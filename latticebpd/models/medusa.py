@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.heads import MedusaHeads
 
@@ -56,8 +57,7 @@ def load_medusa(
     """
     directory = Path(directory)
     heads, layers = _shape(directory, num_heads)
-    config = base.config.get_text_config()
-    hidden_size, vocab_size = int(config.hidden_size), int(config.vocab_size)
+    hidden_size, vocab_size = BaseModel.of(base).hidden_size, BaseModel.of(base).vocab_size
     expected = {"linear.weight": (hidden_size, hidden_size), "linear.bias": (hidden_size,), "weight": (vocab_size, hidden_size)}
     weights: dict[Key, Tensor] = {}
     for key, tensor, file in _tensors(directory, heads):

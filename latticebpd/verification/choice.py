@@ -9,7 +9,6 @@ at every call, which is slow and always right.
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import TypeAlias
@@ -19,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 from latticebpd.models.placement import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
 from latticebpd.verification.base import Verifier
@@ -31,7 +31,7 @@ _known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[str, Kind | None]] = we
 """What each model agreed with, and under which attention implementation."""
 
 
-def verifier_for(model: PreTrainedModel, source: Source | None = None, use_cache: bool = True) -> Verifier:
+def verifier_for(model: Model, source: Source | None = None, use_cache: bool = True) -> Verifier:
     """The quickest verifier that is right for the model.
 
     Args:
@@ -42,14 +42,15 @@ def verifier_for(model: PreTrainedModel, source: Source | None = None, use_cache
     Raises:
         ValueError: an attention implementation that takes no tree mask.
     """
-    implementation = _attention(model)
+    stock = BaseModel.of(model).model
+    implementation = _attention(stock)
     if implementation not in {"sdpa", "eager"}:
         raise ValueError(
             f"expected SDPA or eager attention, got {implementation!r}, which takes no tree mask; "
             "load the model with attn_implementation='sdpa'"
         )
-    placement = tree_placement(model) if use_cache else None
-    return RecomputingVerifier(model, source) if placement is None else TreeVerifier(model, placement, source)
+    placement = tree_placement(stock) if use_cache else None
+    return RecomputingVerifier(stock, source) if placement is None else TreeVerifier(stock, placement, source)
 
 
 def tree_placement(model: PreTrainedModel) -> Placement | None:
@@ -69,21 +70,22 @@ def _kinds(model: PreTrainedModel) -> tuple[Kind, ...]:
     """The placements that may fit; none if a model does more than attend, because only attention can forget."""
     if not layers_of(model).only_attention:
         return ()
-    if model.config.is_encoder_decoder:
+    base = BaseModel.of(model)
+    if base.encodes:
         return ByRelativeBias, ByEmbedding
-    return (ByPositionIds,) if "position_ids" in inspect.signature(model.forward).parameters else ()
+    return (ByPositionIds,) if base.takes("position_ids") else ()
 
 
 def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
     """Whether tree attention gives what plain causal passes give, on two rows of different lengths and branching trees."""
-    vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
+    encodes, vocabulary = BaseModel.of(model).encodes, BaseModel.of(model).vocab_size
     if vocabulary < 4:
         return False
     a, b, c, d = range(vocabulary // 2 - 2, vocabulary // 2 + 2)
-    prompts = [[a], [b]] if model.config.is_encoder_decoder else [[a, b, c], [b]]
+    prompts = [[a], [b]] if encodes else [[a, b, c], [b]]
     trees = [DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1])), DraftTree(np.array([b, d]), np.array([-1, -1]))]
     source = None
-    if model.config.is_encoder_decoder:
+    if encodes:
         tokens = torch.tensor([[a, b], [c, d]], device=model.device)
         source = Source.encode(model, tokens, torch.ones_like(tokens))
     found = []

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.base import Model
 from latticebpd.models.forward import Forward, Source, Verified
 
 
@@ -31,10 +31,10 @@ class RecomputingVerifier:
         source: an encoder–decoder's source.
     """
 
-    def __init__(self, model: PreTrainedModel, source: Source | None = None) -> None:
+    def __init__(self, model: Model, source: Source | None = None) -> None:
         self.forward = Forward(model, source)
         self.source = source
-        self.device = model.device
+        self.device = self.forward.base.device
         self.texts: list[list[int]] = []
         self.pending: list[tuple[int, DraftTree]] = []
 
@@ -46,7 +46,7 @@ class RecomputingVerifier:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
         self.texts = [list(prompt) for prompt in prompts]
         last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
-        return self.forward.prompt({"input_ids": self._padded(self.texts), "use_cache": False}, last)
+        return self.forward.last({"input_ids": self._padded(self.texts), "use_cache": False}, last)
 
     def begin(self, rows: int) -> None:
         self.texts = [[] for _ in range(rows)]

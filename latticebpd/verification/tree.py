@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache
 
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.models.base import Model
 from latticebpd.models.forward import Forward, Source, Verified
 from latticebpd.models.placement import Placement
 
@@ -49,10 +50,10 @@ class TreeVerifier:
         source: an encoder–decoder's source.
     """
 
-    def __init__(self, model: PreTrainedModel, placement: Placement, source: Source | None = None) -> None:
+    def __init__(self, model: Model, placement: Placement, source: Source | None = None) -> None:
         self.forward = Forward(model, source)
         self.placement = placement
-        self.device = model.device
+        self.device = self.forward.base.device
         self.text = DynamicCache()
         self.cache: Any = self.text if source is None else EncoderDecoderCache(self.text, DynamicCache())
         self.lengths: list[int] = []
@@ -69,7 +70,7 @@ class TreeVerifier:
         # Padding stands on the right, where causal attention keeps it out of sight; any token will do.
         tokens = torch.tensor([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], device=self.device)
         last = torch.tensor(self.lengths, device=self.device) - 1
-        return self.forward.prompt({"input_ids": tokens, "past_key_values": self.cache, "use_cache": True}, last)
+        return self.forward.last({"input_ids": tokens, "past_key_values": self.cache, "use_cache": True}, last)
 
     def begin(self, rows: int) -> None:
         self.lengths = [0] * rows

@@ -46,10 +46,9 @@ def distill(
     import torch
 
     from fst.files import replacing
-    from latticebpd.decoding.prompts import decoder_start_id
-    from latticebpd.decoding.stopping import own_end_of_text_ids
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.blockwise import load_base
+    from latticebpd.models.base import BaseModel
+    from latticebpd.models.loading import load_base
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
     from lm_training.data.distill import distill as write
@@ -58,13 +57,14 @@ def distill(
     if not (slash and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
         raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {part!r}")
     base = load_base(model)
-    end_ids = own_end_of_text_ids(base)
+    stock = BaseModel.of(base)
+    end_ids = stock.eos_ids
     given = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(given):
         sequences = Texts.joined([load_distilled(path) if path.is_dir() else Texts.load(path) for path in data])
     elif any(given):
         raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one after the other")
-    elif base.config.is_encoder_decoder:
+    elif stock.encodes:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
         encoder = None
@@ -93,7 +93,7 @@ def distill(
         return
     text = load_distilled(output)
     if corpus_output is not None:
-        read = text.answers(decoder_start_id(base)) if base.config.is_encoder_decoder else text
+        read = text.answers(stock.start_id) if stock.encodes else text
         with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
             np.save(file, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

@@ -47,7 +47,7 @@ def rescorer(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.blockwise import load_base
+    from latticebpd.models.loading import load_base
     from lm_training.data.corpus import END_OF_TEXT
     from lm_training.data.loading import load_texts
     from lm_training.neural.plots import CSV, PNG, write_plots

@@ -157,7 +157,9 @@ def heads(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, load_base, new_heads
+    from latticebpd.models.base import BaseModel
+    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, new_heads
+    from latticebpd.models.loading import load_base
     from lm_training.data.loading import load_texts
     from lm_training.neural.heads import HeadTraining, train_heads
     from lm_training.neural.plots import CSV, PNG, write_plots
@@ -197,7 +199,7 @@ def heads(
     warm = BlockwiseLM.from_pretrained(model) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_base(model, dtypes[base_dtype]), dtypes[base_dtype])
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
-    if base.config.is_encoder_decoder and windows:
+    if BaseModel.of(base).encodes and windows:
         raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
     learnt = Texts.joined([load_texts(path, sequence_length) for path in data])
     held_out = load_texts(validation, sequence_length)

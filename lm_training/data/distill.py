@@ -20,11 +20,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from latticebpd.decoding.prompts import pad_id
-from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import max_positions, vocab_size, weights_fingerprint
+from latticebpd.models.base import BaseModel
+from latticebpd.models.loading import weights_fingerprint
 from lm_training.data.batching import padded
 
 SETTINGS = "distill.json"
@@ -133,7 +132,8 @@ def distill(
     shards = distilled_directory(directory)
     model = weights_fingerprint(base)
     shards.claim({"options": asdict(options), "model": model, "prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
-    dtype = np.dtype(np.uint16 if max(int(base.config.get_text_config().vocab_size), vocab_size(base)) <= 1 << 16 else np.uint32)
+    stock = BaseModel.of(base)
+    dtype = np.dtype(np.uint16 if max(stock.source_vocab_size, stock.vocab_size) <= 1 << 16 else np.uint32)
     for shard in range(index, options.shards(len(prompts)), parts):
         path = shards.file(shard)
         chosen = range(shard * options.shard_prompts, min(len(prompts), (shard + 1) * options.shard_prompts))
@@ -157,9 +157,10 @@ def distill(
 @torch.inference_mode()
 def _answers(base: PreTrainedModel, prompts: list[np.ndarray], options: DistillOptions) -> Iterator[np.ndarray]:
     """What the model writes after each prompt, up to and with its end of text."""
-    end_ids, pad = own_end_of_text_ids(base), pad_id(base)
+    stock = BaseModel.of(base)
+    end_ids, pad = stock.eos_ids, stock.pad_id
     fill = pad if pad is not None else min(end_ids, default=0)
-    encodes = bool(base.config.is_encoder_decoder)
+    encodes = stock.encodes
     # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
     ids, mask = padded(prompts, fill, left=not encodes)
     out = base.generate(  # type: ignore[operator]
@@ -179,20 +180,21 @@ def _check_fit(base: PreTrainedModel, prompts: Texts, options: DistillOptions) -
     """Vocabulary and positions; ValueError where the prompts exceed them."""
     if not len(prompts):
         raise ValueError("expected at least one prompt, got none")
-    vocabulary, highest = int(base.config.get_text_config().vocab_size), int(prompts.tokens.max())
+    stock = BaseModel.of(base)
+    vocabulary, highest = stock.source_vocab_size, int(prompts.tokens.max())
     if highest >= vocabulary:
         raise ValueError(
             f"expected token ids below {vocabulary} (the model's vocabulary), got {highest}; was the text encoded with another tokenizer?"
         )
-    limit, longest = max_positions(base), int(prompts.lengths.max())
+    limit, longest = stock.max_positions, int(prompts.lengths.max())
     if limit is None:
         return
-    if base.config.is_encoder_decoder and max(longest, 1 + options.max_new_tokens) > limit:
+    if stock.encodes and max(longest, 1 + options.max_new_tokens) > limit:
         raise ValueError(
             f"expected sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
             f"got a source of {longest} and texts of up to {options.max_new_tokens}; ask for shorter ones"
         )
-    if not base.config.is_encoder_decoder and longest + options.max_new_tokens > limit:
+    if not stock.encodes and longest + options.max_new_tokens > limit:
         raise ValueError(
             f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
             f"got {longest} + {options.max_new_tokens}; ask for shorter ones"

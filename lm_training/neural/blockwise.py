@@ -23,10 +23,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from latticebpd.decoding.loop import generate
-from latticebpd.decoding.prompts import decoder_start_id, pad_id
 from latticebpd.drafting import VanillaDrafter
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import BlockwiseLM, max_positions, vocab_size
+from latticebpd.models.base import BaseModel
+from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.heads import BlockHeads
 from lm_training.data.batching import padded, rows_of_step
 from lm_training.neural.muon import Muon
@@ -78,10 +78,10 @@ class ModelTexts:
     @classmethod
     def of(cls, base: PreTrainedModel, data: Texts, name: str) -> ModelTexts:
         """Prompts and what follows them, as ``base`` takes them; ValueError where vocabulary or positions do not fit."""
-        encodes = base.config.is_encoder_decoder
-        read = cls(data.answers(decoder_start_id(base)), data.prompts()) if encodes else cls(data, None)
-        limit = max_positions(base)
-        for part, ids in ((read.texts, vocab_size(base)), (read.sources, int(base.config.get_text_config().vocab_size))):
+        stock = BaseModel.of(base)
+        read = cls(data.answers(stock.start_id), data.prompts()) if stock.encodes else cls(data, None)
+        limit = stock.max_positions
+        for part, ids in ((read.texts, stock.vocab_size), (read.sources, stock.source_vocab_size)):
             if part is None:
                 continue
             highest, longest = int(part.tokens.max(initial=0)), int(part.lengths.max(initial=0))
@@ -180,21 +180,17 @@ class BlockwiseObjective(Objective):
             labels.append(Labels(*(torch.from_numpy(array).to(device) for array in arrays)))
         read = [inputs]
         if data.sources is not None:
-            read += padded([data.sources[chosen[slot]] for slot in mine], pad_id(self.model.base) or 0)
+            read += padded([data.sources[chosen[slot]] for slot in mine], BaseModel.of(self.model).pad_id or 0)
         tensors = [torch.from_numpy(array).to(device) for array in read]
         return HeadBatch(tensors[0], labels, *tensors[1:])
 
     def hidden(self, batch: HeadBatch) -> Tensor:
         """``[rows * length, hidden]`` the base model's final, normalised hidden states."""
-        base: Any = self.model.base
-        if batch.sources is None:
-            hidden: Tensor = base.base_model(batch.inputs, use_cache=False).last_hidden_state
-        else:
-            encoded = base.get_encoder()(input_ids=batch.sources, attention_mask=batch.mask).last_hidden_state
-            decoder = base.get_decoder()
-            hidden = decoder(
-                input_ids=batch.inputs, encoder_hidden_states=encoded, encoder_attention_mask=batch.mask, use_cache=False
-            ).last_hidden_state
+        base, read = BaseModel.of(self.model), {}
+        if batch.sources is not None:
+            encoded = base.encoder(input_ids=batch.sources, attention_mask=batch.mask).last_hidden_state
+            read = {"encoder_hidden_states": encoded, "encoder_attention_mask": batch.mask}
+        hidden: Tensor = base.decoder(input_ids=batch.inputs, use_cache=False, **read).last_hidden_state
         return hidden.flatten(0, 1)
 
     def forward(self, batch: HeadBatch) -> dict[str, Tensor]:

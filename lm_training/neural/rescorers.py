@@ -7,7 +7,6 @@ prompt.  The loss is their mean cross-entropy over all labels of a step.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.base import BaseModel
 from latticebpd.scoring.neural.settings import RescorerSettings
 from lm_training.data.batching import padded, rows_of_step
 from lm_training.neural.blockwise import ModelTexts
@@ -126,7 +126,7 @@ class RescorerObjective(Objective):
         tokenizer_fingerprint: str | None = None,
     ) -> None:
         super().__init__()
-        if model.config.is_encoder_decoder:
+        if BaseModel.of(model).encodes:
             raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})")
         self.data, self.validation = (
             ModelTexts.of(model, part, name).texts for part, name in ((data, "training"), (validation, "validation"))
@@ -135,7 +135,7 @@ class RescorerObjective(Objective):
             raise ValueError("expected sequences with tokens behind their prompts, got prompts alone")
         self.model, self.training_options, self.tokenizer_fingerprint = model, options, tokenizer_fingerprint
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
-        self._takes_positions_to_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes_positions_to_keep = BaseModel.of(model).takes("logits_to_keep")
 
     def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import load_verifier
 from lm_training.data.batching import padded
 from lm_training.neural.muon import Muon
@@ -247,7 +248,7 @@ def train_translation(
         model: a model of `new_translator`, or one that is to be taught further.
     """
     process = process or Process()
-    limit = int(model.config.max_position_embeddings)
+    limit = BaseModel.of(model).max_positions or 0
     for name, pairs in (("training", data), ("validation", validation)):
         longest = int(_sizes(pairs).max(initial=0))
         if longest > limit:

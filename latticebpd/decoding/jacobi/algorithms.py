@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from transformers import PreTrainedModel
-
 from latticebpd.decoding.jacobi.blocks import Blocks, BlocksThenSingle, Length, Whole
 from latticebpd.decoding.jacobi.initial import Initial
 from latticebpd.decoding.jacobi.solution import Solution
 from latticebpd.decoding.jacobi.solver import Ids, Options, solve
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import Model
 
 
-def jacobi(
-    model: BlockwiseLM | PreTrainedModel, inputs: Ids, initial: Initial | None = None, length: Length = None, **options: Unpack[Options]
-) -> Solution:
+def jacobi(model: Model, inputs: Ids, initial: Initial | None = None, length: Length = None, **options: Unpack[Options]) -> Solution:
     """Parallel Jacobi decoding (algorithm 1): the whole text is one block.
 
     Args:
@@ -37,7 +33,7 @@ def jacobi(
 
 
 def gauss_seidel_jacobi(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     inputs: Ids,
     block_size: int = 3,
     initial: Initial | None = None,
@@ -57,7 +53,7 @@ def gauss_seidel_jacobi(
 
 
 def hybrid_jacobi(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     inputs: Ids,
     block_size: int = 3,
     initial: Initial | None = None,

@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from latticebpd.decoding.jacobi.cost import ModelShape
 from latticebpd.decoding.jacobi.solution import Solution
 from latticebpd.decoding.loop import fill_token
 from latticebpd.decoding.stopping import end_of_text_ids
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 
 GREEDY = "greedy"
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
@@ -88,16 +87,16 @@ class Measured:
         return sum(self.flops) / self.time_speedup(baseline)
 
 
-def stock(model: BlockwiseLM | PreTrainedModel, max_new_tokens: int, num_beams: int = 1) -> System:
+def stock(model: Model, max_new_tokens: int, num_beams: int = 1) -> System:
     """``transformers``' own ``generate()``; its passes are counted as they happen."""
-    base: Any = model.base if isinstance(model, BlockwiseLM) else model
-    shape, ends = ModelShape.of(base), end_of_text_ids(base, None)
+    base = BaseModel.of(model)
+    shape, ends = ModelShape.of(base.model), end_of_text_ids(base, None)
     fill = fill_token(base, None, ends)
 
     def decode(batch: Batch) -> Decoded:
         ids, mask = batch.ids, batch.mask
         with _passes(base) as passes:
-            out = base.generate(
+            out = base.model.generate(
                 ids.to(base.device),
                 attention_mask=mask.to(base.device),
                 do_sample=False,
@@ -105,10 +104,10 @@ def stock(model: BlockwiseLM | PreTrainedModel, max_new_tokens: int, num_beams: 
                 max_new_tokens=max_new_tokens,
                 pad_token_id=fill,
             )
-        prompt = 1 if base.config.is_encoder_decoder else ids.shape[1]
+        prompt = 1 if base.encodes else ids.shape[1]
         tokens = [_until_end(row, ends) for row in out[:, prompt:].tolist()]
-        source = mask.sum(1).tolist() if base.config.is_encoder_decoder else [0] * len(ids)
-        read = [1] * len(ids) if base.config.is_encoder_decoder else mask.sum(1).tolist()
+        source = mask.sum(1).tolist() if base.encodes else [0] * len(ids)
+        read = [1] * len(ids) if base.encodes else mask.sum(1).tolist()
         # A beam goes on until the batch's last; greedy decoding's rows end by themselves and are counted so.
         steps = [passes[0]] * len(ids) if num_beams > 1 else [len(row) for row in tokens]
         flops = []
@@ -120,15 +119,15 @@ def stock(model: BlockwiseLM | PreTrainedModel, max_new_tokens: int, num_beams: 
     return decode
 
 
-def parallel(model: BlockwiseLM | PreTrainedModel, algorithm: Callable[[Batch], Solution]) -> System:
+def parallel(model: Model, algorithm: Callable[[Batch], Solution]) -> System:
     """A Jacobi algorithm of that model."""
-    base = model.base if isinstance(model, BlockwiseLM) else model
-    shape = ModelShape.of(base)
+    base = BaseModel.of(model)
+    shape = ModelShape.of(base.model)
 
     def decode(batch: Batch) -> Decoded:
         found = algorithm(batch)
         own = batch.mask.sum(1).tolist()
-        source, prompt = (own, [1] * len(own)) if base.config.is_encoder_decoder else ([0] * len(own), own)
+        source, prompt = (own, [1] * len(own)) if base.encodes else ([0] * len(own), own)
         flops = [
             shape.flops(n, columns, pairs, columns - p + 1)
             for n, p, columns, pairs in zip(source, prompt, found.columns.tolist(), found.pairs.tolist(), strict=True)
@@ -186,15 +185,14 @@ def compare(
 
 
 @contextmanager
-def _passes(base: Any) -> Iterator[list[int]]:
+def _passes(base: BaseModel) -> Iterator[list[int]]:
     """Counts the decoder's forward passes."""
     count = [0]
 
     def one_more(*_: Any) -> None:
         count[0] += 1
 
-    decoder = base.get_decoder() if base.config.is_encoder_decoder else base.base_model
-    hook = decoder.register_forward_pre_hook(one_more)
+    hook = base.decoder.register_forward_pre_hook(one_more)
     try:
         yield count
     finally:

@@ -15,6 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from latticebpd.models.base import BaseModel
+
 CROSS_KEYS_AND_VALUES = ("encoder_attn.k_proj", "encoder_attn.v_proj", "EncDecAttention.k", "EncDecAttention.v")
 
 
@@ -40,11 +42,12 @@ class ModelShape:
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelShape:
         """Read off a causal LM's or an encoder-decoder's modules."""
-        both = model.config.is_encoder_decoder
+        base = BaseModel.of(model)
+        both = base.encodes
         # An encoder-decoder's own names stand in its whole config; its text config shows one side under the common names.
-        config: Any = model.config if both else model.config.get_text_config()
-        encoder = _weights(model.get_encoder()) if both else {}
-        decoder = _weights(model.get_decoder() if both else model.base_model)
+        config: Any = model.config if both else base.config
+        encoder = _weights(base.encoder) if both else {}
+        decoder = _weights(base.decoder)
         source = sum(count for name, count in decoder.items() if name.endswith(CROSS_KEYS_AND_VALUES))
         heads = _first(config, "decoder_attention_heads", "num_attention_heads")
         width = heads * (_first(config, "head_dim", "d_kv") or config.hidden_size // heads)

@@ -23,14 +23,14 @@ from functools import cache, cached_property
 
 import numpy as np
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList
 
 from latticebpd.decoding.jacobi.solver import Ids
 from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Trajectory
 from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.decoding.prompts import Prompts, prepare
 from latticebpd.decoding.stopping import end_of_text_ids, length_limits
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import RecomputingVerifier
 
 READ_TOGETHER = 8192
@@ -88,7 +88,7 @@ class Dependencies:
 
 
 def dependencies(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     input_ids: Ids,
     found: Trajectory,
     *,
@@ -107,14 +107,14 @@ def dependencies(
     Raises:
         ValueError: more than one prompt, or a text that is not what the model writes for this prompt.
     """
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     eos_ids = end_of_text_ids(base, eos_token_id)
     ids = torch.as_tensor(input_ids)
     prompts = prepare(base, ids, torch.ones_like(ids), eos_ids)
     if len(prompts) != 1:
         raise ValueError(f"expected a single prompt, got {len(prompts)}; measure one text after the other")
     limits = length_limits(base, [len(prompts.tokens[0])], max_new_tokens)
-    reader = _Reader(base, prompts, node_processors(base, logits_processor, prompts.tokens, max(limits), eos_ids))
+    reader = _Reader(base, prompts, node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids))
     return _measure(reader, found, on_progress or (lambda _: None))
 
 
@@ -194,7 +194,7 @@ def _causes(reader: _Reader, found: Trajectory, asked: list[tuple[int, int]]) ->
 class _Reader:
     """The model's choice behind texts: plain passes without a cache."""
 
-    model: PreTrainedModel
+    model: BaseModel
     prompts: Prompts
     processors: LogitsProcessorList
 

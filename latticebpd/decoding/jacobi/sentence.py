@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from latticebpd.decoding.jacobi.algorithms import gauss_seidel_jacobi, jacobi
 from latticebpd.decoding.jacobi.dependencies import Dependencies, dependencies
@@ -16,7 +15,7 @@ from latticebpd.decoding.jacobi.initial import Initial
 from latticebpd.decoding.jacobi.pieces import classes, piece
 from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Cell, Trajectory, trajectory
 from latticebpd.decoding.stopping import end_of_text_ids
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Sentence:
 
 
 def look_into(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     tokenizer: Any,
     text: str,
     initial: Initial | None = None,
@@ -85,7 +84,7 @@ def look_into(
         max_new_tokens: length limit.
         on_progress: called with the share that is done, now and then.
     """
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     ids = torch.tensor([tokenizer(text)["input_ids"]])
     mask = torch.ones_like(ids)  # no token of a text is padding, whatever its id
     if block_size is None:

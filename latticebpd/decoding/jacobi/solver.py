@@ -19,7 +19,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.jacobi.blocks import Schedule
 from latticebpd.decoding.jacobi.initial import Block, Initial, Padding
@@ -29,7 +29,7 @@ from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.decoding.prompts import Prompts, prepare
 from latticebpd.decoding.stopping import StopRules, Text, end_of_text_ids, length_limits, stopping_criteria_of
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import Verified, Verifier, verifier_for
 
 Ids = Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -100,7 +100,7 @@ class _Row:
 
 
 def solve(
-    model: BlockwiseLM | PreTrainedModel,
+    model: Model,
     input_ids: Ids,
     schedule: Schedule,
     initial: Initial | None = None,
@@ -130,7 +130,7 @@ def solve(
     Raises:
         ValueError: prompts, limits, processors, a schedule, initial values or a model that cannot be used.
     """
-    base = model.base if isinstance(model, BlockwiseLM) else model
+    base = BaseModel.of(model)
     initial = Padding() if initial is None else initial
     eos_ids = end_of_text_ids(base, eos_token_id)
     prompts = prepare(base, input_ids, attention_mask, eos_ids)
@@ -138,7 +138,7 @@ def solve(
     limits = length_limits(base, [len(tokens) for tokens in prompts.tokens], max_new_tokens)
     rules = StopRules(eos_ids, stopping_criteria_of(stopping_criteria, stop_strings, tokenizer))
     texts = [Text(list(tokens), limit, rules) for tokens, limit in zip(prompts.tokens, limits, strict=True)]
-    processors = node_processors(base, logits_processor, prompts.tokens, max(limits), eos_ids)
+    processors = node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids)
     verifier = verifier_for(base, prompts.encoded, use_cache)
     fill = fill_token(base, pad_token_id, eos_ids)
 

@@ -18,10 +18,10 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.models.blockwise import load_base, max_positions
+from latticebpd.models.base import BaseModel
+from latticebpd.models.loading import load_base
 from latticebpd.scoring.neural.reader import reader_for
 from latticebpd.scoring.neural.settings import RescorerSettings
 
@@ -48,11 +48,12 @@ class CausalRescorer:
     def __init__(
         self, model: PreTrainedModel, alpha: float = 1.0, *, tokenizer_fingerprint: str | None = None, use_cache: bool = True
     ) -> None:
-        if model.config.is_encoder_decoder:
+        base = BaseModel.of(model)
+        if base.encodes:
             raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})")
         self.model = model.eval()
         self.settings = RescorerSettings(alpha, tokenizer_fingerprint)
-        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self.vocab_size = base.vocab_size
         self.reader = reader_for(model, use_cache)
 
     @property
@@ -145,7 +146,7 @@ class CausalRescorer:
                 f"expected a context of token ids below {self.vocab_size} (the rescorer's vocabulary), got {int(text.max())}; "
                 "is it of another tokenizer?"
             )
-        limit = max_positions(self.model)
+        limit = BaseModel.of(self.model).max_positions
         if limit is None:
             return text
         if limit <= lattice.slots:
@@ -154,8 +155,8 @@ class CausalRescorer:
 
     def _beginning(self) -> np.ndarray:
         """What an empty context is read as: these models say nothing before their first token."""
-        start = self.model.config.get_text_config().bos_token_id
-        tokens = own_end_of_text_ids(self.model) if start is None else [start]
+        base = BaseModel.of(self.model)
+        tokens = base.eos_ids if base.config.bos_token_id is None else [base.config.bos_token_id]
         if not tokens:
             raise ValueError("expected at least one token of context, got none, and the rescorer has no token that begins texts")
         return np.array(tokens[:1], dtype=np.int64)

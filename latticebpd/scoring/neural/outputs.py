@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from latticebpd.verification import Verified
 
@@ -81,15 +80,6 @@ def log_norms(levels: Sequence[Outputs]) -> list[np.ndarray]:
     hidden = torch.cat([level.hidden for level in levels]).split(PROJECTED)
     sums = torch.cat([_wide(F.linear(part, *embedding)).logsumexp(dim=1).double().cpu() for part in hidden])
     return [part.numpy() for part in sums.split([len(level.rows) for level in levels])]
-
-
-def logits_are_plain(model: PreTrainedModel, verified: Verified) -> bool:
-    """Whether the model's logits are its output embedding times the hidden state, no more: some models scale or cap them."""
-    output = model.get_output_embeddings()
-    if output is None or not isinstance(getattr(output, "weight", None), Tensor):
-        return False
-    hidden = verified.hidden[:1, 0]
-    return torch.allclose(F.linear(hidden, output.weight, output.bias), verified.logits_of([0], [0]), rtol=1e-3, atol=1e-3)
 
 
 def _known(candidates: np.ndarray, vocab_size: int, device: torch.device) -> Tensor:

@@ -19,8 +19,9 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.models.base import BaseModel
 from latticebpd.models.placement import Placement
-from latticebpd.scoring.neural.outputs import Outputs, logits_are_plain
+from latticebpd.scoring.neural.outputs import Outputs
 from latticebpd.verification import RecomputingVerifier, TreeVerifier, Verified, verifier_for
 
 
@@ -65,7 +66,6 @@ class CachedReader:
         self.model, self.placement = model, placement
         self.cache: TreeVerifier | None = None
         self.texts: list[np.ndarray] = []
-        self._plain: bool | None = None
         # Of the prefixes grown: which columns each of a row's columns sees, [rows, grown, grown], and every prefix's column
         # and depth.  The last entry of these two stands for the text itself, whose number is -1.
         self._sees = np.zeros((0, 0, 0), dtype=bool)
@@ -79,8 +79,6 @@ class CachedReader:
         if self.cache is None or 2 * sum(length for _, length in known) < sum(map(len, texts)):
             self.cache = TreeVerifier(self.model, self.placement)
             verified = self.cache.prefill(texts)  # type: ignore[arg-type]  # arrays of ids are sequences of ids
-            if self._plain is None:
-                self._plain = logits_are_plain(self.model, verified)
             if tails is None:
                 self._begin(texts)
                 return self._outputs(verified, range(len(texts)), [0] * len(texts))
@@ -134,8 +132,8 @@ class CachedReader:
         self._columns = self._depths = np.array([ROOT], dtype=np.int64)
 
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
-        output = self.model.get_output_embeddings()
-        return Outputs(verified, rows, columns, (output.weight, output.bias) if self._plain else None)
+        projection = BaseModel.of(self.model).exact_projection
+        return Outputs(verified, rows, columns, None if projection is None else projection.linear)
 
 
 class RecomputingReader:
@@ -180,7 +178,7 @@ def _longest_known(texts: Sequence[np.ndarray], text: np.ndarray) -> tuple[int, 
 
 
 def _last_id(model: PreTrainedModel) -> int:
-    return int(model.config.get_text_config().vocab_size) - 1
+    return BaseModel.of(model).vocab_size - 1
 
 
 def _chain(tokens: np.ndarray) -> DraftTree:

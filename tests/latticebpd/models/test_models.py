@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import BlockHeads, BlockwiseLM
-from latticebpd.models.blockwise import load_base, new_heads
+from latticebpd.models.blockwise import new_heads
 from latticebpd.models.heads import Heads
+from latticebpd.models.loading import load_base
 from lm_training.data.corpus import train_tokenizer
 from tests.helpers.blockwise_models import tiny_model
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
+from latticebpd.models.base import BaseModel
 from latticebpd.models.forward import Source
 from latticebpd.models.placement import ByPositionIds
 from latticebpd.verification import RecomputingVerifier, TreeVerifier, Verifier, tree_placement, verifier_for, visible_keys
@@ -118,8 +119,8 @@ def test_last_hidden_state_is_what_the_logits_are_made_of(family: str) -> None:
     verifier = verifier_for(model, source)
     verifier.prefill([[1]])
     lazy = verifier.verify([5], [DraftTree.from_paths([[6, 7]])]).logits_of([0, 0, 0], [0, 1, 2])
+    assert BaseModel.of(model).exact_projection is not None
     forward: Any = verifier.forward  # type: ignore[attr-defined]
-    assert forward._projection is not None
     with torch.inference_mode():
         _, full = forward._full({"input_ids": torch.tensor([[1, 5, 6, 7]]), "use_cache": False})
     torch.testing.assert_close(lazy, full[0, 1:])

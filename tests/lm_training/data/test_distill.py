@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
-from latticebpd.decoding.stopping import own_end_of_text_ids
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from tests.helpers.blockwise_models import tiny_model
@@ -95,7 +95,7 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
     free = base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=9)  # type: ignore[operator]
     end = int(free[0, 4])
     base.generation_config.eos_token_id = end  # type: ignore[union-attr]
-    assert own_end_of_text_ids(base) == [end]
+    assert BaseModel.of(base).eos_ids == [end]
     sources = Texts.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.uint16)
     distill(base, sources, tmp_path, OPTIONS)
     written = load_distilled(tmp_path)[0][3:].tolist()

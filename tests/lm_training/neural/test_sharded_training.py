@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 
 from latticebpd import VanillaDrafter, generate
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import BlockwiseLM, load_base
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.loading import load_base
 from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny

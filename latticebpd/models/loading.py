@@ -1,0 +1,44 @@
+"""Stock models from directories and hubs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+
+def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
+    """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for inference.
+
+    Raises:
+        ValueError: there is no such model, or its files are corrupt.
+    """
+    kwargs.setdefault("use_safetensors", True)
+    name = str(model)
+    if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise ValueError(f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found neither")
+    try:
+        encodes = AutoConfig.from_pretrained(model).is_encoder_decoder
+        base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
+    except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
+        raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+    for module in base.modules():
+        if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
+            module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
+    base.eval()
+    return base
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()[:16]}"
