@@ -183,7 +183,7 @@ def text_lattices(
         for begin in range(0, n, step):
             logits = model.head_logits(hidden[begin : begin + step])
             rows = slice(begin, begin + len(logits))
-            found = lattices_from_logits(logits, k)
+            found = lattices_from_logits(logits, k, model.shortlist)
             tokens[rows] = np.stack([lattice.tokens for lattice in found])
             log_probs[rows] = np.stack([lattice.log_probs for lattice in found])
             entropy[rows, 1:] = _entropy(logits)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from latticebpd.drafting.base import State
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.scoring.rescoring import LanguageModel, Rescorer, as_rescorer, check_vocabulary, draft_tree_batch, rescore_batch
 
 
@@ -29,6 +29,8 @@ class HasHeads(Protocol):
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
         """``[rows, hidden]`` -> ``[rows, slots, vocab]``: slot ``i`` predicts the token ``i + 1`` after the next token.
+
+        The tokens are those of the vocabulary or, where the heads have one, of the attribute ``shortlist`` (ids, ascending).
 
         slots: only the first so many, if there are more.
         """
@@ -55,7 +57,8 @@ class HeadsDrafter:
         reachable = max(state.max_depth for state in states)
         slots = reachable if self.slots is None else min(reachable, self.slots)
         logits = self.model.head_logits(torch.stack([state.hidden for state in states]), slots)
-        return [_cut(lattice, state.max_depth) for lattice, state in zip(lattices_from_logits(logits, self.k), states, strict=True)]
+        found = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
+        return [_cut(lattice, state.max_depth) for lattice, state in zip(found, states, strict=True)]
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return self.draft(self.lattices(states), states)
@@ -126,11 +129,21 @@ def _fitting_rescorer(model: HasHeads, lm: LanguageModel) -> Rescorer:
     return rescorer
 
 
-def lattices_from_logits(logits: Tensor, k: int) -> list[SausageLattice]:
+def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = None) -> list[SausageLattice]:
     """``SausageLattice.from_logits`` for ``[rows, slots, vocab]`` tensors, the top-k taken on the tensor's own device.
 
     Ties at the k-th place go to the lower token id, as in ``from_logits``.
+
+    Args:
+        shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
     """
+    found = _lattices_of_places(logits, k)
+    if shortlist is None:
+        return found
+    return [SausageLattice(np.where(each.tokens < 0, PADDING, shortlist[each.tokens]), each.log_probs) for each in found]
+
+
+def _lattices_of_places(logits: Tensor, k: int) -> list[SausageLattice]:
     # One spare candidate shows whether the k-th place is tied; then the exact rule decides over all tokens.
     values, tokens = logits.topk(min(k + 1, logits.shape[-1]), dim=-1)
     log_probs = values[..., :k] - logits.logsumexp(dim=-1, keepdim=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -39,12 +40,29 @@ class Projection:
         """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
         return logits if self.bias is None else logits + self.bias
 
+    def over(self, tokens: Tensor) -> Projection:
+        """The same onto some of the tokens alone, ``[n]`` ids: logits are ``[..., n]``, in their order."""
+        rows = _Rows(self.embedding, tokens.to(self.embedding.weight.device))  # type: ignore[arg-type]
+        return Projection(rows, self.scale, None if self.bias is None else self.bias[rows.tokens])
+
     @property
     def linear(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight ``[vocab, hidden]`` and bias ``[vocab]``, where logits are nothing but their product with the hidden state."""
         weight: Any = getattr(self.embedding, "weight", None)
         bias: Any = getattr(self.embedding, "bias", None)
         return (weight, bias) if isinstance(weight, Tensor) and self.scale == 1.0 and self.bias is None else None
+
+
+class _Rows(nn.Module):
+    """Some rows of an output embedding."""
+
+    def __init__(self, embedding: nn.Module, tokens: Tensor) -> None:
+        super().__init__()
+        bias: Any = getattr(embedding, "bias", None)
+        self.tokens, self.weight, self.bias = tokens, embedding.weight[tokens], None if bias is None else bias[tokens]  # type: ignore[index]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
 
 
 class HoldsBase(Protocol):

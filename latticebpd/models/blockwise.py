@@ -6,7 +6,8 @@ of heads.
 
 On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
 and two files beside: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
-Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``.
+Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``.  Since format 3 heads may know a *shortlist* of
+the tokens alone (the others are never drafted), and the file holds a hash of the base model that they were trained on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -28,11 +30,11 @@ from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.models.base import BaseModel, Projection
 from latticebpd.models.heads import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
-from latticebpd.models.loading import load_base
+from latticebpd.models.loading import load_base, stored_fingerprint
 
 HEADS_CONFIG = "heads.json"
 HEADS_WEIGHTS = "heads.safetensors"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class BlockwiseLM(nn.Module):
@@ -49,10 +51,13 @@ class BlockwiseLM(nn.Module):
         stock = BaseModel.of(base)
         if heads.hidden_size != stock.hidden_size:
             raise ValueError(f"expected heads of hidden size {stock.hidden_size} (the base model's), got {heads.hidden_size}")
-        if isinstance(heads, MedusaHeads) and heads.vocab_size != stock.vocab_size:
-            raise ValueError(f"expected heads of {stock.vocab_size} tokens (the base model's), got {heads.vocab_size}")
+        _check_shortlist(heads.shortlist, stock.vocab_size)
+        known = stock.vocab_size if heads.shortlist is None else len(heads.shortlist)
+        if isinstance(heads, MedusaHeads) and heads.vocab_size != known:
+            raise ValueError(f"expected heads of {known} tokens (the base model's, or the shortlist's), got {heads.vocab_size}")
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
         self._scale = stock.projection.scale  # found out here and now: training may shard the model
+        self._short: tuple[tuple[object, ...], Projection] | None = None
 
     @property
     def num_heads(self) -> int:
@@ -69,9 +74,31 @@ class BlockwiseLM(nn.Module):
         """From the base model's final hidden states, or a head's states, to logits."""
         return BaseModel.of(self.base).scaled(self._scale)
 
+    @property
+    def shortlist(self) -> np.ndarray | None:
+        """``[n]`` int64: the tokens that the heads know, in the order of their logits; None: all tokens."""
+        return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
+
+    @property
+    def head_projection(self) -> Projection:
+        """From a head's states to logits of the tokens that it knows."""
+        whole, shortlist = self.projection, self.heads.shortlist
+        if shortlist is None:
+            return whole
+        if torch.is_grad_enabled():  # the embedding may be learning
+            return whole.over(shortlist)
+        weight: Any = whole.embedding.weight
+        key = (id(weight), weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype, weight.device)
+        if self._short is None or self._short[0] != key:
+            self._short = (key, whole.over(shortlist))
+        return self._short[1]
+
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
-        """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, vocab]``: heads 2..slots + 1, by default all."""
-        return self.heads.logits(hidden.to(self.heads.dtype), self.projection, slots)
+        """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, tokens]``: heads 2..slots + 1, by default all.
+
+        The tokens are those of the vocabulary, or of the ``shortlist``.
+        """
+        return self.heads.logits(hidden.to(self.heads.dtype), self.head_projection, slots)
 
     def save_pretrained(
         self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None, weights: dict[str, Tensor] | None = None
@@ -91,7 +118,7 @@ class BlockwiseLM(nn.Module):
         base.save_pretrained(directory, state_dict=own)
         heads = {name.removeprefix("heads."): state[name].detach() for name in state if name.startswith("heads.")}
         with replacing(directory / HEADS_WEIGHTS) as temporary:
-            save_file({name: tensor.to(dtype or tensor.dtype).contiguous() for name, tensor in heads.items()}, temporary)
+            save_file({name: _converted(tensor, dtype).contiguous() for name, tensor in heads.items()}, temporary)
         record = {
             "format_version": FORMAT_VERSION,
             "kind": self.heads.kind,
@@ -99,6 +126,8 @@ class BlockwiseLM(nn.Module):
             "model_type": self.base.config.model_type,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
             "vocab_size": self.vocab_size,
+            "shortlist": None if self.heads.shortlist is None else len(self.heads.shortlist),
+            "base_fingerprint": stored_fingerprint(directory),
         }
         with replacing(directory / HEADS_CONFIG) as temporary:
             temporary.write_text(json.dumps(record, indent=2) + "\n")
@@ -119,6 +148,12 @@ class BlockwiseLM(nn.Module):
             raise ValueError(
                 f"{directory}: expected a base model of type {config['model_type']} (the heads'), got {model.base.config.model_type}"
             )
+        stored, wanted = stored_fingerprint(directory), config.get("base_fingerprint")
+        if wanted is not None and stored is not None and stored != wanted:
+            raise ValueError(
+                f"{directory}: expected the base model that the heads were trained on ({wanted}), got another's weights ({stored}); "
+                "copy its model.safetensors here, or train heads for this one"
+            )
         _check_vocabulary(directory, model.tokenizer_fingerprint)
         model.eval()
         return model
@@ -129,7 +164,14 @@ def is_blockwise(model: str | os.PathLike[str]) -> bool:
     return (Path(model) / HEADS_CONFIG).exists()
 
 
-def new_heads(base: PreTrainedModel, kind: str, num_heads: int, intermediate_size: int | None = None, num_layers: int = 1) -> Heads:
+def new_heads(
+    base: PreTrainedModel,
+    kind: str,
+    num_heads: int,
+    intermediate_size: int | None = None,
+    num_layers: int = 1,
+    shortlist: np.ndarray | None = None,
+) -> Heads:
     """Untrained heads that fit ``base`` and begin as copies of its own output.
 
     Args:
@@ -137,16 +179,36 @@ def new_heads(base: PreTrainedModel, kind: str, num_heads: int, intermediate_siz
         num_heads: predictions per position, the base model's own included.
         intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden size.
         num_layers: residual blocks per head (medusa).
+        shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.
     """
     stock = BaseModel.of(base)
     hidden_size = stock.hidden_size
     if kind not in HEAD_KINDS:
         raise ValueError(f"expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}")
+    tokens = None if shortlist is None else torch.from_numpy(np.asarray(shortlist, np.int64))
+    _check_shortlist(tokens, stock.vocab_size)
     if kind == MedusaHeads.kind:
-        heads = MedusaHeads(hidden_size, num_heads, stock.vocab_size, num_layers)
-        heads.copy_output(stock.projection)
-        return heads.to(base.device, base.dtype)
-    return HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size).to(base.device, base.dtype)  # type: ignore[call-arg]
+        output = stock.projection if tokens is None else stock.projection.over(tokens)
+        heads: Heads = MedusaHeads(hidden_size, num_heads, len(output.embedding.weight), num_layers)  # type: ignore[arg-type]
+        heads.copy_output(output)  # type: ignore[operator]
+    else:
+        heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)  # type: ignore[call-arg]
+    heads.shortlist = tokens
+    return heads.to(base.device, base.dtype)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _check_shortlist(shortlist: Tensor | None, vocab_size: int) -> None:
+    """ValueError where it is no ascending list of tokens of the vocabulary."""
+    if shortlist is None:
+        return
+    if shortlist.ndim != 1 or not len(shortlist) or shortlist.dtype != torch.int64:
+        raise ValueError(f"expected a shortlist [n] of token ids, got shape {tuple(shortlist.shape)} of {shortlist.dtype}")
+    if int(shortlist[0]) < 0 or int(shortlist[-1]) >= vocab_size or bool((shortlist[1:] <= shortlist[:-1]).any()):
+        raise ValueError(f"expected a shortlist of ascending token ids from 0 to {vocab_size - 1}, got others")
 
 
 def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
@@ -167,7 +229,7 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
     try:
         config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
         version = config["format_version"]
-        if version not in (1, FORMAT_VERSION):
+        if version not in range(1, FORMAT_VERSION + 1):
             raise ValueError(f"{directory}: expected heads of format 1 to {FORMAT_VERSION}, got {version}; update latticebpd")
         kind = config["kind"] if version > 1 else BlockHeads.kind
         if kind not in HEAD_KINDS:
@@ -178,7 +240,12 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
             wrong = [name for name in (*names, "vocab_size") if type(config[name]) is not int or config[name] < 1]
             if wrong:
                 raise ValueError(f"{directory}: expected {wrong[0]} in {HEADS_CONFIG} to be a number >= 1, got {config[wrong[0]]!r}")
-            heads = HEAD_KINDS[kind](**{name: config[name] for name in names})
+            short = config.get("shortlist")
+            if short is not None and (type(short) is not int or short < 1):
+                raise ValueError(f"{directory}: expected shortlist in {HEADS_CONFIG} to be a number >= 1 or null, got {short!r}")
+            sizes = {name: config[name] for name in names}
+            heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
+            heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)
         weights = load_file(directory / HEADS_WEIGHTS)
     except FileNotFoundError as error:
         raise ValueError(

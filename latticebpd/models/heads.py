@@ -32,12 +32,15 @@ class Heads(nn.Module):
 
     kind: ClassVar[str]
     """Name in files and on the command line."""
+    shortlist: Tensor | None
+    """``[n]`` int64 ids, ascending: the tokens that the heads know, and the order of their logits; None: all tokens."""
 
     def __init__(self, hidden_size: int, num_heads: int) -> None:
         super().__init__()
         if num_heads < 2:
             raise ValueError(f"expected num_heads >= 2 (head 1 is the base model), got {num_heads}")
         self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.register_buffer("shortlist", None)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,7 +128,7 @@ class MedusaHeads(Heads):
     """Residual blocks and a vocabulary projection per head.
 
     Args:
-        vocab_size: tokens of the base model.
+        vocab_size: tokens of the base model, or of the shortlist.
         num_layers: residual blocks per head.
     """
 

@@ -93,7 +93,7 @@ def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 3}, "expected heads of format 1 to 2, got 3; update latticebpd"),
+        ({"format_version": 4}, "expected heads of format 1 to 3, got 4; update latticebpd"),
         ({"kind": "eagle"}, "expected heads of a kind among feed-forward, stern, medusa, got 'eagle'"),
         ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
         ({"num_heads": 10**40}, "cannot be read"),
