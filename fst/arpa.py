@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fst import _core
-from fst.automaton import Automaton
-from fst.files import replacing
+from fst.automaton import LARGEST_LISTED_LABEL
+from fst.files import refuse_bomb, replacing
 from fst.table import BOS, EOS, UNK
 
 PIECE = 4 << 20
@@ -78,7 +78,10 @@ def _feed(parser: _core.ArpaParser, path: Path, progress: Progress | None) -> No
         size = os.fstat(raw.fileno()).st_size
         raw.seek(0)
         file = gzip.GzipFile(fileobj=raw) if compressed else raw
+        unpacked = 0
         while piece := file.read(PIECE):
+            unpacked += len(piece)
+            refuse_bomb(size, unpacked)
             parser.feed(piece)
             if progress is not None:
                 progress(raw.tell(), size)
@@ -104,6 +107,10 @@ class _Words:
         if missing is not None:
             raise ValueError(f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks")
         self.tokens = [int(self.vocab[word]) for word in words]
+        if not all(0 <= token < LARGEST_LISTED_LABEL for token in self.tokens):
+            raise ValueError(
+                f"expected a vocabulary of token ids from 0 to {LARGEST_LISTED_LABEL - 1}, got {min(self.tokens)} to {max(self.tokens)}"
+            )
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens
@@ -121,7 +128,7 @@ def _decoded(word: bytes) -> str:
         raise ValueError(f"expected words in UTF-8, got {word!r} in the unigrams") from None
 
 
-def write_arpa(automaton: Automaton, path: str | os.PathLike[str], symbols: Sequence[str] | None = None) -> None:
+def write_arpa(model: _core.Model, path: str | os.PathLike[str], symbols: Sequence[str] | None = None) -> None:
     """Write a model in canonical form, whole or not at all; gzip where the name ends in ``.gz``.
 
     Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams in
@@ -132,9 +139,9 @@ def write_arpa(automaton: Automaton, path: str | os.PathLike[str], symbols: Sequ
     with replacing(path) as temporary, open(temporary, "wb") as file:
         if str(path).endswith(".gz"):
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                _core.write_arpa(automaton, words, packed.write)
+                model.write_arpa(words, packed.write)
         else:
-            _core.write_arpa(automaton, words, file.write)
+            model.write_arpa(words, file.write)
 
 
 def _spelled(word: str) -> bytes:

@@ -34,6 +34,9 @@ END_LABEL = 0
 LARGEST_TOKEN = 2**31 - 3
 """Leaves labels for it and for ``<unk>``."""
 
+LARGEST_LISTED_LABEL = 1 << 24
+"""No table of words reaches beyond this; a damaged file might, and would ask for any amount of memory."""
+
 PIECE = 1 << 20
 """N-grams handed to the core at a time."""
 
@@ -131,9 +134,9 @@ def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
     return states, arcs
 
 
-def to_table(automaton: Automaton, symbols: list[str] | None = None, fingerprint: str | None = None) -> NgramTable:
+def to_table(model: _core.Model, symbols: list[str] | None = None, fingerprint: str | None = None) -> NgramTable:
     """Read the n-grams back; raises ValueError where the automaton is no backoff model."""
-    orders = _core.list_ngrams(automaton)
+    orders = model.ngrams()
     return NgramTable(
         [tokens for tokens, _, _ in orders],
         [-costs for _, costs, _ in orders],

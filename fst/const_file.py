@@ -17,10 +17,11 @@ Source: OpenFst 1.8, ``fst/const-fst.h``, ``fst/vector-fst.h``, ``fst/fst.cc``, 
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 from dataclasses import dataclass
+from mmap import ACCESS_READ
+from mmap import mmap as Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ NO_EPSILONS, NO_INPUT_EPSILONS, NO_OUTPUT_EPSILONS = 0x800000, 0x2000000, 0x8000
 INPUT_SORTED, OUTPUT_SORTED = 0x10000000, 0x40000000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Symbols:
     """The symbol table of a file, its strings left in place until they are asked for.
 
@@ -58,7 +59,7 @@ class Symbols:
     """
 
     name: str
-    data: mmap.mmap
+    data: Mapping | bytes
     labels: Ints
     begins: Ints
     lengths: Ints
@@ -83,7 +84,7 @@ class Symbols:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FstFile:
     """What an OpenFst file holds.
 
@@ -102,7 +103,7 @@ class FstFile:
 class _Cursor:
     """Reads the fields of a mapped file one after another, refusing to run past its end."""
 
-    def __init__(self, data: mmap.mmap, path: Path) -> None:
+    def __init__(self, data: Mapping | bytes, path: Path) -> None:
         self.data, self.path, self.offset = data, path, 0
 
     def take(self, layout: str) -> tuple[Any, ...]:
@@ -143,18 +144,17 @@ def is_fst(path: str | os.PathLike[str]) -> bool:
         return file.read(4) == struct.pack("<i", MAGIC)
 
 
-def read_fst(path: str | os.PathLike[str]) -> FstFile:
+def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     """Read a ``const`` or ``vector`` file over the tropical semiring.
 
-    A ``const`` file is mapped, its states and arcs not looked at. Raises ValueError for other kinds of FST and for sizes
-    that the file cannot hold.
+    A ``const`` file is mapped, or read whole where ``mmap`` is False, its states and arcs not looked at. Raises ValueError
+    for other kinds of FST and for sizes that the file cannot hold.
     """
     path = Path(path)
     with open(path, "rb") as file:
-        try:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:
-            raise ValueError(f"{path}: expected an OpenFst file, got an empty one") from None
+        if os.fstat(file.fileno()).st_size == 0:
+            raise ValueError(f"{path}: expected an OpenFst file, got an empty one")
+        data = Mapping(file.fileno(), 0, access=ACCESS_READ) if mmap else file.read()
     cursor = _Cursor(data, path)
     (magic,) = cursor.take("<i")
     if magic != MAGIC:

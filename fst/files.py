@@ -26,6 +26,22 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+LARGEST_SMALL_FILE = 256 << 20
+LARGEST_RATIO = 100
+
+
+def refuse_bomb(packed: int, unpacked: int) -> None:
+    """ValueError where a compressed file unpacks to far more than any real one does: it is damaged, or made to fill the memory.
+
+    packed, unpacked: bytes. Text shrinks to a tenth, arrays of numbers to a third; up to `LARGEST_SMALL_FILE` anything may come out.
+    """
+    if unpacked > LARGEST_SMALL_FILE and unpacked > LARGEST_RATIO * packed:
+        raise ValueError(
+            f"expected at most {LARGEST_RATIO} times the file's {packed} bytes when unpacked, got {unpacked} or more; "
+            "if the content is what you want, store it uncompressed"
+        )
+
+
 def release(array: np.ndarray) -> None:
     """Let the pages of a mapped array go; they come back from the file when they are needed.  Other arrays stay as they are."""
     mapped: object = array

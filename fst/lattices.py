@@ -2,7 +2,7 @@
 
 A sausage of ``slots`` slots is the linear acceptor with states 0..slots, start 0 and final state ``slots``; slot ``t``
 is the arcs from state ``t`` to ``t + 1``: label = token + 1 (0 is OpenFst's epsilon), weight = -log p, natural.
-As everywhere, token -1 pads a slot and an arc of log-probability -inf is none.
+As everywhere, token -1 pads a slot, and an arc of log-probability -1e30 or below is none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pywrapfst
 
+from fst._core import LARGEST_WEIGHT
 from fst.automaton import LARGEST_TOKEN
 
 Ints = npt.NDArray[np.int32]
@@ -35,9 +36,9 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
         for token, log_prob in arcs:
             if not 0 <= token <= LARGEST_TOKEN:
                 raise ValueError(f"slot {slot}: expected token ids from 0 to {LARGEST_TOKEN}, or -1 as padding, got {token}")
-            if not log_prob < np.inf:
-                raise ValueError(f"slot {slot}: expected a log-probability for token {token}, got {log_prob}")
-        arcs = [arc for arc in arcs if arc[1] > -np.inf]
+            if not log_prob <= LARGEST_WEIGHT:
+                raise ValueError(f"slot {slot}: expected a log-probability of at most {LARGEST_WEIGHT:g} for token {token}, got {log_prob}")
+        arcs = [arc for arc in arcs if arc[1] > -LARGEST_WEIGHT]
         if not arcs:
             raise ValueError(f"slot {slot}: expected at least one token of positive probability, got none")
         if len({token for token, _ in arcs}) < len(arcs):

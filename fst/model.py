@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,13 @@ import numpy.typing as npt
 from fst import _core, const_file
 from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
-from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton
+from fst.automaton import LARGEST_LISTED_LABEL, LOG_ZERO, MAX_ORDER, Automaton
 from fst.const_file import FstFile, Records, Symbols
 from fst.files import replacing
 from fst.table import UNK, NgramTable
 
 TOKEN_IDS, WORDS = "token-ids", "words"
 """Names of the embedded symbol tables; a fingerprint may follow after a space."""
-
-LARGEST_LISTED_LABEL = 1 << 24
-"""No table of words reaches beyond this; a damaged file might, and would ask for any amount of memory."""
 
 
 class NgramModel:
@@ -42,6 +40,7 @@ class NgramModel:
         self.automaton = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
+        self._mapped_from: Path | None = None
         self.core = _core.Model(automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO)
 
     @classmethod
@@ -63,10 +62,11 @@ class NgramModel:
         return cls(automaton, parsed.symbols)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> NgramModel:
+    def load(cls, path: str | os.PathLike[str], mmap: bool = True) -> NgramModel:
         """Load an OpenFst file (mapped if it is ``const``, read if it is ``vector``) or an ARPA file.
 
-        A mapped file must not be changed in place while the model is in use; `save` replaces files and is safe.
+        A mapped file must not be changed in place while the model is in use: where it is truncated, the operating system
+        ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the whole file into memory instead.
         Raises ValueError for other files, with the way out.
         """
         path = Path(path)
@@ -74,9 +74,17 @@ class NgramModel:
             _refuse_unreadable(path)
             return cls.from_arpa(path)
         try:
-            return cls._from_file(const_file.read_fst(path))
+            model = cls._from_file(const_file.read_fst(path, mmap))
         except ValueError as error:
             raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+        model._mapped_from = path.absolute() if mmap else None
+        return model
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A mapped model is pickled by its file's path, so that worker processes share its pages; any other with its arrays."""
+        if self._mapped_from is None:
+            return NgramModel, (self.automaton, self.symbols, self.fingerprint)
+        return _mapped, (self._mapped_from, len(self.states), len(self.arcs))
 
     @classmethod
     def _from_file(cls, file: FstFile) -> NgramModel:
@@ -99,11 +107,11 @@ class NgramModel:
 
     def to_arpa(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an ARPA file, gzip where the name ends in ``.gz``."""
-        write_arpa(self.automaton, path, self.symbols)
+        write_arpa(self.core, path, self.symbols)
 
     def to_table(self) -> NgramTable:
         """All n-grams as arrays."""
-        return _automaton.to_table(self.automaton, self.symbols, self.fingerprint)
+        return _automaton.to_table(self.core, self.symbols, self.fingerprint)
 
     @property
     def states(self) -> Records:
@@ -130,12 +138,15 @@ class NgramModel:
 
     @cached_property
     def num_ngrams(self) -> list[int]:
-        """The number of n-grams of each order; counted once, when asked for."""
-        return _core.count_ngrams(self.automaton)
+        """The number of n-grams of each order; counted once, when asked for.
+
+        Where the longest n-grams have backoff weights, an order without n-grams follows them, as in ARPA files.
+        """
+        return self.core.num_ngrams()
 
     @property
     def order(self) -> int:
-        """The length of the longest n-grams."""
+        """The number of orders: a token depends on the ``order - 1`` before it."""
         return len(self.num_ngrams)
 
     @cached_property
@@ -162,6 +173,17 @@ class NgramModel:
 
     def __repr__(self) -> str:
         return f"NgramModel({len(self.states)} states, {len(self.arcs)} arcs, vocab_size={self.vocab_size})"
+
+
+def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
+    """The model that was pickled."""
+    model = NgramModel.load(path)
+    if (len(model.states), len(model.arcs)) != (num_states, num_arcs):
+        raise ValueError(
+            f"{path}: expected the model of {num_states} states and {num_arcs} arcs that was pickled, got {model!r}; "
+            "the file has been replaced: load and pickle the model again"
+        )
+    return model
 
 
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:

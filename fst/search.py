@@ -2,8 +2,8 @@
 
 A *sausage lattice* is the automaton with states 0..slots and, from state t to t + 1, one arc for each of the slot's
 tokens: ``tokens [slots, k]`` ids, ``log_probs [slots, k]`` natural logs. Token -1 pads a ragged slot, and a token of
-log-probability -inf counts as absent. Composed with a backoff n-gram model under failure semantics it stays
-deterministic, so distinct paths are distinct token sequences.
+log-probability -1e30 or below (a mask: -inf, the lowest float) counts as absent. Composed with a backoff n-gram model
+under failure semantics it stays deterministic, so distinct paths are distinct token sequences.
 
 ``score(path) = sum over slots, from the left, of log_prob + alpha * ln p_LM(token | context and the tokens before)``
 
@@ -12,7 +12,8 @@ float64's rounding may change places.
 
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
 ``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
-``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at.
+``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at. ``alpha`` and
+``log_probs`` are 1e30 (`LARGEST_WEIGHT`) at most, a step costs 256,000 at most: every score is a finite number.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fst import _core
 
+LARGEST_WEIGHT = _core.LARGEST_WEIGHT
+LARGEST_COUNT = 2**31 - 1
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
@@ -41,7 +44,8 @@ def nbest_paths(
     tokens: ArrayLike, log_probs: ArrayLike, lm: HasCore | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
-    paths, scores, _ = _core.nbest(*_lattice(tokens, log_probs, 2), _model(lm, alpha), p, alpha, _ids(context, np.int64), 1)
+    lattice = _lattice(tokens, log_probs, 2)
+    paths, scores, _ = _core.nbest(*lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
     return paths, scores
 
 
@@ -61,7 +65,7 @@ def nbest_paths_batch(
     ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
     """
     tokens, log_probs = _lattice(tokens, log_probs, 3)
-    return _core.nbest(tokens, log_probs, _model(lm, alpha), p, alpha, _contexts(contexts, len(tokens)), _threads(threads))
+    return _core.nbest(tokens, log_probs, _model(lm, alpha), _count("p", p), alpha, _contexts(contexts, len(tokens)), _threads(threads))
 
 
 def best_first_tree(
@@ -84,7 +88,7 @@ def best_first_tree(
     means that they hold all of it. It lets deep prefixes pay for what the top k leave out.
     """
     nodes, parents, path_log_probs, _ = _core.tree(
-        *_lattice(tokens, log_probs, 2), _model(lm, alpha), num_nodes, alpha, _ids(context, np.int64), kept_log_mass, 1
+        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), kept_log_mass, 1
     )
     return nodes, parents, path_log_probs
 
@@ -105,9 +109,9 @@ def best_first_tree_batch(
     ``counts[i]`` nodes of tree i stand tokens and parents -1 and log-probabilities -inf.
     """
     tokens, log_probs = _lattice(tokens, log_probs, 3)
-    return _core.tree(
-        tokens, log_probs, _model(lm, alpha), num_nodes, alpha, _contexts(contexts, len(tokens)), kept_log_mass, _threads(threads)
-    )
+    nodes = _count("num_nodes", num_nodes)
+    texts = _contexts(contexts, len(tokens))
+    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, kept_log_mass, _threads(threads))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:
@@ -141,6 +145,10 @@ def _model(lm: HasCore | None, alpha: float) -> _core.Model | None:
 def _threads(threads: int | None) -> int:
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads < 1:
-        raise ValueError(f"expected at least one thread, got {threads}")
-    return threads
+    return _count("threads", threads)
+
+
+def _count(name: str, value: int) -> int:
+    if not 1 <= value <= LARGEST_COUNT:
+        raise ValueError(f"expected {name} from 1 to 2^31 - 1, got {value}")
+    return value

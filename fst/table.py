@@ -17,7 +17,7 @@ UNK = -4
 """``<unk>``: stands for every token that the unigrams lack."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NgramTable:
     """An n-gram backoff model, order by order; index ``o - 1`` of every list belongs to order ``o``.
 

@@ -110,7 +110,7 @@ void ArpaParser::read_line(std::string_view line) {
     const double log10_prob = read_number(0, "log-probability");
     if (log10_prob > 0) fail("expected a log-probability of at most 0, got " + std::string(fields_[0]));
     const double log10_backoff = fields_.size() == order_ + 2 ? read_number(order_ + 1, "backoff weight") : 0;
-    if (log10_backoff >= -kLog10Zero) fail("expected a backoff weight below 99, got " + std::string(fields_[order_ + 1]));
+    if (log10_backoff * kLn10 > AutomatonBuilder::kZeroCost) fail("expected a backoff weight (log10) of at most 434, got " + std::string(fields_[order_ + 1]));
     ++read_;
     if (order_ == 1)
         read_unigram(cost_of(log10_prob), cost_of(log10_backoff));

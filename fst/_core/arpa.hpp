@@ -4,8 +4,6 @@
 
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -84,5 +82,3 @@ class ArpaParser {
 };
 
 }  // namespace latticebpd
-
-void bind_arpa(pybind11::module_& module);

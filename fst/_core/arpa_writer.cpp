@@ -14,6 +14,7 @@ namespace {
 constexpr double kLn10 = 2.302585092994045684;
 constexpr double kLog10Zero = -99.0;
 constexpr double kResolution = 1e7;  // seven decimals, about what float32 holds
+constexpr double kRounding = 1e-6;  // as far above 1 as rounding takes a probability
 constexpr std::size_t kPiece = 1 << 20;
 
 void append_log10(std::string& text, double cost) {
@@ -43,9 +44,8 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
 
 }  // namespace
 
-void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<std::string>& words,
-                const std::function<void(std::string_view)>& sink) {
-    const std::vector<std::uint64_t> counts = count_ngrams(model, unk_label);
+void write_arpa(const Model& model, const std::vector<std::string>& words, const std::function<void(std::string_view)>& sink) {
+    const std::vector<std::uint64_t> counts = count_ngrams(model, false);
     std::string text = "\\data\\\n";
     for (std::size_t order = 1; order <= counts.size(); ++order)
         text += "ngram " + std::to_string(order) + "=" + std::to_string(counts[order - 1]) + "\n";
@@ -55,9 +55,11 @@ void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<st
     };
     begin_order();
     walk_ngrams<true>(
-        model, unk_label,
+        model, false,
         [&](const VisitedNgram& ngram) {
-            append_log10(text, ngram.cost);
+            if (ngram.cost < -kRounding)
+                throw std::invalid_argument("expected n-grams of a probability of at most 1, which ARPA can hold, got one of e^" + std::to_string(-ngram.cost));
+            append_log10(text, std::max(ngram.cost, 0.0));
             char separator = '\t';
             for (const std::int32_t token : ngram.context) {
                 text += separator;

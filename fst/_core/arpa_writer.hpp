@@ -11,8 +11,8 @@
 namespace latticebpd {
 
 // words: of every token; none where tokens are written as numbers. Passes the text to `sink` piece by piece. Throws
-// std::invalid_argument for a token without a word, and whatever walk_ngrams() throws.
-void write_arpa(const Model& model, std::int32_t unk_label, const std::vector<std::string>& words,
-                const std::function<void(std::string_view)>& sink);
+// std::invalid_argument for a token without a word, for a
+// probability above 1, and whatever walk_ngrams() throws.
+void write_arpa(const Model& model, const std::vector<std::string>& words, const std::function<void(std::string_view)>& sink);
 
 }  // namespace latticebpd

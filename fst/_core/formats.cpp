@@ -1,4 +1,4 @@
-// The Python side of the file formats: reading and writing ARPA, building and listing automata, symbol tables.
+// The Python side of the file formats: reading ARPA, building automata, listing their n-grams, symbol tables.
 
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -9,16 +9,14 @@
 #include <stdexcept>
 
 #include "arpa.hpp"
-#include "arpa_writer.hpp"
+#include "formats.hpp"
 #include "ngram_walk.hpp"
 #include "symbols.hpp"
 
 namespace py = pybind11;
 
+namespace latticebpd {
 namespace {
-
-using latticebpd::ArpaParser;
-using latticebpd::AutomatonBuilder;
 
 // Runs `work`, turning an error into ValueError. Messages may quote any bytes of a file, so they are decoded leniently.
 template <typename Work>
@@ -66,54 +64,6 @@ std::span<const std::byte> bytes_of(const py::buffer_info& info) {
     return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
 }
 
-// The fields of fst.automaton.Automaton, and a model over the records that Python lends.
-class LentAutomaton {
-  public:
-    explicit LentAutomaton(const py::tuple& fields)
-        : states_(fields[0].cast<py::buffer>().request()),
-          arcs_(fields[1].cast<py::buffer>().request()),
-          unk_label(fields[4].cast<std::int32_t>()),
-          model(bytes_of(states_), bytes_of(arcs_), fields[2].cast<std::int64_t>(), fields[3].cast<std::int64_t>(), unk_label,
-                -latticebpd::Model::kMaxCost) {}
-
-  private:
-    py::buffer_info states_, arcs_;
-
-  public:
-    const std::int32_t unk_label;
-    const latticebpd::Model model;
-};
-
-py::list list_ngrams(const py::tuple& fields) {
-    const LentAutomaton automaton(fields);
-    const std::vector<std::uint64_t> counts = latticebpd::count_ngrams(automaton.model, automaton.unk_label);
-    py::list orders;
-    std::vector<py::array_t<std::int32_t>> tokens;
-    std::vector<py::array_t<double>> costs, backoffs;
-    for (std::size_t order = 1; order <= counts.size(); ++order) {
-        const auto count = static_cast<py::ssize_t>(counts[order - 1]);
-        tokens.emplace_back(std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(order)});
-        costs.emplace_back(count);
-        backoffs.emplace_back(count);
-        orders.append(py::make_tuple(tokens.back(), costs.back(), backoffs.back()));
-    }
-    std::size_t lower = 0;
-    py::ssize_t row = 0;
-    latticebpd::walk_ngrams<true>(
-        automaton.model, automaton.unk_label,
-        [&](const latticebpd::VisitedNgram& ngram) {
-            *std::copy(ngram.context.begin(), ngram.context.end(), tokens[lower].mutable_data(row, 0)) = ngram.token;
-            costs[lower].mutable_data()[row] = ngram.cost;
-            backoffs[lower].mutable_data()[row] = backoff_cost(automaton.model, ngram);
-            ++row;
-        },
-        [&] {
-            ++lower;
-            row = 0;
-        });
-    return orders;
-}
-
 py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
     return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
 }
@@ -129,7 +79,36 @@ void bind_result(py::class_<Owner>& type, Get get) {
 
 }  // namespace
 
-void bind_arpa(py::module_& module) {
+py::list list_ngrams(const Model& model) {
+    const std::vector<std::uint64_t> counts = count_ngrams(model, true);
+    py::list orders;
+    std::vector<py::array_t<std::int32_t>> tokens;
+    std::vector<py::array_t<double>> costs, backoffs;
+    for (std::size_t order = 1; order <= counts.size(); ++order) {
+        const auto count = static_cast<py::ssize_t>(counts[order - 1]);
+        tokens.emplace_back(std::vector<py::ssize_t>{count, static_cast<py::ssize_t>(order)});
+        costs.emplace_back(count);
+        backoffs.emplace_back(count);
+        orders.append(py::make_tuple(tokens.back(), costs.back(), backoffs.back()));
+    }
+    std::size_t lower = 0;
+    py::ssize_t row = 0;
+    walk_ngrams<true>(
+        model, true,
+        [&](const VisitedNgram& ngram) {
+            *std::copy(ngram.context.begin(), ngram.context.end(), tokens[lower].mutable_data(row, 0)) = ngram.token;
+            costs[lower].mutable_data()[row] = ngram.cost;
+            backoffs[lower].mutable_data()[row] = backoff_cost(model, ngram);
+            ++row;
+        },
+        [&] {
+            ++lower;
+            row = 0;
+        });
+    return orders;
+}
+
+void bind_formats(py::module_& module) {
     py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder", "Builds a backoff automaton from n-grams, order by order.");
     builder.def(py::init<>())
         .def("add_ngrams", &add_ngrams, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
@@ -154,31 +133,15 @@ void bind_arpa(py::module_& module) {
         .def_property_readonly("unk_label", &ArpaParser::unk_label)
         .def_property_readonly("warnings", &ArpaParser::warnings);
     module.def(
-        "count_ngrams",
-        [](const py::tuple& fields) {
-            const LentAutomaton automaton(fields);
-            const py::gil_scoped_release release;
-            return latticebpd::count_ngrams(automaton.model, automaton.unk_label);
-        },
-        py::arg("automaton"), "The number of n-grams of each order.");
-    module.def("list_ngrams", &list_ngrams, py::arg("automaton"),
-               "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].");
-    module.def(
-        "write_arpa",
-        [](const py::tuple& fields, const std::vector<std::string>& words, const py::function& sink) {
-            const LentAutomaton automaton(fields);
-            auto write_bytes = [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); };
-            latticebpd::write_arpa(automaton.model, automaton.unk_label, words, write_bytes);
-        },
-        py::arg("automaton"), py::arg("words"), py::arg("sink"), "Writes ARPA text, piece by piece.");
-    module.def(
         "read_symbols",
         [](const py::buffer& file, std::int64_t begin, std::int64_t count) {
             const py::buffer_info info = file.request();
-            const latticebpd::SymbolEntries entries = latticebpd::read_symbols(bytes_of(info), begin, count);
+            const SymbolEntries entries = read_symbols(bytes_of(info), begin, count);
             return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths), entries.end);
         },
         py::arg("file"), py::arg("begin"), py::arg("count"),
         "The labels, begins and lengths of the symbols in a file, and where they end.");
     bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
 }
+
+}  // namespace latticebpd

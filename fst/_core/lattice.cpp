@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
@@ -13,6 +14,13 @@ namespace {
 
 constexpr std::uint32_t kFlagsPerLabel = 64;  // so few wrong maybes that a processor bets against them
 constexpr std::uint32_t kMaxFlags = 1u << 16;  // the filter is to stay in cache
+
+std::string spelled(double value) {
+    if (std::isnan(value)) return "NaN";
+    if (std::isinf(value)) return value > 0 ? "+inf" : "-inf";
+    char digits[32];
+    return {digits, std::to_chars(digits, digits + sizeof digits, value).ptr};
+}
 
 [[noreturn]] void refuse(const char* name, std::int64_t slot, const std::string& what) {
     throw std::invalid_argument(std::string(name) + "slot " + std::to_string(slot) + ": " + what);
@@ -42,9 +50,8 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
             if (tokens[c] == -1) continue;
             if (tokens[c] < -1 || tokens[c] == std::numeric_limits<std::int32_t>::max())
                 refuse(name, t, "expected token ids from 0 to 2^31 - 2, or -1 as padding, got " + std::to_string(tokens[c]));
-            if (std::isnan(log_probs[c]) || log_probs[c] == std::numeric_limits<double>::infinity())
-                refuse(name, t, "expected finite log-probabilities or -inf, got " + std::string(std::isnan(log_probs[c]) ? "NaN" : "+inf") +
-                                    " for token " + std::to_string(tokens[c]));
+            if (!(log_probs[c] <= kLargestWeight))  // NaN too
+                refuse(name, t, "expected log-probabilities of at most 1e30, got " + spelled(log_probs[c]) + " for token " + std::to_string(tokens[c]));
             order_.emplace_back(tokens[c], c);
         }
         std::sort(order_.begin(), order_.end());
@@ -54,17 +61,33 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
             const auto [token, c] = order_[i];
             if (i > 0 && order_[i - 1].first == token)
                 refuse(name, t, "expected distinct tokens, got token " + std::to_string(token) + " more than once; keep one column of each");
-            if (log_probs[c] == -std::numeric_limits<double>::infinity()) continue;
+            if (log_probs[c] <= -kLargestWeight) continue;
             tokens_.push_back(token);
             log_probs_.push_back(log_probs[c]);
             labels_.push_back(model != nullptr ? model->label_of(token) : Model::kNoLabel);
         }
         slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
-        if (slot.size == 0) refuse(name, t, "expected at least one token with a finite log-probability, got none");
+        if (slot.size == 0) refuse(name, t, "expected at least one token with a log-probability above -1e30, got none");
         max_columns_ = std::max(max_columns_, slot.size);
         if (model != nullptr) index_labels(slot);
         slots_.push_back(slot);
     }
+}
+
+bool Lattice::has_more_paths(std::uint64_t most) const {
+    std::uint64_t paths = 1;  // columns are fewer than 2^25, so that no product overflows before it is compared
+    for (const Slot& slot : slots_)
+        if ((paths *= static_cast<std::uint64_t>(slot.size)) > most) return true;
+    return false;
+}
+
+bool Lattice::has_more_prefixes(std::uint64_t most) const {
+    std::uint64_t paths = 1, prefixes = 0;
+    for (const Slot& slot : slots_) {
+        paths *= static_cast<std::uint64_t>(slot.size);
+        if ((prefixes += paths) > most) return true;
+    }
+    return false;
 }
 
 void Lattice::index_labels(Slot& slot) {

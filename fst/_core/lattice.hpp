@@ -10,7 +10,11 @@
 
 namespace latticebpd {
 
-// [slots, k] row-major; token -1 pads, and a column of log-probability -inf is left out.
+// Log-probabilities and alpha reach no further than this, a step's cost no further than 256 times Model::kMaxCost: so
+// every score of every lattice is finite. A log-probability at or below -kLargestWeight is a mask, as -inf is.
+constexpr double kLargestWeight = 1e30;
+
+// [slots, k] row-major; token -1 pads, and a masked column is left out.
 struct LatticeView {
     const std::int32_t* tokens;
     const double* log_probs;
@@ -39,6 +43,9 @@ class Lattice {
     std::int32_t slots() const { return static_cast<std::int32_t>(slots_.size()); }
     const Slot& slot(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
     std::int32_t max_columns() const { return max_columns_; }
+    // Whether there are more than `most` paths through all slots, and more than `most` prefixes of them.
+    bool has_more_paths(std::uint64_t most) const;
+    bool has_more_prefixes(std::uint64_t most) const;
 
     // Of column `first + c` of a slot.
     std::int32_t token(std::int32_t column) const { return tokens_[static_cast<std::size_t>(column)]; }

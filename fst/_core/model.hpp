@@ -74,6 +74,7 @@ class Model {
     std::uint32_t num_states() const { return num_states_; }
     std::uint32_t start() const { return start_; }
     std::uint32_t unigram_state() const { return unigram_state_; }
+    std::int32_t unk_label() const { return unk_label_; }
     double unk_cost() const { return unk_cost_; }
 
     void prefetch_state(std::uint32_t state) const {
@@ -121,6 +122,7 @@ class Model {
     std::uint32_t state_of(std::span<const std::int64_t> context) const;
     double log_prob(std::int64_t token, std::span<const std::int64_t> context) const;
     double score(std::span<const std::int64_t> tokens, bool bos, bool eos) const;
+    double final_cost(std::uint32_t state) const;  // of </s>, backing off
 
   private:
     [[noreturn]] void refuse_arcs(std::uint32_t state, const StateRecord& record) const;
@@ -128,7 +130,6 @@ class Model {
     [[noreturn]] static void refuse_missing_failure(std::uint32_t state);
     [[noreturn]] static void refuse_nan();
     std::ptrdiff_t unigram_index(std::int32_t label) const;  // -1 if the unigram state lacks the label
-    double final_cost(std::uint32_t state) const;
 
     const std::byte* states_;
     const std::byte* arcs_;

@@ -17,10 +17,12 @@
 #include <thread>
 #include <vector>
 
-#include "arpa.hpp"
+#include "arpa_writer.hpp"
+#include "formats.hpp"
 #include "lattice.hpp"
 #include "model.hpp"
 #include "nbest.hpp"
+#include "ngram_walk.hpp"
 #include "tree.hpp"
 
 namespace py = pybind11;
@@ -77,7 +79,9 @@ struct Batch {
         if (contexts.ndim() != tokens.ndim() - 1 || (!single && contexts.shape(0) != size))
             throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) + " for lattices " + shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
-        if (!std::isfinite(alpha) || alpha < 0) throw std::invalid_argument("expected a finite alpha of at least 0, got " + std::string(py::str(py::float_(alpha))));
+        if (slots < 1 || k < 1) throw std::invalid_argument("expected lattices of at least one slot and one token, got " + shape(tokens));
+        if (!(alpha >= 0 && alpha <= kLargestWeight))
+            throw std::invalid_argument("expected an alpha from 0 to 1e30, got " + std::string(py::str(py::float_(alpha))));
         if (alpha == 0) model = nullptr;
     }
     static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
@@ -256,10 +260,22 @@ PYBIND11_MODULE(_core, module) {
                  return model.score(tokens_of(tokens, "tokens"), bos, eos);
              }, "tokens"_a, "bos"_a = false, "eos"_a = false, "Natural log of the sequence, from <s> if bos, to </s> if eos.")
         .def("state_of", [](const BorrowingModel& model, const Array<std::int64_t>& context) { return model.state_of(tokens_of(context, "context")); },
-             "context"_a, "The state that the context leads to from the unigram state.");
+             "context"_a, "The state that the context leads to from the unigram state.")
+        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<py::gil_scoped_release>(),
+             "The number of n-grams of each order.")
+        .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
+             "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
+        .def("write_arpa", [](const BorrowingModel& model, const std::vector<std::string>& words, const py::function& sink) {
+                 write_arpa(model, words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+             }, "words"_a, "sink"_a, "Writes ARPA text, piece by piece.");
+    module.attr("LARGEST_WEIGHT") = kLargestWeight;
 
     module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
     module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a,
                py::arg("kept_log_mass").none(true), "threads"_a);
-    bind_arpa(module);
+    bind_formats(module);
+    // For Python that is older than the methods.
+    module.def("count_ngrams", [](const py::tuple& f) { return count_ngrams(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000), true); });
+    module.def("list_ngrams", [](const py::tuple& f) { return list_ngrams(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000)); });
+    module.def("write_arpa", [](const py::tuple& f, const std::vector<std::string>& words, const py::function& sink) { write_arpa(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000), words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); }); });
 }

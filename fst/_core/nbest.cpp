@@ -4,12 +4,16 @@
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <string>
 
 namespace latticebpd {
 
 namespace {
 
 constexpr std::size_t kBuckets = 512;  // a slot: cheap to clear, and they stay in the first-level cache
+// More take gigabytes, and no verifier looks at them.
+constexpr std::int64_t kMostPaths = 1 << 22;
+constexpr std::size_t kMostPrefixes = 1u << 26, kMostChoices = 1u << 28;
 constexpr std::size_t kLanes = 4;      // rows are padded to a multiple
 
 // Four running maxima, two to a register: a maximum that waits for the one before is slow.
@@ -35,6 +39,8 @@ double highest(const std::vector<double>& row) {
 // score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn: each
 // of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
 const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha) {
+    if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
+        throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) + "; lower it");
     alpha_ = alpha;
     graph_.assign(lattice, model, kBuckets);
     const auto columns = static_cast<std::size_t>(lattice.max_columns());
@@ -92,6 +98,8 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
     const std::int32_t size = graph_.lattice().slot(node.slot).size;
     std::int32_t& first = first_choice_[static_cast<std::size_t>(index)];
     if (first == Graph::kNone) {
+        if (choices_.size() > kMostChoices)
+            throw std::invalid_argument("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
         first = static_cast<std::int32_t>(choices_.size());
         graph_.resolve(index, steps_.data());
         const double* const log_probs = graph_.lattice().log_probs(node.slot);
@@ -101,7 +109,9 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
             choices_.push_back({step + (next != Graph::kNone ? graph_.node(next).value : 0.0), step, next, kUnknown});
         }
     }
-    return next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
+    const std::int32_t column = next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
+    if (column == Graph::kNone) throw std::logic_error("scores beyond the range of numbers: alpha and log-probabilities were not checked");
+    return column;
 }
 
 // kNone after the last.
@@ -162,6 +172,8 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
                 std::push_heap(heap_.begin(), heap_.end(), later);
             }
             const Choice& chosen = choice(at);
+            if (prefixes_.size() == kMostPrefixes)
+                throw std::invalid_argument("expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
             prefixes_.push_back({score + chosen.step, at.prefix, at.column});
             const auto prefix = static_cast<std::int32_t>(prefixes_.size() - 1);
             if (chosen.next_node == Graph::kNone) {

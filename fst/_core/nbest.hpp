@@ -16,7 +16,7 @@ class NbestSearch {
         std::vector<std::int32_t> tokens;
         std::vector<double> scores;
     };
-    // The lattice must have been assigned with the same model. p >= 1; alpha finite and >= 0; null model: unrescored.
+    // The lattice must have been assigned with the same model. p >= 1; alpha from 0 to kLargestWeight; null model: unrescored.
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha);
 
   private:
@@ -43,6 +43,7 @@ class NbestSearch {
     std::int32_t best_column(std::int32_t node);
     std::int32_t follower(const Candidate& candidate);
     std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
+    // A candidate comes from best_column() or follower(), so its node has choices and its column is one of them.
     Choice& choice(const Candidate& candidate) {
         return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.column)];
     }

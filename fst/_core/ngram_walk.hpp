@@ -1,6 +1,7 @@
 // Visits the n-grams of a backoff automaton, which stores them as arcs between histories.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -26,15 +27,20 @@ struct VisitedNgram {
 };
 
 // Calls visit(ngram) for every n-gram, order by order and in lexicographic order of tokens, and end_order() behind each
-// order. unk_label is the label of <unk>, 0 for none. Where the automaton starts in the history <s>, <s> is visited as a
-// unigram of cost Model::kMaxCost. Contexts are left empty unless kContexts is set: keeping them takes memory.
+// order. Where the automaton starts in the history <s>, <s> is visited as a unigram of cost Model::kMaxCost. Contexts are
+// left empty unless kContexts is set: keeping them takes memory.
+//
+// A backoff weight above 1 may give an n-gram that was added as a missing suffix a probability above 1, which ARPA does
+// not hold. It says no more than backing off does, nor do the n-grams that continue it: without `improper` they are all
+// left out.
 //
 // The walk is breadth first from the empty context. The first arc to reach a state is that of its own context: the
 // history hw is represented by its longest suffix that is a state, which is no longer than hw and equal to it only on
 // h's own arc. Throws std::invalid_argument where that does not hold, for what the model finds corrupt, and for n-grams
 // longer than kHighestOrder.
 template <bool kContexts, typename Visit, typename EndOrder>
-void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrder end_order) {
+void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_order) {
+    const std::int32_t unk_label = model.unk_label();
     std::vector<std::uint32_t> layer{model.unigram_state()}, next_layer;
     std::vector<std::int32_t> contexts, next_contexts;  // of the states in layer, all of one length
     std::vector<std::uint8_t> met(model.num_states());  // the length of a state's history plus 1, 0 if not met yet
@@ -42,6 +48,9 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
     const bool has_bos = model.start() != model.unigram_state();
     if (has_bos) met[model.start()] = 2;
     std::size_t num_met = 1 + has_bos;
+    std::vector<bool> left_out(model.num_states());  // histories that are no n-grams of the table
+    // Whether an n-gram only repeats what backing off gives, as far as float32 can tell.
+    const auto repeats = [](double cost, double backed_off) { return std::abs(cost - backed_off) <= 1e-5 * std::max(1.0, std::abs(cost)); };
 
     for (std::size_t order = 1; !layer.empty(); ++order) {
         if (order > kHighestOrder) throw std::invalid_argument("expected n-grams of order 255 at most; is this a backoff model?");
@@ -50,6 +59,14 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
             const Row row = model.row(layer[i], record);
             std::span<const std::int32_t> context;
             if constexpr (kContexts) context = {contexts.data() + i * (order - 1), order - 1};
+            // Whether an n-gram of this row is left out, given what it costs to back off instead.
+            const auto left_out_here = [&](double cost, auto backed_off) {
+                if (improper || !row.backs_off || (cost >= 0 && !left_out[layer[i]])) return false;
+                const bool repeated = repeats(cost, row.backoff_cost + backed_off());
+                if (!repeated && left_out[layer[i]])
+                    throw std::invalid_argument("expected n-grams of a probability of at most 1, got a higher one that leads to state " + std::to_string(layer[i]));
+                return repeated;
+            };
 
             auto enter = [&](std::int32_t token, std::uint32_t state) {
                 next_layer.push_back(state);
@@ -62,7 +79,9 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
                 const std::int32_t token = arc.label == unk_label ? kUnk : arc.label - 1;
                 const std::uint32_t next = model.checked_state(arc.next_state);
                 VisitedNgram ngram{context, token, Model::cost(arc.cost), std::nullopt};
+                const bool omitted = left_out_here(ngram.cost, [&] { return model.advance(row.backoff_state, arc.label).cost; });
                 if (met[next] == 0) {
+                    left_out[next] = omitted;
                     met[next] = static_cast<std::uint8_t>(order + 1);  // 256 is 0, but no layer follows that one
                     ++num_met;
                     enter(token, next);
@@ -71,7 +90,7 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
                     throw std::invalid_argument("expected one history for each state, got two that lead to state " +
                                                 std::to_string(next) + "; this is no backoff model");
                 }
-                visit(ngram);
+                if (!omitted) visit(ngram);
             };
 
             std::uint32_t unk = row.num_arcs;
@@ -87,7 +106,9 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
             }
             // The markers come first: they are negative.
             if (unk < row.num_arcs) follow(row.arc(unk));
-            if (std::isfinite(record.final_cost)) visit(VisitedNgram{context, kEos, Model::cost(record.final_cost), std::nullopt});
+            if (std::isfinite(record.final_cost) &&
+                !left_out_here(Model::cost(record.final_cost), [&] { return model.final_cost(row.backoff_state); }))
+                visit(VisitedNgram{context, kEos, Model::cost(record.final_cost), std::nullopt});
             if (order == 1 && has_bos) {
                 enter(kBos, model.start());
                 visit(VisitedNgram{context, kBos, Model::kMaxCost, model.start()});
@@ -109,15 +130,22 @@ void walk_ngrams(const Model& model, std::int32_t unk_label, Visit visit, EndOrd
 // The cost of the backoff weight of an n-gram, 0 where it is no context.
 inline double backoff_cost(const Model& model, const VisitedNgram& ngram) { return ngram.state ? model.row(*ngram.state).backoff_cost : 0; }
 
-// The number of n-grams of each order.
-inline std::vector<std::uint64_t> count_ngrams(const Model& model, std::int32_t unk_label) {
+// The number of n-grams of each order. Backoff weights of the longest n-grams count too: an order without n-grams
+// follows, because tables and ARPA files give the highest order no weights.
+inline std::vector<std::uint64_t> count_ngrams(const Model& model, bool improper) {
     std::vector<std::uint64_t> counts;
     std::uint64_t count = 0;
+    bool weighted = false, weighted_before = true;  // whether an n-gram of this order, of the one before has a backoff weight
     walk_ngrams<false>(
-        model, unk_label, [&](const VisitedNgram&) { ++count; },
+        model, improper,
+        [&](const VisitedNgram& ngram) {
+            ++count;
+            weighted = weighted || backoff_cost(model, ngram) != 0;
+        },
         [&] {
-            // Contexts that have a backoff weight but no continuation are followed by no order of their own.
-            if (count > 0 || counts.empty()) counts.push_back(count);
+            if (count > 0 || weighted_before) counts.push_back(count);
+            weighted_before = weighted;
+            weighted = false;
             count = 0;
         });
     return counts;

@@ -3,12 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 namespace latticebpd {
 
 namespace {
 
 constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
+constexpr std::int64_t kMostNodes = 1 << 22;  // more take gigabytes, and no verifier looks at them
+constexpr std::size_t kMostConditionals = 1u << 28;
 
 }  // namespace
 
@@ -16,6 +20,8 @@ constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
 // best of their siblings, and a path is followed into the model only once it is in the tree.
 const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
                                           double alpha, std::span<const double> kept_log_mass) {
+    if (num_nodes > kMostNodes && lattice.has_more_prefixes(kMostNodes))
+        throw std::invalid_argument("expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
     alpha_ = alpha;
     kept_log_mass_ = kept_log_mass;
     graph_.assign(lattice, model, kBuckets);
@@ -82,6 +88,8 @@ std::int32_t TreeSearch::distribution(std::int32_t node) {
     const Lattice& lattice = graph_.lattice();
     const std::int32_t slot = graph_.node(node).slot;
     const Lattice::Slot& columns = lattice.slot(slot);
+    if (conditionals_.size() > kMostConditionals)
+        throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
     const auto first = static_cast<std::int32_t>(conditionals_.size());
     double best = -std::numeric_limits<double>::infinity();
     for (std::int32_t c = 0; c < columns.size; ++c) {

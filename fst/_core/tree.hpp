@@ -17,7 +17,7 @@ class TreeSearch {
         std::vector<std::int32_t> tokens, parents;
         std::vector<double> log_probs;  // of the whole path
     };
-    // The lattice must have been assigned with the same model. num_nodes >= 1; alpha finite and >= 0; null model:
+    // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null model:
     // unrescored. kept_log_mass: [slots], natural log of what a slot's columns hold in all, each <= 0; empty: all 0.
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes, double alpha,
                       std::span<const double> kept_log_mass);

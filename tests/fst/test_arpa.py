@@ -92,7 +92,7 @@ def test_reader_understands_what_tools_write(variant: str | bytes, tmp_path: Pat
         ("-0.5\ta", "nan\ta", 8, "got 'nan'"),
         ("-0.5\ta", "0.5\ta", 8, "log-probability of at most 0, got 0.5"),
         ("\t-0.125", "\tinf", 8, "expected a backoff weight (log10), got 'inf'"),
-        ("\t-0.125", "\t1e3", 8, "backoff weight below 99, got 1e3"),
+        ("\t-0.125", "\t1e3", 8, "backoff weight (log10) of at most 434, got 1e3"),
         ("\t-0.125", "\t0x1p3", 8, "got '0x1p3'"),
         ("-0.5\ta\t", "-0.5\ta a\t", 8, "1 word and perhaps a backoff weight, got 4 fields"),
         ("-0.75\tb", "-0.75", 9, "got 1 fields"),
@@ -172,8 +172,9 @@ def test_vocabulary_gives_the_ids(tmp_path: Path) -> None:
 def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'b', which it lacks"):
         model_of(BIGRAMS, tmp_path, vocab={"a": 0})
-    with pytest.raises(ValueError, match="token ids from 0"):
-        model_of(BIGRAMS, tmp_path, vocab={"a": 0, "b": -1})
+    for wrong in (-1, 1 << 24, 2**31, 2**40, 2**70):
+        with pytest.raises(ValueError, match="token ids from 0 to 16777215"):
+            model_of(BIGRAMS, tmp_path, vocab={"a": 0, "b": wrong})
     with pytest.raises(ValueError, match="occurs twice"):
         model_of(BIGRAMS, tmp_path, vocab={"a": 0, "b": 0})
 
@@ -201,6 +202,62 @@ def test_writing_and_reading_back_keeps_every_ngram(model: Ngrams, tmp_path: Pat
         if gram != (fst.BOS,):
             assert got[gram][0] == pytest.approx(log10_prob, abs=1e-6)
         assert got[gram][1] == pytest.approx(log10_backoff if len(gram) < highest else 0, abs=1e-6)
+
+
+def test_backoffs_of_the_longest_ngrams_survive(tmp_path: Path) -> None:
+    """The highest order may be empty: what it backs off with counts all the same."""
+    text = (
+        BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=0\n").replace("a b\n", "a b\t-0.5\n").replace("\\end\\", "\\3-grams:\n\n\\end\\")
+    )
+    model = model_of(text, tmp_path)
+    assert (model.num_ngrams, model.order) == ([4, 3, 0], 3)
+    assert model.log_prob(0, [0, 1]) == pytest.approx((-0.5 - 0.5) * math.log(10), rel=1e-6)
+    model.to_arpa(tmp_path / "again.arpa")
+    for again in (fst.NgramModel.from_arpa(tmp_path / "again.arpa"), fst.NgramModel.from_table(model.to_table())):
+        assert again.states.tobytes() == model.states.tobytes()
+        assert again.arcs.tobytes() == model.arcs.tobytes()
+
+
+def test_backoff_weights_above_one_survive_where_suffixes_are_missing(tmp_path: Path) -> None:
+    """`a a`, `a b` and `a b </s>` are added as suffixes, at 10^(2 - 0.5) and what backing off gives."""
+    text = BIGRAMS.replace("-0.5\ta\t-0.125", "-0.5\ta\t2").replace("-0.375\ta b\n", "").replace("-1\ta </s>", "-1\tb b\t0.5")
+    text = text.replace("\n-0.25\t<s> a", "\n-0.25\t<s> a\t-0.125").replace("ngram 2=3\n", "ngram 2=2\nngram 3=2\nngram 4=1\n")
+    text = text.replace("\\end\\", "\\3-grams:\n-1\t<s> a a\n-1\t<s> a b\n\n\\4-grams:\n-1\t<s> a b </s>\n\n\\end\\")
+    model = model_of(text, tmp_path)
+    assert model.log_prob(0, [0]) == pytest.approx(1.5 * math.log(10), rel=1e-6)
+    assert model.num_ngrams == [4, 5, 3, 1]
+    model.to_arpa(tmp_path / "again.arpa")
+    assert "ngram 2=3\nngram 3=2\nngram 4=1\n" in (tmp_path / "again.arpa").read_text()
+    again = fst.NgramModel.from_arpa(tmp_path / "again.arpa")
+    assert again.states.tobytes() == model.states.tobytes()
+    np.testing.assert_array_equal(again.arcs["nextstate"], model.arcs["nextstate"])
+    np.testing.assert_allclose(again.arcs["weight"], model.arcs["weight"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("log10_backoff", [98.9, 99, 200, 434.2])
+def test_every_backoff_weight_that_a_table_may_have_is_read_back(log10_backoff: float, tmp_path: Path) -> None:
+    rows = [np.array([[0], [1]], np.int32), np.array([[0, 1]], np.int32)]
+    table = fst.NgramTable(rows, [np.log([0.5, 0.5]), np.log([0.25])], [np.array([log10_backoff * math.log(10), 0]), np.zeros(1)])
+    fst.NgramModel.from_table(table).to_arpa(tmp_path / "lm.arpa")
+    again = fst.NgramModel.from_arpa(tmp_path / "lm.arpa")
+    assert again.log_prob(0, [0]) == pytest.approx(log10_backoff * math.log(10) + math.log(0.5), rel=1e-6)
+
+
+def test_probability_above_one_that_is_no_backing_off_is_not_written(tmp_path: Path) -> None:
+    model = model_of(BIGRAMS, tmp_path)
+    arcs = model.arcs.copy()
+    arcs["weight"][(arcs["ilabel"] == 2) & (arcs["weight"] > 0)] = -0.5
+    with pytest.raises(ValueError, match="probability of at most 1"):
+        fst.NgramModel(model.automaton._replace(arcs=arcs), model.symbols).to_arpa(tmp_path / "out.arpa")
+    assert not (tmp_path / "out.arpa").exists()
+
+
+def test_gzip_that_unpacks_to_far_more_than_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fst.files.LARGEST_SMALL_FILE", 1 << 20)
+    bomb = gzip.compress(b"\n" * (16 << 20))
+    assert len(bomb) < 1 << 15
+    with pytest.raises(ValueError, match=r"lm\.arpa: expected at most 100 times the file's \d+ bytes when unpacked"):
+        model_of(bomb, tmp_path)
 
 
 def test_canonical_form(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import doctest
 import lzma
 import math
+import multiprocessing
+import os
+import pickle
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -217,3 +221,37 @@ def test_example_in_the_package_documentation_runs() -> None:
 def test_importing_leaves_torch_out() -> None:
     code = "import sys, fst; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_mapped_model_is_pickled_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "lm.fst"
+    lm = fst.NgramModel.from_table(table({(0,): (-0.5, -0.25), (1,): (-1.0, 0.0)}, {(0, 1): (-0.125, 0.0)}))
+    lm.save(path)
+    mapped = fst.NgramModel.load(path)
+    pickled = pickle.dumps(mapped)
+    assert len(pickled) < 300
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert pool.submit(mapped.log_prob, 1, [0]).result() == mapped.log_prob(1, [0]) == pytest.approx(-0.125)
+    fst.NgramModel.from_table(table({(0,): (-0.5, 0.0)})).save(path)
+    with pytest.raises(ValueError, match=r"lm\.fst: expected the model of 2 states and 4 arcs that was pickled, .*replaced"):
+        pickle.loads(pickled)
+
+
+def test_model_in_memory_is_pickled_whole(tmp_path: Path) -> None:
+    lm = fst.NgramModel.from_table(table({(0,): (-0.5, -0.25), (1,): (-1.0, 0.0)}, {(0, 1): (-0.125, 0.0)}, fingerprint="v"))
+    lm.save(tmp_path / "lm.fst")
+    read = fst.NgramModel.load(tmp_path / "lm.fst", mmap=False)
+    (tmp_path / "lm.fst").unlink()
+    for model in (lm, read):
+        again = pickle.loads(pickle.dumps(model))
+        assert (again.arcs.tobytes(), again.states.tobytes(), again.fingerprint) == (lm.arcs.tobytes(), lm.states.tobytes(), "v")
+        assert again.log_prob(1, [0]) == lm.log_prob(1, [0])
+
+
+def test_model_read_into_memory_outlives_its_file_being_cut_short(tmp_path: Path) -> None:
+    path = tmp_path / "lm.fst"
+    fst.NgramModel.from_table(table({(token,): (-7.0, 0.0) for token in range(2000)})).save(path)
+    lm = fst.NgramModel.load(path, mmap=False)
+    os.truncate(path, 0)
+    assert lm.log_prob(1999) == pytest.approx(-7.0)
+    assert lm.vocab_size == 2000

@@ -120,7 +120,7 @@ def test_other_semirings_are_refused() -> None:
         ([[1.5]], [[0.0]], "tokens as integers"),
         ([[-2]], [[0.0]], "slot 0: expected token ids"),
         ([[1], [2**31]], [[0.0], [0.0]], "slot 1: expected token ids"),
-        ([[1]], [[np.nan]], "slot 0: expected a log-probability for token 1, got nan"),
+        ([[1]], [[np.nan]], "slot 0: expected a log-probability of at most 1e.30 for token 1, got nan"),
         ([[1]], [[np.inf]], "got inf"),
         ([[1]], [[-np.inf]], "at least one token"),
         ([[-1]], [[0.0]], "at least one token"),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst import UNK, NgramModel, NgramTable, _core, search
+from fst.lattices import slots_of
 from tests.helpers import reference
 
 VOCAB = 6
@@ -290,13 +291,18 @@ def test_long_row_out_of_order_is_refused() -> None:
         ([[1, -2]], [[0, 0]], {}, "got -2"),
         ([[1], [-1]], [[0], [0]], {}, "slot 1: expected at least one token"),
         ([[1], [1]], [[0], [-math.inf]], {}, "slot 1: expected at least one token"),
-        (np.zeros((2, 0), int), np.zeros((2, 0)), {}, "slots and k of at least 1"),
-        (np.zeros((0, 2), int), np.zeros((0, 2)), {}, "slots and k of at least 1"),
+        (np.zeros((2, 0), int), np.zeros((2, 0)), {}, "lattices of at least one slot and one token"),
+        (np.zeros((0, 2), int), np.zeros((0, 2)), {}, "lattices of at least one slot and one token"),
         ([[1]], [[0, 0]], {}, "one shape"),
         ([[1.5]], [[0]], {}, "integer token ids"),
-        ([[1]], [[0]], {"p": 0}, "p of at least 1, got 0"),
-        ([[1]], [[0]], {"alpha": -1.0}, "alpha of at least 0, got -1.0"),
-        ([[1]], [[0]], {"alpha": math.nan}, "finite alpha"),
+        ([[1]], [[0]], {"p": 0}, "p from 1 to 2.31 - 1, got 0"),
+        ([[1]], [[0]], {"alpha": -1.0}, "alpha from 0 to 1e30, got -1.0"),
+        ([[1]], [[0]], {"alpha": math.nan}, "alpha from 0 to 1e30, got nan"),
+        ([[1]], [[0]], {"alpha": 1e308}, r"alpha from 0 to 1e30, got 1e\+308"),
+        ([[1]], [[0]], {"alpha": np.nextafter(1e30, 2e30)}, "alpha from 0 to 1e30"),
+        ([[1]], [[0]], {"p": 2**63}, "p from 1 to 2.31 - 1, got 9223372036854775808"),
+        ([[1]], [[1.1e30]], {}, r"slot 0: .* at most 1e30, got 1.1e\+30 for token 1"),
+        ([[1]], [[-1e30]], {}, "slot 0: expected at least one token"),
         ([[2**31]], [[0]], {}, "token ids from 0"),
     ],
 )
@@ -309,10 +315,65 @@ def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, op
 def test_bad_kept_mass_and_node_count_are_named_in_the_error() -> None:
     with pytest.raises(ValueError, match=r"slot 1: expected a finite kept_log_mass of at most 0, got 0\.5"):
         search.best_first_tree([[1], [2]], [[0.0], [0.0]], None, kept_log_mass=[0.0, 0.5])
-    with pytest.raises(ValueError, match="num_nodes of at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"num_nodes from 1 to 2\^31 - 1, got 0"):
         search.best_first_tree([[1]], [[0.0]], None, num_nodes=0)
     with pytest.raises(ValueError, match="lattice 1, slot 0: expected distinct"):
         search.nbest_paths_batch([[[1, 2]], [[3, 3]]], np.zeros((2, 1, 2)), None, threads=2)
+
+
+EDGES = [0.0, 1e-300, 1.0, 999.0, 1e15, 1e29, 1e30]
+
+
+@given(tables(max_order=3), lattices(), st.sampled_from(EDGES), st.integers(1, 20), CONTEXTS, st.data())
+def test_scores_at_the_edges_of_the_range_are_finite_and_in_order(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], alpha: float, p: int, context: list[int], data: st.DataObject
+) -> None:
+    tokens = lattice[0]
+    weights = st.sampled_from([sign * edge for edge in EDGES for sign in (1, -0.999)])
+    log_probs = np.array([[data.draw(weights) for _ in row] for row in tokens])
+    lm = NgramModel.from_table(table)
+    paths, scores = search.nbest_paths(tokens, log_probs, lm, p=p, alpha=alpha, context=context)
+    assert np.isfinite(scores).all()
+    assert (np.diff(scores) <= 0).all()
+    assert len(set(map(tuple, paths.tolist()))) == len(paths) == min(p, math.prod(int((row >= 0).sum()) for row in tokens))
+    nodes, parents, path_log_probs = search.best_first_tree(tokens, log_probs, lm, num_nodes=p, alpha=alpha, context=context)
+    assert len(nodes) >= 1
+    assert np.isfinite(path_log_probs).all()
+    assert (parents < np.arange(len(parents))).all()
+
+
+@pytest.mark.parametrize("mask", [-math.inf, np.finfo(np.float64).min, float(np.finfo(np.float32).min), -1e30])
+def test_masked_arcs_are_never_taken(mask: float) -> None:
+    tokens, log_probs = [[1, 2], [3, 4]], [[-1.0, mask], [mask, -2.0]]
+    paths, scores = search.nbest_paths(tokens, log_probs, None, p=4)
+    assert (paths.tolist(), scores.tolist()) == ([[1, 4]], [-3.0])
+    nodes, _, path_log_probs = search.best_first_tree(tokens, log_probs, None, num_nodes=4)
+    assert (nodes.tolist(), path_log_probs.tolist()) == ([1, 4], [0.0, 0.0])
+    assert [arcs for slot in slots_of(tokens, log_probs) for arcs in slot] == [(1, -1.0), (4, -2.0)]
+    with pytest.raises(ValueError, match="slot 0: expected at least one token"):
+        search.nbest_paths([[1, 2], [3, 4]], np.full((2, 2), mask), None, p=2)
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 4), (2, 0, 4), (2, 3, 0), (0, 3, 0)])
+def test_batch_of_lattices_without_slots_or_tokens_is_refused(shape: tuple[int, ...]) -> None:
+    for find in (search.nbest_paths_batch, search.best_first_tree_batch):
+        with pytest.raises(ValueError, match="lattices of at least one slot and one token"):
+            find(np.empty(shape, np.int32), np.empty(shape))
+
+
+def test_batch_of_no_lattices_is_empty() -> None:
+    paths, scores, counts = search.nbest_paths_batch(np.empty((0, 3, 4), np.int32), np.empty((0, 3, 4)))
+    assert (paths.shape, scores.shape, counts.shape) == ((0, 0, 3), (0, 0), (0,))
+
+
+def test_more_paths_than_memory_holds_are_refused() -> None:
+    tokens = np.tile(np.arange(16, dtype=np.int32), (12, 1))
+    with pytest.raises(ValueError, match=r"at most 2\^22 paths, got p = 2147483647"):
+        search.nbest_paths(tokens, np.zeros(tokens.shape), None, p=2**31 - 1)
+    with pytest.raises(ValueError, match=r"at most 2\^22 nodes, got num_nodes = 5000000"):
+        search.best_first_tree(tokens, np.zeros(tokens.shape), None, num_nodes=5_000_000)
+    paths, _ = search.nbest_paths(tokens[:2], np.zeros((2, 16)), None, p=2**31 - 1)  # there are few
+    assert len(paths) == 256
 
 
 STATE = np.dtype([("final", "f4"), ("pos", "u4"), ("narcs", "u4"), ("niepsilons", "u4"), ("noepsilons", "u4")])
