@@ -28,7 +28,6 @@ from rich.progress import Progress
 
 import latticebpd
 from latticebpd.cli.jacobi_inputs import read_texts
-from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
 from latticebpd.decoding.jacobi import (
     Drafted,
     LengthRatio,
@@ -45,6 +44,7 @@ from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.drafting import PathsDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.pretrained import load_model, load_tokenizer
 from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer
 
 BEAM = "beam 5"
@@ -149,7 +149,7 @@ def main() -> None:
     heads = load_model(arguments.heads) if arguments.heads is not None else None
     if arguments.heads is not None and not isinstance(heads, BlockwiseLM):
         parser.error(f"{arguments.heads}: expected a model with heads, got one without")
-    tokenizer: Any = load_pretrained_tokenizer(arguments.model)
+    tokenizer: Any = load_tokenizer(arguments.model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     fill = fill_token(base, None, end_of_text_ids(base, None))
     bleu: Any = None

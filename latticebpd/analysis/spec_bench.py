@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel
 
@@ -32,6 +31,7 @@ from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafting import Drafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.chat import PromptFormat
 
 Model = BlockwiseLM | PreTrainedModel
 Result = tuple[Tensor, int, int, list[int]]
@@ -216,7 +216,7 @@ class Run:
 def run(
     questions: Sequence[Question],
     model: Model,
-    tokenizer: Tokenizer,
+    prompts: PromptFormat,
     forward: ForwardFunc,
     max_new_tokens: int = 256,
     on_question: Callable[[Question], None] | None = None,
@@ -224,10 +224,10 @@ def run(
 ) -> Run:
     """Ask every question of ``forward`` and of greedy decoding, after three warm-ups on the first.
 
-    Turns are joined by blank lines, the answers between them, as plain text (a base model knows no chat template); each
-    method goes on from its own answers.  Of a prompt that would leave no room in the model's context, the end is kept.
+    Each method goes on from its own answers.  Of a prompt that would leave no room in the model's context, the end is kept.
 
     Args:
+        prompts: how turns become prompts: as plain text, or in the model's chat template.
         forward: the method, such as :func:`forward_func`.
         max_new_tokens: tokens per turn.
         on_question: called before each question, for progress.
@@ -236,7 +236,7 @@ def run(
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
     base = BaseModel.of(model)
-    asker = _Asker(model, base.device, tokenizer, max_new_tokens, base.max_positions)
+    asker = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions)
     for _ in range(WARM_UPS):
         asker.ask(questions[0], greedy_forward_func, {})
         asker.ask(questions[0], forward, kwargs)
@@ -259,32 +259,33 @@ class _Asker:
 
     model: Model
     device: torch.device
-    tokenizer: Tokenizer
+    prompts: PromptFormat
     max_new_tokens: int
     max_positions: int | None
     cut: int = 0
 
     def ask(self, question: Question, forward: ForwardFunc, kwargs: dict[str, Any]) -> Answer:
         answer = Answer(question)
-        text = ""
+        turns: list[str] = []
+        ends = {} if self.prompts.eos_ids is None else {"eos_token_id": self.prompts.eos_ids}
         for turn in question.turns:
-            text += turn + "\n\n"
-            ids = self._prompt(text)
+            turns.append(turn)
+            ids = self._prompt(turns)
             inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
             self._synchronize()
             started = time.perf_counter()
-            output_ids, new_token, step, accept_lengths = forward(inputs, self.model, self.tokenizer, self.max_new_tokens, **kwargs)
+            output_ids, new_token, step, accept_lengths = forward(inputs, self.model, None, self.max_new_tokens, **ends, **kwargs)
             self._synchronize()
             answer.wall_time.append(time.perf_counter() - started)
-            answer.turns.append(self.tokenizer.decode(output_ids[0, ids.shape[1] :].tolist()).strip())
+            answer.turns.append(self.prompts.text(output_ids[0, ids.shape[1] :].tolist()))
             answer.decoding_steps.append(int(step))
             answer.new_tokens.append(int(new_token))
             answer.accept_lengths.extend(accept_lengths)
-            text += answer.turns[-1] + "\n\n"
+            turns.append(answer.turns[-1])
         return answer
 
-    def _prompt(self, text: str) -> Tensor:
-        ids = self.tokenizer.encode(text).ids
+    def _prompt(self, turns: list[str]) -> Tensor:
+        ids = self.prompts.prompt(turns)
         if self.max_positions is not None:
             room = max(self.max_positions - self.max_new_tokens, 1)
             self.cut += len(ids) > room

@@ -54,13 +54,13 @@ def ddg(
     quiet_transformers()
     import torch
 
-    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding.jacobi.sentence import look_into
     from latticebpd.decoding.jacobi.statistics import corpus_statistics, write_csv
+    from latticebpd.models.pretrained import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
     served = load_model(model)
-    tokenizer: Any = load_pretrained_tokenizer(model)
+    tokenizer: Any = load_tokenizer(model)
     first = initial_values(initial, served, lm, alpha, k, seed, [])
     sentences: list[Sentence] = []
     with progress() as bar:

@@ -64,18 +64,18 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding.acceptance import Exact, Sampling, TopBeta
     from latticebpd.decoding.loop import generate as decode
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.mask_filling import refuse_drafter
+    from latticebpd.models.pretrained import load_model, load_tokenizer
 
     directory = model or bundle.MODEL
     refuse_drafter(directory)
     served = load_model(directory)
     base = BaseModel.of(served)
-    tokenizer: Any = load_pretrained_tokenizer(directory)
+    tokenizer: Any = load_tokenizer(directory)
     ids = tokenizer(text)["input_ids"]
     bundled = model is None and lm is None
     weight = alpha if alpha is not None else bundle.settings()["alpha"] if bundled else None

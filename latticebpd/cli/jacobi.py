@@ -68,18 +68,18 @@ def jacobi(
     import torch
 
     from fst.files import replacing
-    from latticebpd.cli.loading import load_model, load_pretrained_tokenizer
     from latticebpd.decoding.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.decoding.jacobi import jacobi as whole
     from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.decoding.loop import fill_token
     from latticebpd.decoding.stopping import end_of_text_ids
     from latticebpd.models.base import BaseModel
+    from latticebpd.models.pretrained import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
     served = load_model(model)
     base = BaseModel.of(served)
-    tokenizer: Any = load_pretrained_tokenizer(model)
+    tokenizer: Any = load_tokenizer(model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
     spelled = [tokenizer(text_target=text)["input_ids"] for text in earlier]

@@ -8,13 +8,15 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, load_tokenizer, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
 
 
 def spec_bench(
     questions: Path = typer.Argument(..., help="The benchmark's question.jsonl."),
     limit: int | None = typer.Option(None, min=1, help="Questions per task; all by default."),
-    model: Path | None = typer.Option(None, help="Directory of any causal LM, with heads or without; the bundled one by default."),
+    model: Path | None = typer.Option(
+        None, help="Any causal LM: directory, .gguf or name; the bundled one by default."
+    ),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
     nodes: int = typer.Option(16, min=1, help="Nodes of the draft tree."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
@@ -22,6 +24,8 @@ def spec_bench(
     slots: int | None = typer.Option(None, min=1, help="Heads asked, at most; all by default, and each costs a projection."),
     copying: bool = typer.Option(True, help="Draft by copying from the text first, and from heads where that is unsure."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
+    chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
+    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
     output: Path | None = typer.Option(None, "--output", "-o", help="Write the answers in the benchmark's own JSONL."),
     threads: int = typer.Option(1, min=1, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
@@ -37,15 +41,16 @@ def spec_bench(
     import torch
 
     import fst
-    from latticebpd.cli.loading import load_model
     from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, TreeDrafter
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.chat import prompt_format
+    from latticebpd.models.pretrained import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL
-    tokenizer = load_tokenizer(directory / "tokenizer.json")
     served = load_model(directory)
+    prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
     drafter: Drafter = PromptNgramDrafter(block_size=nodes, num_nodes=nodes)
     if isinstance(served, BlockwiseLM):
         ngram = fst.NgramModel.load(lm or bundle.LM) if lm is not None or model is None else None
@@ -57,7 +62,7 @@ def spec_bench(
         found = run(
             chosen,
             served,
-            tokenizer,
+            prompts,
             forward_func,
             max_new_tokens,
             on_question=lambda question: bar.update(task, advance=1, description=question.task),

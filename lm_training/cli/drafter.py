@@ -49,9 +49,9 @@ def drafter(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.cli.loading import load_pretrained_tokenizer
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.mask_filling import NonAutoregressiveModel, load_verifier
+    from latticebpd.models.pretrained import load_tokenizer
     from lm_training.data.loading import load_texts
     from lm_training.neural.mask_filling import DrafterTraining, train_drafter
     from lm_training.neural.plots import CSV, PNG, write_plots
@@ -60,7 +60,7 @@ def drafter(
     for path in (*data, validation):
         if not path.is_dir() and path.suffix != ".npz":
             raise ValueError(f"{path}: expected pairs (.npz) or a directory of distilled text, found neither")
-    verifier, tokenizer = load_verifier(model), load_pretrained_tokenizer(model)
+    verifier, tokenizer = load_verifier(model), load_tokenizer(model)
     mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.pad_token_id
     if not isinstance(mask, int):
         raise ValueError(f"{model}: expected a tokenizer with a mask or padding token, found neither")

@@ -15,6 +15,8 @@ from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter
 from latticebpd.analysis import spec_bench
 from latticebpd.analysis.spec_bench import Answer, Question, Run, forward_func, greedy_forward_func, read_questions, write_answers
 from latticebpd.models.bundle import MODEL, load_bundle
+from latticebpd.models.chat import PlainText
+from latticebpd.models.pretrained import load_tokenizer
 from tests.helpers.blockwise_models import greedy
 
 QUESTIONS = [
@@ -106,7 +108,7 @@ def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt() -> No
         return forward_func(inputs, *args, **kwargs)
 
     asked = [Question(**{key: question[key] for key in ("question_id", "category", "turns")}) for question in QUESTIONS]  # type: ignore[arg-type]
-    found = spec_bench.run(asked, bundle.model, bundle.tokenizer, recording, 8, drafter=VanillaDrafter(bundle.model))
+    found = spec_bench.run(asked, bundle.model, PlainText(load_tokenizer(MODEL)), recording, 8, drafter=VanillaDrafter(bundle.model))
     warm_ups = 3 * 2  # the first question has two turns
     first, second, *others = prompts[warm_ups:]
     assert bundle.tokenizer.decode(first) == "Describe the city.\n\n"

@@ -1,0 +1,73 @@
+"""Models and tokenizers by name, as every ``--model`` takes them.
+
+A name is a directory that ``save_pretrained`` wrote, with block heads beside it or without; a ``.gguf`` file; a model of the
+catalogue (``latticebpd models list``); or a hub's name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from latticebpd.models.blockwise import BlockwiseLM, is_blockwise
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.gguf import is_gguf, load_gguf, load_gguf_tokenizer
+from latticebpd.models.loading import load_base
+
+Name: TypeAlias = "str | os.PathLike[str]"
+
+
+def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | PreTrainedModel:
+    """A blockwise model, where there are heads; else a causal LM or an encoder–decoder as it is; ready for inference.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    found = resolved(name)
+    return BlockwiseLM.from_pretrained(found, dtype) if is_blockwise(found) else load_stock(found, dtype)
+
+
+def load_stock(name: Name, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal LM or encoder–decoder of a name, without heads.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    found = resolved(name)
+    return load_gguf(found, dtype) if is_gguf(found) else load_base(found, dtype)
+
+
+def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, with ``transformers``' interface.
+
+    Raises:
+        ValueError: there is none that can be read.
+    """
+    found = resolved(name)
+    if is_gguf(found):
+        return load_gguf_tokenizer(found)
+    file = Path(found) / "tokenizer.json"
+    try:
+        if file.exists() and not (Path(found) / "tokenizer_config.json").exists():
+            return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(found, trust_remote_code=False)
+    except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
+        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
+    return tokenizer
+
+
+def backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """The ``tokenizers`` library's own tokenizer behind one of ``transformers``.
+
+    Raises:
+        ValueError: it is not one of that library's.
+    """
+    found: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(found, Tokenizer):
+        raise ValueError(f"expected a tokenizer of the tokenizers library (tokenizer.json), got {type(tokenizer).__name__}")
+    return found
