@@ -1,8 +1,9 @@
-"""Data sets as commands take them: text, JSONL, Spec-Bench questions, token ids and sequences -> prompts and what follows them."""
+"""Data sets as commands take them: text, JSONL, conversations, Spec-Bench questions, token ids, sequences -> prompts and what follows."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -11,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from latticebpd.lattices.texts import Texts
+    from latticebpd.models.chat import ChatTemplate, PlainText
 
 
 def read_texts(
     path: Path,
-    tokenizer: Tokenizer,
+    prompts: PlainText | ChatTemplate,
     max_prompt_tokens: int,
     max_following: int,
     field: str = "text",
@@ -29,11 +29,13 @@ def read_texts(
 
     ``.npy`` token ids are cut into windows; where there are more than ``limit``, windows are taken from all over the array.
     ``.npz`` sequences (``latticebpd distill`` writes them) know their prompts. Of Spec-Bench's questions the first turn is the
-    prompt. Every other text is cut: its first tokens are the prompt.
+    prompt. Conversations (``messages``) go up to the model's last turn, which follows. Every other text is cut: its first tokens
+    are the prompt.
 
     Args:
-        tokenizer: for text.
-        max_prompt_tokens: where a text is cut; of prompts that are longer by themselves, the end is kept.
+        prompts: tokenizer of text, and how questions and conversations become prompts.
+        max_prompt_tokens: where a text is cut; of prompts that are longer by themselves, the end is kept. What a chat template has
+            written is never cut.
         max_following: tokens behind the prompt to keep, at most.
         field: JSONL field that holds the text.
         limit: texts, at most.
@@ -50,10 +52,12 @@ def read_texts(
         pairs = _windows(path, max_prompt_tokens, max_following, limit)
     elif path.suffix == ".npz":
         pairs = Texts.load(path).items()
-    elif _holds_questions(path):
-        pairs = _questions(path, tokenizer)
+    elif (kind := _records_of(path)) is not None:
+        pairs = _questions(path, prompts) if kind == "questions" else _conversations(path, prompts)
+        if prompts.eos_ids is not None:
+            max_prompt_tokens = sys.maxsize
     else:
-        pairs = _documents(path, tokenizer, field, None if sources else max_prompt_tokens)
+        pairs = _documents(path, prompts, field, None if sources else max_prompt_tokens)
     rows, lengths = [], []
     for text, prompt_length in islice(pairs, limit):
         begin = 0 if sources else max(0, prompt_length - max_prompt_tokens)
@@ -64,11 +68,11 @@ def read_texts(
     return Texts.of_rows(rows, lengths)
 
 
-def _documents(path: Path, tokenizer: Tokenizer, field: str, max_prompt_tokens: int | None) -> Iterator[tuple[list[int], int]]:
+def _documents(path: Path, prompts: PlainText | ChatTemplate, field: str, max_prompt_tokens: int | None) -> Iterator[tuple[list[int], int]]:
     from lm_training.data.corpus import read_documents
 
     for document in read_documents([path], field):
-        if ids := tokenizer.encode(document.text).ids:
+        if ids := prompts.document(document.text):
             yield ids, len(ids) if max_prompt_tokens is None else min(len(ids), max_prompt_tokens)
 
 
@@ -86,21 +90,34 @@ def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) 
     return ((ids[start : start + size].tolist(), prompt_tokens) for start in starts.tolist())
 
 
-def _questions(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[list[int], int]]:
+def _questions(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
     from latticebpd.analysis.spec_bench import read_questions
 
     for question in read_questions(path):
-        ids = tokenizer.encode(question.turns[0] + "\n\n").ids
+        ids = prompts.prompt(question.turns[:1])
         yield ids, len(ids)
 
 
-def _holds_questions(path: Path) -> bool:
-    """Whether the first line is one of Spec-Bench's."""
+def _conversations(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
+    from latticebpd.models.chat import ChatTemplate, read_messages
+
+    if not isinstance(prompts, ChatTemplate):
+        raise ValueError(f"{path}: expected a tokenizer with a chat template for conversations, got none, or --no-chat")
+    for messages, answer in read_messages(path):
+        ids = prompts.prompt_of(messages)
+        following = [] if answer is None else [*prompts.ids(answer), *prompts.turn_ends]
+        yield [*ids, *following], len(ids)
+
+
+def _records_of(path: Path) -> str | None:
+    """What the first line of a JSONL file is: one of Spec-Bench's questions, a conversation's messages, or None of these."""
     if path.suffix != ".jsonl":
-        return False
+        return None
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         try:
             record = json.loads(next((line for line in file if line.strip()), "null"))
         except (ValueError, RecursionError):
-            return False  # the reader of documents says what is wrong, and where
-    return isinstance(record, dict) and "turns" in record and "question_id" in record
+            return None  # the reader of documents says what is wrong, and where
+    if not isinstance(record, dict):
+        return None
+    return "questions" if {"turns", "question_id"} <= record.keys() else "messages" if "messages" in record else None

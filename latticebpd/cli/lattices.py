@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
+from latticebpd.cli.console import err, progress, quiet_transformers
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -18,10 +18,10 @@ def lattices(
     output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz), or directory to fill with shards."),
     prompts: Path | None = typer.Option(
         None,
-        help="Text, JSONL, Spec-Bench's question.jsonl, token ids (.npy) or sequences of `latticebpd distill` (.npz); "
-        "the bundled prompts by default.",
+        help="Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or sequences of "
+        "`latticebpd distill` (.npz); the bundled prompts by default.",
     ),
-    model: Path | None = typer.Option(None, help="Directory of a blockwise model; the bundled one by default."),
+    model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     teacher_force: bool = typer.Option(
         False, "--teacher-force", help="Take what follows each prompt from the data, instead of letting the model write it."
@@ -35,6 +35,10 @@ def lattices(
     shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
+    chat: bool | None = typer.Option(
+        None, "--chat/--no-chat", help="Questions and conversations in the tokenizer's chat template; by default where it has one."
+    ),
+    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
 ) -> None:
     """Decode prompts greedily and write the heads' lattices at every position.
 
@@ -52,12 +56,16 @@ def lattices(
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.chat import prompt_format
+    from latticebpd.models.pretrained import load_model, load_tokenizer
 
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
-    blockwise = BlockwiseLM.from_pretrained(directory)
-    tokenizer = load_tokenizer(directory / "tokenizer.json")
+    blockwise = load_model(directory)
+    if not isinstance(blockwise, BlockwiseLM):
+        raise ValueError(f"{directory}: expected a model with heads, got one without; see `latticebpd train heads`")
+    format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
-    data = read_texts(source, tokenizer, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
+    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
     options = CollectOptions(k, max_new_tokens, context, teacher_force)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))

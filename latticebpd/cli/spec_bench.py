@@ -14,9 +14,7 @@ from latticebpd.cli.console import err, out, print_json, progress, quiet_transfo
 def spec_bench(
     questions: Path = typer.Argument(..., help="The benchmark's question.jsonl."),
     limit: int | None = typer.Option(None, min=1, help="Questions per task; all by default."),
-    model: Path | None = typer.Option(
-        None, help="Any causal LM: directory, .gguf or name; the bundled one by default."
-    ),
+    model: Path | None = typer.Option(None, help="Any causal LM: directory, .gguf or name; the bundled one by default."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
     nodes: int = typer.Option(16, min=1, help="Nodes of the draft tree."),
     alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),

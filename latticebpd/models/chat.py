@@ -7,7 +7,9 @@ ends a turn.  A base model knows no such form: its turns are plain text, with bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
@@ -41,7 +43,16 @@ class PlainText:
         self.tokenizer: Any = tokenizer
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
-        ids: list[int] = self.tokenizer("".join(turn + "\n\n" for turn in turns))["input_ids"]
+        return self.document("".join(turn + "\n\n" for turn in turns))
+
+    def document(self, text: str) -> list[int]:
+        """A text with whatever the tokenizer puts before and behind it."""
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+    def ids(self, text: str) -> list[int]:
+        """A text as it is, without anything before or behind it."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
     def text(self, tokens: Sequence[int]) -> str:
@@ -65,7 +76,8 @@ class ChatTemplate(PlainText):
         if not has_template(tokenizer):
             raise ValueError("expected a tokenizer with a chat template, got one without; is the model tuned to follow instructions?")
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-        self.eos_ids = list(dict.fromkeys([*BaseModel.of(model).eos_ids, *self._turn_ends()]))
+        self.turn_ends = self._turn_ends()
+        self.eos_ids = list(dict.fromkeys([*BaseModel.of(model).eos_ids, *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
         speakers = (USER, ASSISTANT)
@@ -81,8 +93,7 @@ class ChatTemplate(PlainText):
             raise ValueError(f"expected a conversation that ends with the user's turn, got {len(messages)} messages")
         opening = [] if messages[0].get("role") == "system" else self.opening
         text = self._written([*opening, *messages], add_generation_prompt=True)
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written all special tokens
-        return ids
+        return self.ids(text)  # the template has written all special tokens
 
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
         try:
@@ -94,7 +105,32 @@ class ChatTemplate(PlainText):
         """The special token that the template puts behind the model's turn, if it does."""
         behind = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}]).rpartition("!")[2]
         special = set(self.tokenizer.all_special_ids)
-        return [token for token in self.tokenizer(behind, add_special_tokens=False)["input_ids"] if token in special][:1]
+        return [token for token in self.ids(behind) if token in special][:1]
+
+
+def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
+    """Conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line: what the model is told, and its
+    answer, where the last message is the model's.
+
+    Raises:
+        ValueError: a line that is no conversation, by file and line.
+    """
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                messages = json.loads(line)["messages"]
+                if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
+                    raise ValueError("messages must be a list of objects with role and content")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(f"{os.fspath(path)}, line {number}: expected an object with messages: {error}") from error
+            answered = messages[-1]["role"] == ASSISTANT
+            yield messages[:-1] if answered else messages, messages[-1]["content"] if answered else None
+
+
+def _is_message(record: Any) -> bool:
+    return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("role", "content"))
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -16,6 +16,8 @@ from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.chat import PlainText
+from latticebpd.models.pretrained import load_tokenizer
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -144,9 +146,10 @@ def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_
 
 def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(model_directory / "tokenizer.json"))
+    plain = PlainText(load_tokenizer(model_directory))
 
     def read(path: Path, limit: int | None = None, sources: bool = False) -> list[tuple[list[int], int]]:
-        return list(read_texts(path, tokenizer, 4, 3, limit=limit, sources=sources).items())
+        return list(read_texts(path, plain, 4, 3, limit=limit, sources=sources).items())
 
     first = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
     assert read(prompts)[0] == (first[:7], 4)

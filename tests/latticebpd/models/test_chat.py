@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from latticebpd import BlockwiseLM
+from latticebpd.cli.datasets import read_texts
 from latticebpd.models.bundle import MODEL
 from latticebpd.models.chat import ChatTemplate, PlainText, prompt_format
 from latticebpd.models.pretrained import load_tokenizer
@@ -74,3 +77,20 @@ def test_chats_without_a_template_are_refused(model: BlockwiseLM, settings: dict
 def test_conversations_that_no_answer_follows_are_refused(tokenizer: PreTrainedTokenizerFast, model: BlockwiseLM) -> None:
     with pytest.raises(ValueError, match="expected a conversation that ends with the user's turn"):
         ChatTemplate(tokenizer, model).prompt(["Hi", "Hello"])
+
+
+def test_a_data_set_of_conversations_is_prompts_and_the_answers_behind_them(
+    tokenizer: PreTrainedTokenizerFast, model: BlockwiseLM, tmp_path: Path
+) -> None:
+    user, assistant = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in ([user], [user, assistant], [user, assistant, user])))
+    chat = ChatTemplate(tokenizer, model)
+    texts = [(tokenizer.decode(ids[:length]), tokenizer.decode(ids[length:])) for ids, length in read_texts(path, chat, 4, 9).items()]
+    opening, turn = "<s>system\nBe kind.</s>\n<s>user\nHi</s>\n<s>assistant\n", "Hello</s>\n<s>user\nHi</s>\n<s>assistant\n"
+    assert texts == [(opening, ""), (opening, "Hello</s>"), (opening + turn, "")]
+    with pytest.raises(ValueError, match="expected a tokenizer with a chat template for conversations"):
+        read_texts(path, PlainText(tokenizer), 4, 9)
+    path.write_text('{"messages": [{"role": "user"}]}\n')
+    with pytest.raises(ValueError, match=r"chats\.jsonl, line 1: expected an object with messages"):
+        read_texts(path, chat, 4, 9)
