@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, EncoderDecoderCache
 
 from latticebpd.models.forward import Source
 from latticebpd.models.mask_filling import NonAutoregressiveModel, masked_columns
+from latticebpd.models.row_cache import RowCache
 
 
 class GrowingText(Protocol):
@@ -31,8 +31,7 @@ class GrowingText(Protocol):
 class MaskFiller:
     """A non-autoregressive model beside growing texts: sources are encoded once, and what was read of a text is kept.
 
-    The cache is laid out as the tree verifier's: row ``r`` keeps its text from place 0 on, a pass appends its columns
-    behind the longest row, and afterwards the text's columns move to the end of their row's text and the rest is cut off.
+    The cache is the tree verifier's: of a pass, the columns that are the text's stay, the masks are forgotten.
     """
 
     def __init__(self, model: NonAutoregressiveModel) -> None:
@@ -41,7 +40,7 @@ class MaskFiller:
         self.encoded: dict[tuple[int, ...], Tensor] = {}
         self.rows: dict[int, int] = {}  # row of the batch -> row of the cache
         self.texts: list[tuple[tuple[int, ...], list[int]]] = []  # of each row of the cache: its source, what was read of its text
-        self.cache: Any = None
+        self.cache = RowCache(encodes=True)
         self.source = Source(torch.empty(0), torch.empty(0))
 
     @torch.inference_mode()
@@ -55,7 +54,7 @@ class MaskFiller:
         if slots < 1:
             return torch.empty(len(states), 0, model.vocab_size)
         columns = masked_columns(texts, read, slots, model.mask_token_id, anchored=model.anchored)
-        hidden = model(self.source, columns, self.cache)
+        hidden = model(self.source, columns, self.cache.past)
         self._keep(states)
         return model.logits(hidden)
 
@@ -84,11 +83,9 @@ class MaskFiller:
         if len(known) < len(states):
             self._begin([tuple(state.source) for state in states])
         elif known != list(range(len(self.texts))):
-            index = torch.tensor(known, device=self.device)
-            self.cache.batch_select_indices(index)
-            self.source = self.source.select(index)
+            self.cache.select(known)
+            self.source = self.source.select(torch.tensor(known, device=self.device))
             self.texts = [self.texts[place] for place in known]
-            self._cut()
         self.rows = {state.row: place for place, state in enumerate(states)}
 
     def _place(self, state: GrowingText) -> int | None:
@@ -106,28 +103,13 @@ class MaskFiller:
         lines = [self.encoded[source] for source in sources]
         masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
         self.source = Source(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
-        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self.cache = RowCache(encodes=True)
+        self.cache.lengths = [0] * len(sources)
         self.texts = [(source, []) for source in sources]
 
     def _keep(self, states: Sequence[GrowingText]) -> None:
         """Make the text's columns of the last pass part of their rows; forget the masks."""
-        first = max(len(text) for _, text in self.texts)
-        moves = [
-            (row, first + column, len(text) + column)
-            for row, ((_, text), state) in enumerate(zip(self.texts, states, strict=True))
-            for column in range(len(state.tokens) - len(text))
-            if len(text) < first
-        ]
-        if moves:
-            rows, origins, targets = torch.tensor(moves, device=self.device).T
-            for layer in self.cache.self_attention_cache.layers:
-                for kept in (layer.keys, layer.values):
-                    kept[rows, :, targets] = kept[rows, :, origins]
-        for (_, text), state in zip(self.texts, states, strict=True):
-            text.extend(state.tokens[len(text) :])
-        self._cut()
-
-    def _cut(self) -> None:
-        longest = max(len(text) for _, text in self.texts)
-        for layer in self.cache.self_attention_cache.layers:
-            layer.keys, layer.values = layer.keys[:, :, :longest], layer.values[:, :, :longest]
+        unread = [state.tokens[len(text) :] for (_, text), state in zip(self.texts, states, strict=True)]
+        self.cache.keep([range(len(new)) for new in unread])
+        for (_, text), new in zip(self.texts, unread, strict=True):
+            text.extend(new)

@@ -2,27 +2,20 @@
 
 A node attends to its row's text, to the next token, to its ancestors and to itself, at the position that it would
 have in the text; a tree without branches is ordinary causal attention.
-
-The cache is one padded block, ``[rows, attention heads, places, size]`` a layer.  Row ``r`` keeps its text at places
-``0 .. lengths[r] - 1``; a pass appends its columns behind the longest row.  After acceptance each row's accepted
-columns move down to the end of its text and the block is cut to the longest text, so memory follows the texts, not
-the number of calls.  What lies between a row's text and the columns is never looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import DynamicCache, EncoderDecoderCache
 
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
 from latticebpd.models.forward import Forward, Source, Verified
 from latticebpd.models.placement import Placement
+from latticebpd.models.row_cache import RowCache
 
 
 def visible_keys(trees: Sequence[DraftTree], lengths: Sequence[int]) -> np.ndarray:
@@ -54,26 +47,24 @@ class TreeVerifier:
         self.forward = Forward(model, source)
         self.placement = placement
         self.device = self.forward.base.device
-        self.text = DynamicCache()
-        self.cache: Any = self.text if source is None else EncoderDecoderCache(self.text, DynamicCache())
-        self.lengths: list[int] = []
+        self.cache = RowCache(source is not None)
 
     @property
     def max_nodes(self) -> int | None:
         places = self.placement.places
-        return None if places is None else places - max(self.lengths) - 1
+        return None if places is None else places - self.cache.longest - 1
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
-        self.lengths = [len(prompt) for prompt in prompts]
-        width = max(self.lengths)
+        self.cache.lengths = [len(prompt) for prompt in prompts]
+        width = self.cache.longest
         # Padding stands on the right, where causal attention keeps it out of sight; any token will do.
         tokens = torch.tensor([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], device=self.device)
-        last = torch.tensor(self.lengths, device=self.device) - 1
-        return self.forward.last({"input_ids": tokens, "past_key_values": self.cache, "use_cache": True}, last)
+        last = torch.tensor(self.cache.lengths, device=self.device) - 1
+        return self.forward.last({"input_ids": tokens, **self.cache.arguments}, last)
 
     def begin(self, rows: int) -> None:
-        self.lengths = [0] * rows
+        self.cache.lengths = [0] * rows
 
     @torch.inference_mode()
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
@@ -81,55 +72,25 @@ class TreeVerifier:
         tokens = np.zeros((len(trees), columns), dtype=np.int64)
         positions = np.empty((len(trees), columns), dtype=np.int64)
         tokens[:, 0] = next_tokens
-        positions[:] = np.array(self.lengths)[:, None]
+        positions[:] = np.array(self.cache.lengths)[:, None]
         for row, tree in enumerate(trees):
             tokens[row, 1 : len(tree) + 1] = tree.tokens
             positions[row, 1 : len(tree) + 1] += tree.depths
-        arguments = self.placement.arguments(
-            self._on_device(tokens), self._on_device(positions), self._on_device(visible_keys(trees, self.lengths))
-        )
-        return self.forward.nodes({**arguments, "past_key_values": self.cache, "use_cache": True})
+        return self.read(tokens, positions, visible_keys(trees, self.cache.lengths))
 
     @torch.inference_mode()
+    def read(self, tokens: np.ndarray, positions: np.ndarray, visible: np.ndarray) -> Verified:
+        """One pass over any columns, ``[rows, columns]`` and ``[rows, columns, places + columns]``."""
+        arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, positions, visible))
+        return self.forward.nodes({**self.placement.arguments(*arrays), **self.cache.arguments})
+
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        first = max(self.lengths)
-        rows: list[int] = []
-        origins: list[int] = []
-        targets: list[int] = []
-        for row, path in enumerate(paths):
-            places = [first, *(first + 1 + node for node in path)]
-            length = self.lengths[row]
-            moved = [(origin, length + i) for i, origin in enumerate(places) if origin != length + i]
-            rows += [row] * len(moved)
-            origins += [origin for origin, _ in moved]
-            targets += [target for _, target in moved]
-            self.lengths[row] = length + len(places)
-        index = self._on_device(np.array([rows, origins, targets], dtype=np.int64)) if rows else None
-        for layer in self._layers():
-            if index is not None:
-                for states in (layer.keys, layer.values):
-                    states[index[0], :, index[2]] = states[index[0], :, index[1]]
-        self.forget()
+        self.cache.keep([[0, *(node + 1 for node in path)] for path in paths])
 
-    @torch.inference_mode()
     def forget(self) -> None:
-        longest = max(self.lengths)
-        for layer in self._layers():
-            layer.keys, layer.values = layer.keys[:, :, :longest], layer.values[:, :, :longest]
+        self.cache.cut()
 
-    @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        index = self._on_device(np.array(rows, dtype=np.int64))
-        self.lengths = [self.lengths[row] for row in rows]
-        self.cache.batch_select_indices(index)
-        self.forget()
+        self.cache.select(rows)
         if self.forward.source is not None:
-            self.forward.source = self.forward.source.select(index)
-
-    def _layers(self) -> list[Any]:
-        """The cache's layers, but for those that share another's keys and values."""
-        layers: list[Any] = self.text.layers
-        return [layer for layer in layers if layer.keys is not None]
-
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+            self.forward.source = self.forward.source.select(torch.tensor(rows, device=self.device))

@@ -64,7 +64,7 @@ class CachedReader:
 
     def __init__(self, model: PreTrainedModel, placement: Placement) -> None:
         self.model, self.placement = model, placement
-        self.cache: TreeVerifier | None = None
+        self.verifier: TreeVerifier | None = None
         self.texts: list[np.ndarray] = []
         # Of the prefixes grown: which columns each of a row's columns sees, [rows, grown, grown], and every prefix's column
         # and depth.  The last entry of these two stands for the text itself, whose number is -1.
@@ -76,23 +76,23 @@ class CachedReader:
         known, cached = [_longest_known(self.texts, text) for text in texts], len(self.texts)
         self.texts = []  # a read that is broken off leaves nothing to build on
         # A batch of which little is known is read as prompts are: in one causal pass, where the tree's would be wide.
-        if self.cache is None or 2 * sum(length for _, length in known) < sum(map(len, texts)):
-            self.cache = TreeVerifier(self.model, self.placement)
-            verified = self.cache.prefill(texts)  # type: ignore[arg-type]  # arrays of ids are sequences of ids
+        if self.verifier is None or 2 * sum(length for _, length in known) < sum(map(len, texts)):
+            self.verifier = TreeVerifier(self.model, self.placement)
+            verified = self.verifier.prefill(texts)  # type: ignore[arg-type]  # arrays of ids are sequences of ids
             if tails is None:
                 self._begin(texts)
                 return self._outputs(verified, range(len(texts)), [0] * len(texts))
             known, cached = [(row, len(text)) for row, text in enumerate(texts)], len(texts)
         if [row for row, _ in known] != list(range(cached)):
-            self.cache.select([row for row, _ in known])
+            self.verifier.select([row for row, _ in known])
         # Every text's last token is read (again), since what follows it is asked for.
-        self.cache.lengths = [min(length, len(text) - 1) for text, (_, length) in zip(texts, known, strict=True)]
-        self.cache.forget()
-        unread = [text[length:] for text, length in zip(texts, self.cache.lengths, strict=True)]
+        read = [min(length, len(text) - 1) for text, (_, length) in zip(texts, known, strict=True)]
+        self.verifier.cache.cut(read)
+        unread = [text[length:] for text, length in zip(texts, read, strict=True)]
         ahead = np.empty((len(texts), 0), np.int64) if tails is None else np.minimum(tails, _last_id(self.model))
         chains = [_chain(np.concatenate([new[1:], tail])) for new, tail in zip(unread, ahead, strict=True)]
-        verified = self.cache.verify([int(new[0]) for new in unread], chains)
-        self.cache.keep([range(len(new) - 1) for new in unread])
+        verified = self.verifier.verify([int(new[0]) for new in unread], chains)
+        self.verifier.keep([range(len(new) - 1) for new in unread])
         self._begin(texts)
         width = ahead.shape[1] + 1
         columns = [len(new) - 1 + i for new in unread for i in range(width)]
@@ -100,8 +100,8 @@ class CachedReader:
 
     @torch.inference_mode()
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Outputs:
-        assert self.cache is not None, "read comes before grow"
-        lengths = np.array(self.cache.lengths)
+        assert self.verifier is not None, "read comes before grow"
+        lengths = np.array(self.verifier.cache.lengths)
         places, grown = int(lengths.max()), self._sees.shape[1]
         counts = np.bincount(rows, minlength=len(lengths))
         columns, size = _place_in_group(rows, counts), int(counts.max())
@@ -117,8 +117,7 @@ class CachedReader:
         positions[rows, columns] += depths
         of_text = np.broadcast_to(np.arange(places) < lengths[:, None, None], (len(lengths), size, places))
         visible = np.concatenate([of_text, sees], axis=2)
-        arguments = self.placement.arguments(*(torch.from_numpy(array).to(self.model.device) for array in (ids, positions, visible)))
-        verified = self.cache.forward.nodes({**arguments, "past_key_values": self.cache.cache, "use_cache": True})
+        verified = self.verifier.read(ids, positions, visible)
         wider = np.zeros((len(lengths), grown, size), dtype=bool)
         self._sees = np.concatenate([np.concatenate([self._sees, wider], axis=2), sees], axis=1)
         self._columns = np.concatenate([self._columns[:-1], grown + columns, [ROOT]])

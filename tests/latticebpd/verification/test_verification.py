@@ -80,8 +80,8 @@ def test_cache_after_keep_holds_the_accepted_path_only(model: BlockwiseLM) -> No
     verifier.prefill([[5, 8, 2]])
     verifier.verify([11], [DraftTree(np.array([1, 2, 3, 4, 6]), np.array([-1, -1, 1, 1, 3]))])
     verifier.keep([[1, 3, 4]])
-    assert verifier.lengths == [7]
-    assert verifier.text.get_seq_length() == 7
+    assert verifier.cache.lengths == [7]
+    assert verifier.cache.text.get_seq_length() == 7
     after = verifier.verify([9], [DraftTree.empty()]).logits_of([0], [0])[0]
     with torch.inference_mode():
         reference = model.base(input_ids=torch.tensor([[5, 8, 2, 11, 2, 4, 6, 9]])).logits[0, -1]
@@ -95,9 +95,11 @@ def test_memory_follows_the_longest_text_not_the_number_of_calls(model: Blockwis
     for call in range(20):
         verifier.verify([1, 2], [tree, tree])
         verifier.keep([[0], []])
-        assert verifier.text.get_seq_length() == max(verifier.lengths) == 3 + 2 * (call + 1)
-        bytes_held = sum(layer.keys.nelement() for layer in verifier.text.layers)
-        assert bytes_held == len(verifier.text.layers) * 2 * 8 * max(verifier.lengths)  # 2 rows, 1 key-value head of size 8
+        assert verifier.cache.text.get_seq_length() == verifier.cache.longest == 3 + 2 * (call + 1)
+        layers = verifier.cache.text.layers
+        assert sum(layer.keys.nelement() for layer in layers) == len(layers) * 2 * 8 * verifier.cache.longest  # 2 rows, 1 head of size 8
+        room = max(layer.buffers[0].shape[2] for layer in layers)
+        assert room <= 1.5 * (verifier.cache.longest + 31)  # 30 drafted tokens and the next one
 
 
 def test_forgotten_pass_leaves_no_trace(model: BlockwiseLM) -> None:
