@@ -6,7 +6,7 @@
     python benchmarks/bench_gad.py multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst -o found
 
 Tables come as Markdown on standard output; in the directory: everything as JSON, the speed-up of every sentence as CSV and
-PNG, draft and verification of a few sentences as text and as a page.  Systems take turns sentence by sentence, so that a
+PNG, the drafts of a few sentences call by call as a page.  Systems take turns sentence by sentence, so that a
 drift of the machine's speed meets all alike.  *Iterations* are calls of the verifier after the prefill, a draft each; *tok.* is the
 tokens that a call commits, the end of text being one.  Under exact acceptance every text must equal `generate()`'s; the
 program stops if one does not.
@@ -41,11 +41,12 @@ from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
+from latticebpd.analysis.calls import read_calls
 from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
-from latticebpd.report.gad import MODULES
-from latticebpd.report.gad_trace import Example, exchanges, trace_html, trace_text
+from latticebpd.report import TracedDecode, kit, trace_page
 
+MODULES = ("verifier's encoder", "drafter's encoder", "drafter's decoder", "verifier's decoder", "others")
 MAX_NEW = 96
 GAD_PLUS = ((3, 1.0), (5, 3.0))
 SPEEDS = ("over beam 5", "over greedy", "ms a sentence")
@@ -331,23 +332,20 @@ def histogram(found: dict[str, Found], name: str, directory: Path) -> None:
         figure.savefig(temporary, dpi=150, format="png")
 
 
-def trace(setting: Setting, directory: Path, count: int) -> None:
+def trace(setting: Setting, path: Path, count: int) -> None:
     """Table 11, for sentences that took several calls."""
+    decodes = []
+    for name, rule in (("GAD", Exact()), ("GAD++ (3, 1)", TopBeta(3, 1.0))):
+        for row, source in enumerate(setting.sources[:count]):
+            drafter = GadDrafter(setting.drafter, setting.block_size)
+            out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
+            calls = read_calls(setting.verifier, source, out)
+            decodes.append(TracedDecode(f"{name}, sentence {row + 1}", setting.texts[row], int(out.sequences[0, 1]), calls))
 
     def decoded(tokens: Sequence[int]) -> str:
         return setting.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    examples, lines = [], []
-    for name, rule in (("GAD", Exact()), ("GAD++ (3, 1)", TopBeta(3, 1.0))):
-        for row in range(min(count, len(setting.sources))):
-            source, drafter = setting.sources[row], GadDrafter(setting.drafter, setting.block_size)
-            out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
-            found = exchanges(setting.verifier, source, out)
-            examples.append(Example(f"{name}, sentence {row + 1}", setting.texts[row], found))
-            lines.append(f"{name}: {setting.texts[row]}\n{trace_text(found, lambda tokens: decoded(tokens).strip())}\n")
-    for file, content in (("trace.txt", "\n".join(lines)), ("trace.html", trace_html("GAD, call by call", examples, decoded))):
-        with replacing(directory / file) as temporary:
-            temporary.write_text(content, encoding="utf-8")
+    kit.write(path, trace_page("GAD, call by call", f"{count} sentences", decodes, decoded, lambda token: decoded([token])))
 
 
 def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
@@ -441,7 +439,7 @@ def main() -> None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         if 1 in found_of:
             histogram(found_of[1], next(name for name in reversed(chosen) if "++" not in name), arguments.output)
-        trace(setting, arguments.output, arguments.trace)
+        trace(setting, arguments.output / "trace.html", arguments.trace)
         with replacing(arguments.output / "gad.json") as temporary:
             temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -4,6 +4,7 @@ Overview
     NgramModel          a backoff model: an OpenFst file mapped into memory, or built from ARPA text or arrays
     nbest_paths         the p best paths of a lattice under a model, exactly; `nbest_paths_batch` for many lattices
     best_first_tree     the most probable prefixes of a lattice's paths; `best_first_tree_batch` for many
+    arc_posteriors      what rescoring makes of a lattice's arcs
     lattice_to_fst      a lattice as an OpenFst acceptor; `fst_to_lattice` the other way
     arpa_to_fst         converts files of any size in one pass
     NgramTable          a model as plain arrays: what estimators produce
@@ -35,6 +36,7 @@ The modules: `fst.automaton` defines the automaton, `fst.arpa` and `fst.const_fi
 from fst import drawing
 from fst.lattices import fst_to_lattice, lattice_to_fst
 from fst.model import NgramModel, arpa_to_fst
+from fst.posteriors import arc_posteriors
 from fst.search import best_first_tree, best_first_tree_batch, nbest_paths, nbest_paths_batch
 from fst.table import BOS, EOS, UNK, NgramTable
 
@@ -44,6 +46,7 @@ __all__ = [
     "UNK",
     "NgramModel",
     "NgramTable",
+    "arc_posteriors",
     "arpa_to_fst",
     "best_first_tree",
     "best_first_tree_batch",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import numpy as np
@@ -49,6 +50,7 @@ def lattice_svg(
     right: Sequence[int] = (),
     draft: Sequence[int] = (),
     most: int = 5,
+    after: npt.ArrayLike | None = None,
 ) -> str:
     """SVG of a sausage lattice in a row, each slot's best arcs from above (Kim 2024, figure 4).
 
@@ -60,31 +62,35 @@ def lattice_svg(
         right: what the base model writes: the arcs of its tokens are green and bold.
         draft: a draft, whose arcs are marked with a diamond.
         most: arcs of each slot to draw, at most; a right or drafted one that is not among the best takes the last place.
+        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and stand behind those before.
     """
     if most < 1:
         raise ValueError(f"expected at least 1 arc of each slot to draw, got {most}")
     name = symbols if callable(symbols) else _namer(symbols)
+    ids, before = np.asarray(tokens), np.asarray(log_probs, dtype=np.float64)
+    weights = before if after is None else np.asarray(after, dtype=np.float64)
     slots = []
     for slot, arcs in enumerate(slots_of(tokens, log_probs)):
-        ranked = sorted(arcs, key=lambda arc: (-arc[1], arc[0]))
-        wanted = [sequence[slot] for sequence in (right, draft) if slot < len(sequence)]
-        behind = [arc for arc in ranked[most:] if arc[0] in wanted]
-        drawn = [arc for arc in ranked[:most] if arc[0] in wanted or ranked.index(arc) < most - len(behind)]
-        slots.append((ranked, [*drawn, *behind]))
-    _limit(sum(len(drawn) for _, drawn in slots))
-    height = 2 * MARGIN + ROW_HEIGHT * max((len(drawn) for _, drawn in slots), default=1)
-    width = 2 * (MARGIN + RADIUS) + SLOT_WIDTH * len(slots)
+        wanted = [sequence[slot] if slot < len(sequence) else None for sequence in (right, draft)]
+        weight_of = dict(zip(ids[slot].tolist(), weights[slot].tolist(), strict=True))
+        ranked = [
+            _Arc(token, name(token), log_prob, None if after is None else weight_of[token], rank, token == wanted[0], token == wanted[1])
+            for rank, (token, log_prob) in enumerate(sorted(arcs, key=lambda arc: (-weight_of[arc[0]], arc[0])))
+        ]
+        behind = [arc for arc in ranked[most:] if arc.right or arc.drafted]
+        slots.append([*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < most - len(behind)), *behind])
+    _limit(sum(map(len, slots)))
+    slot_width = SLOT_WIDTH if after is None else SLOT_WIDTH + 44
+    height = 2 * MARGIN + ROW_HEIGHT * max(map(len, slots), default=1)
+    width = 2 * (MARGIN + RADIUS) + slot_width * len(slots)
     middle = height / 2
     lines = []
-    for slot, (ranked, drawn) in enumerate(slots):
-        left = MARGIN + RADIUS + SLOT_WIDTH * slot
+    for slot, drawn in enumerate(slots):
+        left = MARGIN + RADIUS + slot_width * slot
         for row, arc in enumerate(drawn):
-            y = middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5
-            is_right = slot < len(right) and arc[0] == right[slot]
-            is_drafted = slot < len(draft) and arc[0] == draft[slot]
-            lines.append(_svg_arc(left, y, middle, name(arc[0]), arc, ranked.index(arc), is_right, is_drafted))
+            lines.append(_svg_arc(arc, left, left + slot_width, middle, middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5))
     for state in range(len(slots) + 1):
-        x = MARGIN + RADIUS + SLOT_WIDTH * state
+        x = MARGIN + RADIUS + slot_width * state
         rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
         lines += [f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="fill:none;stroke:{_INK};stroke-width:1.3"/>' for r in rings]
         lines.append(f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>')
@@ -97,22 +103,40 @@ def lattice_svg(
 _INK, _FAINT, _DRAFT, _RIGHT = "var(--ink,#1c2024)", "var(--faint,#60666c)", "var(--c2,#c45100)", "var(--c3,#00835e)"
 
 
-def _svg_arc(left: float, y: float, middle: float, word: str, arc: tuple[int, float], rank: int, is_right: bool, is_drafted: bool) -> str:
-    """One arc from the state at ``left`` to the next: a line at height ``y`` that bends to both states."""
-    begin, end = left + RADIUS, left + SLOT_WIDTH - RADIUS
+@dataclass(frozen=True)
+class _Arc:
+    """An arc as it is drawn.  rank: among its slot's, from 0, by the weight after rescoring where there is one."""
+
+    token: int
+    word: str
+    log_prob: float
+    after: float | None
+    rank: int
+    right: bool
+    drafted: bool
+
+
+def _svg_arc(arc: _Arc, left: float, right: float, middle: float, y: float) -> str:
+    """One arc from the state at ``left`` to that at ``right``: a line at height ``y`` that bends to both states."""
+    begin, end = left + RADIUS, right - RADIUS
     path = f"M{begin:g},{middle:g} C{begin + 12:g},{middle:g} {begin + 6:g},{y:g} {begin + 22:g},{y:g} H{end - 22:g} "
     path += f"C{end - 6:g},{y:g} {end - 12:g},{middle:g} {end:g},{middle:g}"
-    colour, weight = (_RIGHT, 2.4) if is_right else (_FAINT, 1)
-    shown = word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…"
+    colour, thickness = (_RIGHT, 2.4) if arc.right else (_FAINT, 1)
+    shown = arc.word if len(arc.word) <= LONGEST_NAME else arc.word[: LONGEST_NAME - 1] + "…"
     shown = escape(shown.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
-    mark = f'<tspan style="fill:{_DRAFT}">◆ </tspan>' if is_drafted else ""
-    bold = ";font-weight:700" if is_right else ""
-    title = escape(f"token {arc[0]} {word!r}, log-probability {arc[1]:.3f}, rank {rank + 1}")
+    mark = f'<tspan style="fill:{_DRAFT}">◆ </tspan>' if arc.drafted else ""
+    bold = ";font-weight:700" if arc.right else ""
+    title = f"token {arc.token} {arc.word!r}, log-probability {arc.log_prob:.3f}"
+    weight = f"{arc.log_prob:.2f}"
+    if arc.after is not None:
+        title += f", {arc.after:.3f} after rescoring"
+        weight += f" → {arc.after:.2f}" if arc.after > -np.inf else " → –"
     return (
-        f'<g><title>{title}</title><path d="{path}" style="fill:none;stroke:{colour};stroke-width:{weight}"/>'
+        f"<g><title>{escape(title)}, rank {arc.rank + 1}</title>"
+        f'<path d="{path}" style="fill:none;stroke:{colour};stroke-width:{thickness}"/>'
         f'<text x="{(begin + end) / 2:g}" y="{y - 4:g}" '
-        f'style="font-size:11px;text-anchor:middle;fill:{_RIGHT if is_right else _INK}{bold}">'
-        f'{mark}{shown} <tspan style="fill:{_FAINT};font-size:9.5px;font-weight:400">{arc[1]:.2f}</tspan></text></g>'
+        f'style="font-size:11px;text-anchor:middle;fill:{_RIGHT if arc.right else _INK}{bold}">'
+        f'{mark}{shown} <tspan style="fill:{_FAINT};font-size:9.5px;font-weight:400">{weight}</tspan></text></g>'
     )
 
 

@@ -35,7 +35,6 @@ def report(
     step: int | None = typer.Option(None, min=0, help="Lattice to draw, by its number; a telling one by default."),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
-    gad: Path | None = typer.Option(None, help="gad.json of benchmarks/bench_gad.py: adds a section on non-autoregressive drafts."),
     timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same files, byte for byte."),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
 ) -> None:
@@ -47,9 +46,7 @@ def report(
     """
     from latticebpd.analysis.tuning import Tuning
     from latticebpd.report import DataSet, Options, make_report, measure
-    from latticebpd.report.gad import gad_section, read_record
 
-    more = [] if gad is None else [gad_section(read_record(gad))]
     datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
     models = named_models(lm)
     stored = {name: tuning for name, path in model_paths(lm).items() if (tuning := Tuning.of(path)) is not None}
@@ -61,7 +58,7 @@ def report(
     words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
     with progress() as bar:
         bar.add_task("drawing", total=None)
-        files = make_report(found, title, _word(words), shape, decoded, more).write(output)
+        files = make_report(found, title, _word(words), shape, decoded).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures beside it")
 
 

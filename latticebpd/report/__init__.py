@@ -6,18 +6,18 @@ make_report(found, title="my heads").write("report")                        # re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from latticebpd._version import __version__
 from latticebpd.analysis.decoded import Decoded
 from latticebpd.analysis.hardware import ModelShape
 from latticebpd.report import drafts, heads, machine
-from latticebpd.report.content import Section
 from latticebpd.report.measure import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
+from latticebpd.report.trace import TracedDecode, trace_page
 from latticebpd.report.wording import system_label
 
-__all__ = ["DataSet", "Headline", "Measurements", "Options", "Report", "make_report", "measure"]
+__all__ = ["DataSet", "Headline", "Measurements", "Options", "Report", "TracedDecode", "make_report", "measure", "trace_page"]
 
 DEFINITIONS = (
     ("call", "One forward pass of the model that commits tokens. The prefill, which yields each text's first token, is counted apart."),
@@ -47,7 +47,6 @@ def make_report(
     word: Callable[[int], str] = str,
     shape: ModelShape | None = None,
     decoded: Decoded | None = None,
-    more: Sequence[Section] = (),
 ) -> Report:
     """Arrange measurements as a report.
 
@@ -56,7 +55,6 @@ def make_report(
         word: token id -> its text, for the drawing.
         shape: the base model's, for its hardware cost.
         decoded: decodes by the model, where it was at hand.
-        more: sections about other things, put at the end.
     """
     first = found.sets[0]
     model = next(iter(found.models), None)
@@ -69,7 +67,7 @@ def make_report(
     made = [
         drafts.summary(found), drafts.block_efficiency(found), drafts.headroom(found), drafts.budget(found),
         None if decoded is None else drafts.decoding(decoded), drafts.repetition(found), heads.entropy(found), heads.weights(found),
-        heads.example(found, word), machine.hardware(found, shape), machine.latency(found), *more,
+        heads.example(found, word), machine.hardware(found, shape), machine.latency(found),
     ]  # fmt: skip
     sizes = ", ".join(f"{measured.name}: {measured.comparison.num_lattices:,} lattices" for measured in found.sets)
     signature = first.comparison.signature

@@ -98,9 +98,11 @@ def weights(found: Measurements) -> Section | None:
 def example(found: Measurements, word: Callable[[int], str]) -> Section:
     step = found.example
     written, before = ("".join(word(token) for token in tokens).replace("\n", "⏎") for tokens in (step.continuation, step.context))
-    drawing = lattice_svg(step.lattice.tokens, step.lattice.log_probs, word, step.continuation, step.draft)
+    drawing = lattice_svg(step.lattice.tokens, step.lattice.log_probs, word, step.continuation, step.draft, after=step.after)
+    rescored = "" if step.after is None else " → its posterior under lattice and language model, by which arcs are ranked"
     caption = (
-        f"Lattice {step.index}, each head's best arcs with natural log-probabilities. Green and bold: what the model writes next. "
+        f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability{rescored}. "
+        "Green and bold: what the model writes next. "
         f"◆ first draft of {system_label(step.system, next(iter(found.models), None))}. The vanilla draft takes the top arc of every slot: "
         f"{step.accepted[0]} drafted tokens accepted; the system has {step.accepted[1]}."
     )

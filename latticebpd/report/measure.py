@@ -24,6 +24,7 @@ from latticebpd.analysis.systems import ORACLE, VANILLA, System
 from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import NgramRescorer, Rescorer, check_vocabulary, weight_of
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)
@@ -69,7 +70,8 @@ class Options:
 class Example:
     """One step of a decode: its lattice, what the model wrote, and what two systems drafted.
 
-    index: number of the lattice.  accepted: drafted tokens that the vanilla draft, and the best system, got right.
+    index: number of the lattice.  after: ``[slots, k]``, its weights after rescoring; None without a language model.
+    accepted: drafted tokens that the vanilla draft, and the best system, got right.
     """
 
     index: int
@@ -79,6 +81,7 @@ class Example:
     system: str
     draft: list[int]
     accepted: tuple[int, int]
+    after: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,8 @@ def _example(block: LatticeSet, measured: Measured, models: Mapping[str, Any], s
     distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
     telling = 2 * (outcome.lengths - vanilla.lengths) + distinct - 100 * (ordered[:, 0] < 0)
     index = int(np.argmax(telling)) if step is None else step
+    first = next(iter(models), None)
+    after = None if first is None else arc_posteriors(block[index], models[first], measured.alphas[first], block.context_of(index))
     return Example(
         index,
         block[index],
@@ -268,4 +273,5 @@ def _example(block: LatticeSet, measured: Measured, models: Mapping[str, Any], s
         name,
         outcome.first[index].tolist(),
         (int(vanilla.lengths[index]), int(outcome.lengths[index])),
+        after,
     )

@@ -48,6 +48,14 @@ def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> N
     assert texts(drawing.lattice_svg([[7]], [[0.0]])) == ["7 0.00", "0", "1"]
 
 
+def test_weights_after_rescoring_rank_the_arcs_and_stand_behind_those_before() -> None:
+    words = ["zero", "one", "two", "three"]
+    picture = drawing.lattice_svg([[1, 2, 3]], [[-0.25, -2.0, -3.0]], words, right=[2], after=[[-np.inf, -0.125, -1.5]], most=3)
+    assert texts(picture)[:3] == ["two -2.00 → -0.12", "three -3.00 → -1.50", "one -0.25 → –"]
+    titles = [element.text for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
+    assert titles[0] == "token 2 'two', log-probability -2.000, -0.125 after rescoring, rank 1"
+
+
 def test_arcs_stay_within_the_picture() -> None:
     rng = np.random.default_rng(0)
     tokens = np.stack([rng.permutation(40)[:16] for _ in range(9)])

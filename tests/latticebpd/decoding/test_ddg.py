@@ -35,6 +35,7 @@ from latticebpd.decoding.jacobi.sentence import Sentence, look_into
 from latticebpd.decoding.jacobi.statistics import corpus_statistics
 from latticebpd.report.graphs import graphs_page
 from tests.helpers.commands import Run
+from tests.helpers.pages import check_page
 from tests.helpers.rule_models import RuleModel, adds_up, follows_its_predecessor, follows_the_last_but_one, knows_its_place
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters
@@ -268,6 +269,7 @@ def test_page_holds_its_data_and_asks_for_nothing_else(sentences: list[Sentence]
         *(getattr(sentences[0], name) for name in ("classes", "values", "trajectory", "dependencies")),
     )
     text = graphs_page([hostile, *sentences[1:]], corpus_statistics(sentences), "settings <of> this")
+    check_page(text)
     data = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert len(data) == 1
     read = json.loads(data[0])
