@@ -157,8 +157,8 @@ def _choices(model: BlockwiseLM | PreTrainedModel, prompt: Sequence[int], writte
     """What the model thinks of every token of its text, by decoding it again along itself."""
     rule = _Along(written)
     # One token more than there is, lest a processor that forces the last token speak where the text went on.
-    limits = {"max_new_tokens": len(written) + 1, "eos_token_id": (), "attention_mask": [[1] * len(prompt)]}
-    generate(model, [list(prompt)], GoldDrafter(list(written), len(written)), rule, **limits)
+    drafter, mask = GoldDrafter(list(written), len(written)), [[1] * len(prompt)]
+    generate(model, [list(prompt)], drafter, rule, max_new_tokens=len(written) + 1, eos_token_id=(), attention_mask=mask)
     return rule.choices
 
 
