@@ -26,8 +26,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-LARGEST_SMALL_FILE = 256 << 20
-LARGEST_RATIO = 100
+LARGEST_SMALL_FILE = 64 << 20
+LARGEST_RATIO = 64
 
 
 def refuse_bomb(packed: int, unpacked: int) -> None:
@@ -37,8 +37,8 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
     """
     if unpacked > LARGEST_SMALL_FILE and unpacked > LARGEST_RATIO * packed:
         raise ValueError(
-            f"expected at most {LARGEST_RATIO} times the file's {packed} bytes when unpacked, got {unpacked} or more; "
-            "if the content is what you want, store it uncompressed"
+            f"its {packed} bytes would unpack to {unpacked} or more, over {LARGEST_RATIO} times as many; "
+            "if that is what you want, store it uncompressed"
         )
 
 

@@ -8,9 +8,8 @@ A *data set* is a file, or a directory of files as ``latticebpd lattices`` write
 
 from __future__ import annotations
 
+import math
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +17,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.lattice_set import EXPECTED, LatticeSet, read_words
+from latticebpd.lattices.npz import check_names, opened
 from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384
@@ -105,35 +105,23 @@ def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
     """A file's arrays, to be taken row by row, and its words; whatever is wrong with it becomes one kind of error."""
-    try:
-        with zipfile.ZipFile(path) as archive, ExitStack() as files:
-            names = {name.removesuffix(".npy") for name in archive.namelist()}
-            missing = [name for name in LatticeSet.ARRAYS if name not in names]
-            if missing:
-                raise ValueError(f"expected the arrays {', '.join(LatticeSet.ARRAYS)}; missing: {', '.join(missing)}")
-            words: dict[str, Any] = {}
-            for name in names & set(LatticeSet.WORDS):
-                with archive.open(f"{name}.npy") as file:
-                    words[name] = str(np.lib.format.read_array(file, allow_pickle=False))
-            columns = {
-                name: _Rows(name, files.enter_context(archive.open(f"{name}.npy")))
-                for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL)
-                if name in names
-            }
-            lengths = {name: rows.length for name, rows in columns.items()}
-            if len(set(lengths.values())) != 1:
-                raise ValueError(f"expected arrays of one length, got {', '.join(f'{name} {n}' for name, n in lengths.items())}")
-            yield columns, words
-    except FileNotFoundError:
-        raise
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
-        raise ValueError(f"{path}: not a lattice file: {error}") from error
+    with opened(path, EXPECTED) as archive, ExitStack() as files:
+        there = check_names(archive, LatticeSet.ARRAYS)
+        columns = {}
+        for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
+            if name in there:
+                size = archive.getinfo(f"{name}.npy").file_size
+                columns[name] = _Rows(name, files.enter_context(archive.open(f"{name}.npy")), size)
+        lengths = {name: rows.length for name, rows in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(f"expected arrays of one length, got {', '.join(f'{name} {n}' for name, n in lengths.items())}")
+        yield columns, read_words(archive)
 
 
 class _Rows:
     """An array in an ``.npy`` stream, taken row by row."""
 
-    def __init__(self, name: str, file: IO[bytes]) -> None:
+    def __init__(self, name: str, file: IO[bytes], size: int) -> None:
         self.name, self.file = name, file
         version = np.lib.format.read_magic(file)
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -141,16 +129,19 @@ class _Rows:
         if not shape or fortran or self.dtype.hasobject:
             raise ValueError(f"{name}: expected an array of numbers in C order with at least one axis, got {self.dtype} {shape}")
         self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
+        self.row = math.prod(self.shape) * self.dtype.itemsize
+        if not 0 <= self.row <= 1 << 26:
+            raise ValueError(f"{name}: expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
+        if self.length < 0 or self.length * self.row > size or (name == "tokens" and not self.row):
+            raise ValueError(f"expected {size} bytes of rows at most, none empty, got {name} {shape} of {self.dtype}")
 
     def take(self, count: int) -> np.ndarray:
         """The next ``count`` rows."""
-        row = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-        if row < 0 or row > 1 << 26:
-            raise ValueError(f"{self.name}: expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
+        wanted = count * self.row
         data = bytearray()
-        while len(data) < count * row:
-            piece = self.file.read(min(count * row - len(data), 1 << 24))
+        while len(data) < wanted:
+            piece = self.file.read(min(wanted - len(data), 1 << 24))
             if not piece:
-                raise ValueError(f"{self.name}: expected {count} more rows of {row} bytes, got {len(data)} bytes; the file is truncated")
+                raise ValueError(f"{self.name}: expected {wanted} more bytes of rows, got {len(data)} bytes; the file is truncated")
             data += piece
         return np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape)

@@ -13,14 +13,15 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.values import ArrayValues, int32, read_only
 
 ROOT = -1
 """Parent of the first drafted tokens."""
 
 
-@dataclass(frozen=True)
-class Drafts:
-    """The best paths of a lattice, best first.
+@dataclass(frozen=True, eq=False)
+class Drafts(ArrayValues):
+    """The best paths of a lattice, best first; read-only arrays.
 
     tokens: ``[p, slots]`` int32, rows distinct.
     scores: ``[p]`` float64, natural log: slot log-probabilities plus ``alpha`` times those of the language model.
@@ -29,13 +30,20 @@ class Drafts:
     tokens: np.ndarray
     scores: np.ndarray
 
+    def __post_init__(self) -> None:
+        tokens, scores = int32("tokens", self.tokens), np.asarray(self.scores, np.float64)
+        if tokens.ndim != 2 or scores.shape != tokens.shape[:1]:
+            raise ValueError(f"expected tokens [p, slots] and scores [p], got {tokens.shape} and {scores.shape}")
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "scores", read_only(scores))
+
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
 
-@dataclass(frozen=True)
-class DraftTree:
-    """Distinct draft prefixes.
+@dataclass(frozen=True, eq=False)
+class DraftTree(ArrayValues):
+    """Distinct draft prefixes; read-only arrays.
 
     tokens: ``[n]`` int32.
     parents: ``[n]`` int32, ``parents[i] < i``; -1 is the root.  Siblings carry distinct tokens.
@@ -50,12 +58,12 @@ class DraftTree:
     lattice: SausageLattice | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        tokens = np.ascontiguousarray(self.tokens, dtype=np.int32)
-        parents = np.ascontiguousarray(self.parents, dtype=np.int32)
+        tokens, parents = int32("tokens", self.tokens), int32("parents", self.parents)
+        log_probs = None if self.log_probs is None else read_only(np.asarray(self.log_probs, np.float64))
         if tokens.ndim != 1 or tokens.shape != parents.shape:
             raise ValueError(f"expected tokens [n] and parents [n], got {tokens.shape} and {parents.shape}")
-        if self.log_probs is not None and self.log_probs.shape != tokens.shape:
-            raise ValueError(f"expected log_probs [{len(tokens)}], one for each node, got {self.log_probs.shape}")
+        if log_probs is not None and log_probs.shape != tokens.shape:
+            raise ValueError(f"expected log_probs [{len(tokens)}], one for each node, got {log_probs.shape}")
         if (tokens < 0).any():
             raise ValueError(f"expected token ids >= 0, got {int(tokens.min())}")
         wrong = (parents < ROOT) | (parents >= np.arange(len(parents)))
@@ -66,6 +74,7 @@ class DraftTree:
             raise ValueError("expected siblings with distinct tokens, got the same token twice under one parent")
         object.__setattr__(self, "tokens", tokens)
         object.__setattr__(self, "parents", parents)
+        object.__setattr__(self, "log_probs", log_probs)
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None) -> DraftTree:
@@ -84,7 +93,7 @@ class DraftTree:
                     tokens.append(token)
                     parents.append(node)
                 node = child
-        return cls(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), lattice=lattice)
+        return cls(np.array(tokens), np.array(parents), lattice=lattice)
 
     @classmethod
     @lru_cache(maxsize=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -12,11 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fst.files import replacing
+from fst.search import LARGEST_WEIGHT
+from latticebpd.lattices.npz import check_names, opened, read_array
 from latticebpd.lattices.sausage import PADDING, SausageLattice
+from latticebpd.lattices.values import ArrayValues
+
+EXPECTED = "a lattice file"
 
 
-@dataclass(frozen=True)
-class LatticeSet:
+@dataclass(frozen=True, eq=False)
+class LatticeSet(ArrayValues):
     """Lattices of one shape with what is needed to score drafts against the base model's own text.
 
     tokens: ``[n, slots, k]`` int32, -1 pads; log_probs: ``[n, slots, k]`` float32, natural log.
@@ -68,16 +72,17 @@ class LatticeSet:
         self._check_optional()
 
     def _check_log_probs(self) -> None:
-        # A sum shows that there is no NaN and no infinity in one quick pass; -inf, which is allowed, has to be told from them.
-        if np.isfinite(self.log_probs.sum()):
+        # Two quick passes show that all is well (NaN fails too); masks, which are allowed, have to be told from damage.
+        if self.log_probs.min(initial=0) > -LARGEST_WEIGHT and self.log_probs.max(initial=0) <= LARGEST_WEIGHT:
             return
-        bad = (self.tokens != PADDING) & (np.isnan(self.log_probs) | (self.log_probs == np.inf))
+        bad = (self.tokens != PADDING) & ~(self.log_probs <= LARGEST_WEIGHT)
         if bad.any():
             row, slot, arc = map(int, np.argwhere(bad)[0])
             raise ValueError(
-                f"log_probs: expected log-probabilities below +inf, got {self.log_probs[row, slot, arc]} "
+                f"log_probs: expected log-probabilities of at most {LARGEST_WEIGHT:g}, got {self.log_probs[row, slot, arc]} "
                 f"in lattice {row}, slot {slot}, arc {arc}"
             )
+        object.__setattr__(self, "log_probs", np.where(self.log_probs <= -LARGEST_WEIGHT, -np.inf, self.log_probs))
 
     def _check_optional(self) -> None:
         n, slots = self.tokens.shape[:2]
@@ -149,17 +154,12 @@ class LatticeSet:
             ValueError: no ``.npz`` archive, an array missing or of the wrong shape; the message names the file.
             FileNotFoundError: there is no such file.
         """
-        try:
-            with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise ValueError("expected an .npz archive of named arrays, got a single array")
-                missing = [name for name in cls.ARRAYS if name not in archive]
-                if missing:
-                    raise ValueError(f"expected the arrays {', '.join(cls.ARRAYS)}; missing: {', '.join(missing)}")
-                words: dict[str, Any] = {name: str(archive[name]) for name in cls.WORDS if name in archive}
-                arrays: dict[str, Any] = {name: archive[name] for name in (*cls.ARRAYS, *cls.OPTIONAL) if name in archive}
-                return cls(**arrays, **words)
-        except FileNotFoundError:
-            raise
-        except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError) as error:
-            raise ValueError(f"{path}: not a lattice file: {error}") from error
+        with opened(path, EXPECTED) as archive:
+            there = check_names(archive, cls.ARRAYS)
+            arrays: dict[str, Any] = {name: read_array(archive, name) for name in (*cls.ARRAYS, *cls.OPTIONAL) if name in there}
+            return cls(**arrays, **read_words(archive))
+
+
+def read_words(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """What an opened lattice file says in words."""
+    return {name: str(read_array(archive, name)) for name in LatticeSet.WORDS if f"{name}.npy" in archive.namelist()}

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fst
+from fst.search import LARGEST_WEIGHT
+from latticebpd.lattices.values import ArrayValues, read_only
 
 if TYPE_CHECKING:
     import pywrapfst
@@ -35,17 +37,17 @@ def _as_numpy(values: Any) -> np.ndarray:
     return np.asarray(values)
 
 
-@dataclass(frozen=True)
-class SausageLattice:
-    """A validated lattice.
+@dataclass(frozen=True, eq=False)
+class SausageLattice(ArrayValues):
+    """A validated lattice; its arrays are read-only, and lattices of equal arrays are equal.
 
     Args:
         tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
-        log_probs: ``[slots, k]`` natural-log weights of the arcs.  They need not be normalised; ``-inf`` removes
-            an arc; values at padded places are ignored.
+        log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30.  They need not be normalised; -1e30 or
+            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded places are ignored.
 
     Raises:
-        ValueError: wrong shapes, NaN or +inf, negative or repeated token ids, a slot without an arc.
+        ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
     """
 
     tokens: np.ndarray
@@ -63,11 +65,15 @@ class SausageLattice:
             slot = int(np.argwhere((tokens < PADDING) | (tokens > np.iinfo(np.int32).max - 1))[0][0])
             raise ValueError(f"slot {slot}: expected token ids >= 0 (or -1 as padding) that fit 32 bits, got {tokens[slot].tolist()}")
         real = tokens != PADDING
-        bad = real & (np.isnan(log_probs) | (log_probs == np.inf))
+        bad = real & ~(log_probs <= LARGEST_WEIGHT)  # NaN too
         if bad.any():
             slot, place = map(int, np.argwhere(bad)[0])
-            raise ValueError(f"slot {slot}, arc {place}: expected a log-probability below +inf, got {log_probs[slot, place]}")
-        arcs = real & (log_probs > -np.inf)
+            raise ValueError(
+                f"slot {slot}, arc {place}: expected a log-probability of at most {LARGEST_WEIGHT:g}, got {log_probs[slot, place]}"
+            )
+        arcs = real & (log_probs > -LARGEST_WEIGHT)
+        if (masked := log_probs <= -LARGEST_WEIGHT).any():
+            log_probs = np.where(masked, -np.inf, log_probs)
         if not arcs.any(axis=1).all():
             raise ValueError(f"slot {int(np.argmin(arcs.any(axis=1)))}: expected at least one arc of finite log-probability, got none")
         ordered = np.sort(tokens, axis=1)
@@ -75,8 +81,8 @@ class SausageLattice:
         if repeated.any():
             slot, place = map(int, np.argwhere(repeated)[0])
             raise ValueError(f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc")
-        object.__setattr__(self, "tokens", np.ascontiguousarray(tokens, dtype=np.int32))
-        object.__setattr__(self, "log_probs", np.ascontiguousarray(log_probs, dtype=np.float32))
+        object.__setattr__(self, "tokens", read_only(np.ascontiguousarray(tokens, dtype=np.int32)))
+        object.__setattr__(self, "log_probs", read_only(np.ascontiguousarray(log_probs, dtype=np.float32)))
 
     @classmethod
     def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
@@ -91,13 +97,16 @@ class SausageLattice:
         if not 1 <= k <= logits.shape[1]:
             raise ValueError(f"expected 1 <= k <= {logits.shape[1]} (the vocabulary), got {k}")
         values = _as_numpy(logits)
+        if values.dtype.kind not in "fiu":
+            raise ValueError(f"expected logits as numbers, got {values.dtype}")
         if np.isnan(values).any() or (values == np.inf).any():
             raise ValueError("expected logits below +inf, got NaN or +inf")
         best = top_k(values, k)
         chosen = np.take_along_axis(values, best, axis=1).astype(np.float64)
         top = chosen[:, :1]
-        log_norm = top + np.log(np.exp(values - top).sum(axis=1, keepdims=True, dtype=np.float64))
-        return cls(best, chosen - log_norm)
+        with np.errstate(over="ignore"):  # further below the best than numbers reach is -inf
+            log_norm = top + np.log(np.exp(values - top).sum(axis=1, keepdims=True, dtype=np.float64))
+            return cls(best, chosen - log_norm)
 
     @property
     def slots(self) -> int:
@@ -146,14 +155,16 @@ class SausageLattice:
 def top_k(values: np.ndarray, k: int) -> np.ndarray:
     """Indices of the ``k`` largest of each row, largest first, ties towards the lower index: ``[rows, k]``."""
     if k < values.shape[1]:
-        threshold = -np.partition(-values, k - 1, axis=1)[:, k - 1 : k]
+        at = values.shape[1] - k
+        threshold = np.partition(values, at, axis=1)[:, at : at + 1]
         # Everything above the threshold, then ties at it in order of index.
         rank = np.where(values > threshold, 0, np.where(values == threshold, 1, 2))
         candidates = np.argsort(rank, axis=1, kind="stable")[:, :k]
     else:
         candidates = np.broadcast_to(np.arange(values.shape[1]), values.shape)
-    order = np.argsort(-np.take_along_axis(values, candidates, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(candidates, order, axis=1)
+    # Rising and from behind, because the largest integers have no negative.
+    rising = np.argsort(np.take_along_axis(values, candidates, axis=1)[:, ::-1], axis=1, kind="stable")
+    return np.take_along_axis(candidates, k - 1 - rising[:, ::-1], axis=1)
 
 
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fst.files import replacing
+from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
 from lm_training.data.records import open_bytes as open_bytes
 
@@ -125,7 +126,9 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
     for path in paths:
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
+        except FileNotFoundError:
+            raise
+        except DAMAGE as error:
             raise ValueError(f"{path}: expected a .npy array of token ids: {error}") from error
         if array.ndim != 1 or array.dtype.kind not in "ui":
             raise ValueError(f"{path}: expected a one-dimensional integer array, got shape {array.shape} of {array.dtype}")

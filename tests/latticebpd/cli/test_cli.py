@@ -155,7 +155,7 @@ def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     np.save(directory / "ids.npy", np.arange(9, dtype=np.uint16))
     return {
         "missing lattices": (("oracle", directory / "none.npz"), "none.npz: expected a file, found none"),
-        "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: not a lattice file"),
+        "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: expected a lattice file"),
         "no system": (("compare", directory / "garbage.npz", "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
         "no tally": (("merge", directory / "garbage.npz"), "garbage.npz: "),
         "no shard": (("oracle", directory / "garbage.npz", "--shard", "2/2"), "expected a shard i/n"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import struct
+import zipfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +53,7 @@ def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.nd
         (
             "log_probs",
             _changed("log_probs", np.nan),
-            "log_probs: expected log-probabilities below .inf, got nan in lattice 1, slot 0, arc 2",
+            "log_probs: expected log-probabilities of at most 1e.30, got nan in lattice 1, slot 0, arc 2",
         ),
         ("log_probs", _changed("log_probs", np.inf), "log_probs: .* got inf in lattice 1, slot 0, arc 2"),
         ("log_probs", np.zeros((3, 2, 4), np.int32), "log_probs: expected float values, got int32"),
@@ -72,8 +76,104 @@ def test_bad_arrays_are_refused_by_file_and_name(tmp_path: Path, name: str, arra
     arrays = {field: getattr(good, field) for field in LatticeSet.ARRAYS}
     np.savez(tmp_path / "l.npz", **{**arrays, name: array})
     for read in (LatticeSet.load, lambda path: list(blocks([path]))):
-        with pytest.raises(ValueError, match=rf"l\.npz: not a lattice file: .*{message}"):
+        with pytest.raises(ValueError, match=rf"l\.npz: expected a lattice file: .*{message}"):
             read(tmp_path / "l.npz")
+
+
+def _zip_of(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+
+
+def _members(path: Path) -> dict[str, bytes]:
+    _lattice_set().save(path)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _array_file(header: bytes, data: bytes) -> bytes:
+    padded = header + b" " * (-(len(header) + 11) % 64) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded + data
+
+
+def _read(path: Path) -> list[LatticeSet]:
+    return [LatticeSet.load(path)]
+
+
+def _stream(path: Path) -> list[LatticeSet]:
+    return list(blocks([path]))
+
+
+@pytest.mark.parametrize("read", [_read, _stream])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2, 4",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 2, 4), }" + b"'" * 3,
+        b"(" * 60,
+        b"[" * 4000,
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (300000000000, 2, 4), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (3, 0, 4), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (-3, 2, 4), }",
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (10**30, 2, 4), }",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (3, 2, 4), }",
+        b"\xff\xfe{}",
+    ],
+)
+def test_damaged_headers_are_one_line_by_file(tmp_path: Path, header: bytes, read: Callable[[Path], object]) -> None:
+    members = _members(tmp_path / "l.npz")
+    members["tokens.npy"] = _array_file(header, members["tokens.npy"][128:])
+    _zip_of(tmp_path / "l.npz", members)
+    with pytest.raises(ValueError, match=r"l\.npz: expected a lattice file: .+"):
+        read(tmp_path / "l.npz")
+
+
+@pytest.mark.parametrize("read", [_read, _stream])
+@pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_foreign_compression_is_one_line_by_file(tmp_path: Path, compression: int, read: Callable[[Path], object]) -> None:
+    members = _members(tmp_path / "l.npz")
+    _zip_of(tmp_path / "l.npz", members, compression)
+    with pytest.raises(ValueError, match=r"l\.npz: .* encrypted, or packed otherwise than numpy does"):
+        read(tmp_path / "l.npz")
+
+
+@pytest.mark.parametrize("read", [_read, _stream])
+def test_encrypted_members_are_one_line_by_file(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    _lattice_set().save(tmp_path / "l.npz")
+    data = bytearray((tmp_path / "l.npz").read_bytes())
+    for entry in re.finditer(b"PK\x01\x02", bytes(data)):
+        data[entry.start() + 8] |= 1
+    (tmp_path / "l.npz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"l\.npz: .* encrypted"):
+        read(tmp_path / "l.npz")
+
+
+@pytest.mark.parametrize("read", [_read, _stream])
+def test_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    members = _members(tmp_path / "l.npz")
+    header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (500000, 2, 20), }"
+    members["tokens.npy"] = _array_file(header, bytes(80_000_000))
+    _zip_of(tmp_path / "l.npz", members, zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match=r"l\.npz: .* would unpack to"):
+        read(tmp_path / "l.npz")
+
+
+def test_sets_are_values() -> None:
+    lattices, twin = _lattice_set(), _lattice_set()
+    assert lattices == twin
+    assert len({lattices, twin}) == 1
+    assert lattices != replace(twin, log_probs=twin.log_probs - 1)
+    assert lattices != replace(twin, sequence=np.zeros(3, int))
+
+
+def test_masked_arcs_are_kept_as_minus_infinity() -> None:
+    masked = replace(_lattice_set(), log_probs=_changed("log_probs", np.finfo(np.float32).min))
+    assert masked.log_probs[1, 0, 2] == -np.inf
+    assert masked == replace(_lattice_set(), log_probs=_changed("log_probs", -np.inf))
+    assert masked.log_probs.dtype == np.float32
+    with pytest.raises(ValueError, match=r"at most 1e\+30, got \S+e\+30 in lattice 1, slot 0, arc 2"):
+        replace(_lattice_set(), log_probs=_changed("log_probs", 9e30))
 
 
 def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
@@ -105,7 +205,7 @@ def test_damaged_lattice_file_is_a_value_error_at_every_length(tmp_path: Path) -
     broken = tmp_path / "broken.npz"
     for length in range(0, len(whole) - 1, 37):
         broken.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=r"broken\.npz: not a lattice file"):
+        with pytest.raises(ValueError, match=r"broken\.npz: expected a lattice file"):
             LatticeSet.load(broken)
 
 
@@ -148,7 +248,7 @@ def test_lattice_file_with_wrong_arrays_names_them(tmp_path: Path, arrays: dict[
 
 def test_pickled_lattice_file_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "l.npz", tokens=np.array([{"a": 1}], dtype=object), log_probs=1, continuation=1, context=1)
-    with pytest.raises(ValueError, match="not a lattice file"):
+    with pytest.raises(ValueError, match="expected a lattice file"):
         LatticeSet.load(tmp_path / "l.npz")
 
 

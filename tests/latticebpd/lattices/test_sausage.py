@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latticebpd import SausageLattice, oracle_path
+from fst import NgramModel, NgramTable
+from latticebpd import SausageLattice, draft_tree, oracle_path, rescore
 from latticebpd.lattices.sausage import top_k
 
 
@@ -25,12 +26,56 @@ def test_from_logits_takes_torch_and_numpy_alike() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
     ours, theirs = SausageLattice.from_logits(logits, k=7), SausageLattice.from_logits(logits.numpy(), k=7)
     assert ours.tokens.tolist() == theirs.tokens.tolist()
-    reference = torch.log_softmax(logits.double(), -1).gather(1, torch.from_numpy(ours.tokens).long())
+    reference = torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(ours.tokens).long())
     np.testing.assert_allclose(ours.log_probs, reference, atol=1e-6)
 
 
 def test_from_logits_accepts_half_precision() -> None:
     assert SausageLattice.from_logits(torch.zeros(2, 4, dtype=torch.bfloat16), k=4).tokens.tolist() == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("dtype", [*"bBhHiIqQ", np.float16, np.float32, np.float64])
+def test_from_logits_finds_the_best_of_every_type_of_number(dtype: object) -> None:
+    info = np.finfo(dtype) if np.dtype(dtype).kind == "f" else np.iinfo(dtype)
+    logits = np.array([[0, 3, 2, 3, 1], [info.max, info.min, 0, 1, info.max]], dtype)
+    lattice = SausageLattice.from_logits(logits, k=3)
+    assert lattice.tokens.tolist() == [[1, 3, 2], [0, 4, 3]]
+    assert SausageLattice.from_logits(logits[:1], k=5).tokens[0].tolist() == [1, 3, 2, 4, 0]
+    exact = logits[0].astype(np.float64)
+    np.testing.assert_allclose(lattice.log_probs[0], (exact - np.log(np.exp(exact).sum()))[[1, 3, 2]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("logits", [np.array([["1", "2"]]), np.array([[1j, 2]]), np.array([[object(), 2]])])
+def test_logits_that_are_no_numbers_are_refused(logits: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="expected logits as numbers"):
+        SausageLattice.from_logits(logits, k=1)
+
+
+@pytest.mark.parametrize("mask", [-math.inf, float(np.finfo(np.float64).min), float(np.finfo(np.float32).min), -1e30])
+def test_masked_arcs_are_kept_as_minus_infinity(mask: float) -> None:
+    log_probs = np.array([[-1.0, mask], [mask, -2.0]])
+    lattice = SausageLattice([[1, 2], [3, 4]], log_probs)
+    assert lattice.log_probs.tolist() == [[-1.0, -math.inf], [-math.inf, -2.0]]
+    assert lattice.num_paths == 1
+    for lm in (None, NgramModel.from_table(NgramTable([np.array([[1], [2], [3]])], [np.log([0.2, 0.3, 0.5])], [np.zeros(3)]))):
+        assert rescore(lattice, lm, p=4).tokens.tolist() == [[1, 4]]
+        assert draft_tree(lattice, lm, num_nodes=4).tokens.tolist() == [1, 4]
+    with pytest.raises(ValueError, match="slot 0: expected at least one arc"):
+        SausageLattice([[1, 2]], [[mask, mask]])
+
+
+def test_lattices_are_values_and_read_only() -> None:
+    tokens, log_probs = np.array([[4, 7]], np.int32), np.array([[-1.0, 0.0]], np.float32)
+    lattice, twin = SausageLattice(tokens, log_probs), SausageLattice(tokens.copy(), np.array([[-1.0, -0.0]]))
+    assert lattice == twin
+    assert len({lattice, twin}) == 1
+    assert lattice not in (None, SausageLattice(tokens, log_probs - 1), SausageLattice(tokens + 1, log_probs))
+    assert SausageLattice([[4, -1]], [[0, np.nan]]) == SausageLattice([[4, -1]], [[0, np.nan]])
+    for array in (lattice.tokens, lattice.log_probs):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0, 0] = 1
+    assert np.shares_memory(lattice.tokens, tokens)  # nothing was copied, and the caller's own arrays stay as they were
+    tokens[0, 0] = 5
 
 
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(1, 5))
@@ -49,7 +94,7 @@ def test_top_k_breaks_ties_towards_the_lower_index(rows: list[list[int]], k: int
         ([[1, 2], [3, 3]], [[0.0, 0.0]] * 2, "slot 1: expected distinct tokens, got token 3 twice"),
         ([[1, -2]], [[0.0, 0.0]], r"slot 0: expected token ids >= 0 .* got \[1, -2\]"),
         ([[1, 2**31]], [[0.0, 0.0]], "slot 0: expected token ids >= 0 .* fit 32 bits"),
-        ([[1, 2]], [[0.0, math.nan]], "slot 0, arc 1: expected a log-probability below .inf, got nan"),
+        ([[1, 2]], [[0.0, math.nan]], "slot 0, arc 1: expected a log-probability of at most 1e.30, got nan"),
         ([[1, 2]], [[math.inf, 0.0]], "slot 0, arc 0: .* got inf"),
         ([[1, 2], [-1, -1]], [[0.0, 0.0]] * 2, "slot 1: expected at least one arc"),
         ([[1, 2]], [[-math.inf, -math.inf]], "slot 0: expected at least one arc"),
