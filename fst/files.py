@@ -1,27 +1,42 @@
-"""Writing files whole or not at all; letting go of mapped ones."""
+"""Writing files whole or not at all, where that is possible, and by one process at a time; letting go of mapped ones."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import mmap
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""What a write meets that knows no file's name."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside ``path``; rename it to ``path`` on success, delete it on any error.
 
-    A reader therefore sees the old file or the complete new one, never a half.
+    A reader therefore sees the old file or the complete new one, never a half.  Folders that are missing above it are
+    made.  An error in writing names ``path``, not the temporary file.
     """
     path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        if error.errno is None and not error.args[1:]:  # numpy: "324241 requested and 153536 written"
+            raise OSError(errno.ENOSPC, f"could not be written whole, {error}; is the disk full?", str(path)) from error
+        if str(error.filename) == str(temporary) or (error.filename is None and error.errno in DISK_ERRORS):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -40,6 +55,56 @@ def refuse_bomb(packed: int, unpacked: int) -> None:
             f"its {packed} bytes would unpack to {unpacked} or more, over {LARGEST_RATIO} times as many; "
             "if that is what you want, store it uncompressed"
         )
+
+
+def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "folder"]) -> None:
+    """Refuse a name that no such thing can be written under, before the work begins whose result goes there.
+
+    Folders may be missing above it, as for `replacing`: they are made when there is something to write, not here.
+
+    Raises:
+        ValueError: something else has the name, or the folder is a file, or cannot be written to.
+    """
+    path = Path(path)
+    found = "folder" if path.is_dir() else "file" if path.is_file() else "device"
+    if path.exists() and found not in kinds:
+        raise ValueError(f"{path}: expected to write a {' or a '.join(kinds)} of this name, found a {found}; name another")
+    folder = path if path.is_dir() else path.parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path}: expected a folder that can be written to, got {folder}: {error.strerror}; name another") from None
+
+
+@contextmanager
+def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold a folder, or the name of a file to be written, against other processes that ask for it here; for as long as this one lives.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    path = Path(path)
+    lock = path if path.is_dir() else path.with_name(f".{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(lock, os.O_RDONLY if lock is path else os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            taken = not lock.exists() or not os.path.samestat(os.fstat(handle), lock.stat())  # its last holder has just deleted it
+        except BlockingIOError:
+            taken = True
+        if taken:
+            raise ValueError(f"{path}: another process is writing it; wait until that has ended, or name another")
+        try:
+            yield
+        finally:
+            if lock is not path:
+                lock.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
 
 
 def release(array: np.ndarray) -> None:

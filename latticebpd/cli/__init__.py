@@ -6,6 +6,7 @@ what was expected and what came, and exit status 2; anything unforeseen with one
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections import UserDict
@@ -52,7 +53,25 @@ class _LazyCommands(UserDict[str, Any]):
         else:
             holder.command(name)(found)
         group: Any = typer.main.get_command(holder)
-        return group.commands[name]
+        return _refusing_odd_numbers(group.commands[name])
+
+
+def _refusing_odd_numbers(command: Any) -> Any:
+    """The command, or group of them, without the numbers that no option has a use for: nan, infinity, more than 64 bits."""
+    if subcommands := getattr(command, "commands", None):
+        for each in subcommands.values():
+            _refusing_odd_numbers(each)
+        return command
+    act = command.callback
+
+    def checked(**values: Any) -> None:
+        for name, value in values.items():
+            if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+                raise ValueError(f"expected --{name.replace('_', '-')} as a number of ordinary size, got {value}")
+        act(**values)
+
+    command.callback = checked
+    return command
 
 
 class _Program(TyperGroup):

@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from latticebpd.analysis import OracleTally
@@ -26,9 +26,9 @@ def oracle(
     heads: str | None = typer.Option(None, help="Numbers of heads to try, head 1 included, such as 3,6,9; all by default."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, help="Picture to draw (.png, .svg or .pdf)."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
-    tally: Path | None = typer.Option(None, help="Write the counts themselves (.json), for `latticebpd merge`."),
+    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."),
     model: Path | None = typer.Option(None, help="The lattices' own model: decode their texts again; needs directories of lattices."),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
 ) -> None:
@@ -58,8 +58,8 @@ def merge(
     tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` wrote."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, help="Picture to draw (.png, .svg or .pdf)."),
-    tally: Path | None = typer.Option(None, help="Write the sum of the counts (.json)."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
+    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.
 

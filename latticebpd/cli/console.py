@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -17,6 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+
+from fst.files import require_writable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -56,6 +58,30 @@ def progress() -> Progress:
 def print_json(record: Any) -> None:
     """One JSON value on standard output and nothing else."""
     print(json.dumps(record, ensure_ascii=False))
+
+
+PathValue = TypeVar("PathValue", Path, Path | None, list[Path])
+
+
+def writable_file(value: PathValue) -> PathValue:
+    """The callback of an option that names a file to write: where that cannot be, it is refused before any work is done."""
+    for path in value if isinstance(value, list) else [value]:
+        if path is not None:
+            require_writable(path, "file")
+    return value
+
+
+def writable_folder(path: Path | None) -> Path | None:
+    """The callback of an option that names a folder to fill."""
+    if path is not None:
+        require_writable(path, "folder")
+    return path
+
+
+def writable(path: Path) -> Path:
+    """The callback of an option that names either."""
+    require_writable(path, "file", "folder")
+    return path
 
 
 def positive_numbers(option: str, text: str) -> list[int]:

@@ -9,7 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
@@ -23,10 +23,14 @@ def ddg(
     file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
     model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
     output: list[Path] = typer.Option(
-        [], "--output", "-o", help="A page (.html) of all texts, or pictures (.png, .svg, .pdf), numbered if there are several; repeatable."
+        [],
+        "--output",
+        "-o",
+        callback=writable_file,
+        help="A page (.html) of all texts, or pictures (.png, .svg, .pdf), numbered if there are several; repeatable.",
     ),
-    classes_csv: Path | None = typer.Option(None, help="Write the statistics by class of token."),
-    widths_csv: Path | None = typer.Option(None, help="Write the statistics by iteration."),
+    classes_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by class of token."),
+    widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
     initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
@@ -36,7 +40,7 @@ def ddg(
     source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),
     limit: int = typer.Option(20, min=1, help="Texts, at most."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
-    threads: int = typer.Option(1, min=1, help="Threads for the model."),
+    threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
     """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and whom each token waited for.

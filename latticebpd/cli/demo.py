@@ -24,7 +24,7 @@ def demo(
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot: the best tokens of each head."),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts of the p-best systems."),
     nodes: int = typer.Option(64, min=1, help="Nodes of the draft tree."),
-    threads: int = typer.Option(1, min=1, help="Threads for the model, which is so small that one is as fast as two."),
+    threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model, which is so small that one is as fast as two."),
 ) -> None:
     """Decode the bundled prompts with every drafting system and compare them.
 

@@ -10,7 +10,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def jacobi(
     batch_size: int = typer.Option(1, min=1, help="Texts decoded together."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     baselines: bool = typer.Option(True, help="Decode greedily and with beams as well, and compare."),
-    threads: int = typer.Option(1, min=1, help="Threads for the model."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the decoded texts, one a line."),
+    threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
+    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="Write the decoded texts, one a line."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Translate or continue a file by Jacobi iteration: greedy decoding's text, in fewer passes.

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, progress, quiet_transformers
+from latticebpd.cli.console import err, progress, quiet_transformers, writable
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
 
 
 def lattices(
-    output: Path = typer.Option(..., "--output", "-o", help="Lattice file to write (.npz), or directory to fill with shards."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable, help="Lattice file to write (.npz), or directory to fill with shards."
+    ),
     prompts: Path | None = typer.Option(
         None,
         help="Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or sequences of "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
 from latticebpd.cli.language_models import model_paths, named_models
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def report(
     lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories of them; NAME=PATH names one."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory to write report.html to, and CSV and PNG files beside it."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory to write report.html to, and CSV and PNG files beside it."
+    ),
     lm: list[str] = typer.Option(
         [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is compared most."
     ),

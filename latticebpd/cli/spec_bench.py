@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 
 def spec_bench(
@@ -24,8 +24,10 @@ def spec_bench(
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
     system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
-    output: Path | None = typer.Option(None, "--output", "-o", help="Write the answers in the benchmark's own JSONL."),
-    threads: int = typer.Option(1, min=1, help="Threads for the model."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
+    ),
+    threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Answer Spec-Bench's questions greedily and with drafts; print mean accepted tokens and the speed-up per task.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_file, writable_folder
 
 
 def distill(
@@ -14,7 +14,9 @@ def distill(
         ..., help="Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut prompts from."
     ),
     model: str = typer.Option(..., help="Model that writes: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory to fill; the same command goes on with it."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command goes on with it."
+    ),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts cut from text; of given ones, all are used."),
     prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
     max_new_tokens: int = typer.Option(96, min=1, help="Most tokens written after each prompt."),
@@ -23,7 +25,7 @@ def distill(
     shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses the shard it was at."),
     part: str = typer.Option("0/1", help="i/n: make only every n-th shard, from the i-th on (from 0); for n machines."),
     corpus_output: Path | None = typer.Option(
-        None, "--corpus", help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
+        None, "--corpus", callback=writable_file, help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
     ),
     history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order less 1."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),

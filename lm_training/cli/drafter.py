@@ -6,14 +6,16 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, quiet_transformers
+from latticebpd.cli.console import err, quiet_transformers, writable_folder
 
 
 def drafter(
     data: list[Path] = typer.Argument(..., help="Sources and translations: directories made by `latticebpd distill`, or pairs (.npz)."),
     validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
     model: Path = typer.Option(..., help="Directory of the verifier, an encoder–decoder; the drafter begins with its weights."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory of the drafter; an interrupted run in it goes on."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory of the drafter; an interrupted run in it goes on."
+    ),
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     smallest_block: int | None = typer.Option(None, min=1, help="Draw every update's number of masks from here to the block size."),
     windows: int = typer.Option(8, min=1, help="Prefixes drawn of each target; they share what is read of it."),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress
+from latticebpd.cli.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
     from lm_training.data.templates import Template
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def encode(
     inputs: list[Path] = typer.Argument(..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json."),
-    output: Path = typer.Option(..., "--output", "-o", help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards."
+    ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
     task: str | None = typer.Option(None, help="Prompts of a known task: squad, cnn, samsum, multinews, xsum, newsroom."),

@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, out, positive_numbers, print_json, progress, progress_bytes, quiet_transformers
+from latticebpd.cli.console import (
+    err,
+    load_tokenizer,
+    out,
+    positive_numbers,
+    print_json,
+    progress,
+    progress_bytes,
+    quiet_transformers,
+    writable_file,
+    writable_folder,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,8 +121,8 @@ def train(
     inputs: list[Path] = typer.Argument(
         ..., help="Token ids (.npy, .bin), or text (.txt), JSONL and Parquet files with --tokenizer or --words; .gz, .xz, .zst."
     ),
-    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
-    order: int = typer.Option(4, min=1, help="Longest n-gram."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
+    order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     smoothing: str = typer.Option("katz", help="katz, katz-opengrm, katz-srilm, witten-bell, absolute or stupid-backoff."),
     min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
@@ -122,15 +133,17 @@ def train(
         None, help="tokenizer.json, or what AutoTokenizer takes, that turns text into tokens, or that made the ids."
     ),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(None, min=0, help="Token id between documents; else the tokenizer's, else 0."),
+    end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     replace_invalid: bool = typer.Option(False, help="Read U+FFFD for bytes that are no UTF-8, instead of refusing the file."),
     engine: str = typer.Option("auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."),
     memory: str = typer.Option("4G", help="Memory for counting."),
-    threads: int | None = typer.Option(None, min=1, help="Threads for counting; by default all cores."),
+    threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
     master: str = typer.Option("local[*]", help="Spark's master."),
     work_dir: Path | None = typer.Option(
-        None, help="Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one removes it."
+        None,
+        callback=writable_folder,
+        help="Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one removes it.",
     ),
 ) -> None:
     """Estimate a backoff model.
@@ -150,7 +163,7 @@ def train(
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
-        min_counts=tuple((counts + [counts[-1]] * order)[:order]),
+        min_counts=tuple(counts),
         max_ngrams=max_ngrams,
         prune_theta=prune_theta,
         unknown_word=unk,
@@ -169,7 +182,7 @@ def train(
 def interpolate(
     first: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
-    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
     held_out: Path | None = typer.Option(None, help="Text to find the best share for, instead; read as by `lm perplexity`."),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
@@ -206,14 +219,14 @@ def interpolate(
 @app.command()
 def kenlm(
     inputs: list[Path] = typer.Argument(..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."),
-    output: Path = typer.Option(..., "--output", "-o", help="Model to write: .fst, .arpa or .arpa.gz."),
-    order: int = typer.Option(4, min=1, help="Longest n-gram."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
+    order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
     prune: str = typer.Option("0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."),
-    binary: Path | None = typer.Option(None, help="Also write KenLM's binary file, with build_binary."),
+    binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or what AutoTokenizer takes."),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(None, min=0, help="Token id between documents; else the tokenizer's, else 0."),
+    end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
 ) -> None:
@@ -291,7 +304,7 @@ def _tokens_to_score(
 @app.command()
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
-    output: Path = typer.Argument(..., help="OpenFst file to write."),
+    output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored with the model."),
 ) -> None:
     """Turn an ARPA file into an OpenFst automaton that loads in no time; one pass, in less memory than the result.
@@ -318,7 +331,7 @@ def arpa2fst(
 @app.command()
 def fst2arpa(
     model: Path = typer.Argument(..., help="OpenFst file."),
-    output: Path = typer.Argument(..., help="ARPA file to write; .gz compresses."),
+    output: Path = typer.Argument(..., callback=writable_file, help="ARPA file to write; .gz compresses."),
 ) -> None:
     """Turn an automaton back into an ARPA file.
 

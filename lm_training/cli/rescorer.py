@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_folder
 
 
 def rescorer(
@@ -14,7 +14,9 @@ def rescorer(
         ..., help="What to learn: directories made by `latticebpd distill`, sequences (.npz), or token ids (.npy)."
     ),
     validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory of the rescorer; an interrupted run in it goes on."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory of the rescorer; an interrupted run in it goes on."
+    ),
     tokenizer: Path = typer.Option(..., help="tokenizer.json of the base model; the data is encoded with it."),
     preset: str | None = typer.Option(None, help="Shape of a new model: tiny, small, or the paper's 32m, 61m, 94m."),
     model: str | None = typer.Option(None, help="Go on from this causal LM instead: a directory or a hub's name."),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
 from lm_training.cli import drafter, encode, rescorer, translation
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
@@ -19,8 +19,8 @@ app.command("translation")(translation.translation)
 @app.command()
 def tokenizer(
     inputs: list[Path] = typer.Argument(..., help="Text (.txt) or JSONL files, plain, .gz or .xz."),
-    output: Path = typer.Option(..., "--output", "-o", help="tokenizer.json to write."),
-    vocab_size: int = typer.Option(8192, min=257, help="Tokens, the end-of-text token included."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="tokenizer.json to write."),
+    vocab_size: int = typer.Option(8192, min=257, max=1 << 24, help="Tokens, the end-of-text token included."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
 ) -> None:
     """Train a byte-level BPE tokenizer.
@@ -41,7 +41,9 @@ def blockwise(
     corpus: list[Path] = typer.Argument(..., help="Token ids (.npy), as written by `latticebpd train encode`."),
     validation: Path = typer.Option(..., help="Token ids of documents that are not in the corpus (.npy)."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json the corpus was encoded with."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory of the model; an interrupted run in it goes on."
+    ),
     steps: int = typer.Option(6000, min=1, help="Updates in all."),
     batch_size: int = typer.Option(8, min=1, help="Texts per update."),
     sequence_length: int = typer.Option(256, min=16, help="Tokens per sequence."),
@@ -113,7 +115,9 @@ def heads(
     data: list[Path] = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, or token ids (.npy)."),
     validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory of the blockwise model; an interrupted run in it goes on."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory of the blockwise model; an interrupted run in it goes on."
+    ),
     num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
     kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Width of a head's hidden layer; the model's own width by default."),

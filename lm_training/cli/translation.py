@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_folder
 
 
 def translation(
@@ -14,7 +14,9 @@ def translation(
         ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
     ),
     validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
-    output: Path = typer.Option(..., "--output", "-o", help="Directory of the model; an interrupted run in it goes on."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory of the model; an interrupted run in it goes on."
+    ),
     source: str = typer.Option("en", help="Field of the sentence to translate."),
     target: str = typer.Option("de", help="Field of its translation."),
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),

@@ -1,0 +1,84 @@
+"""Files appear whole or not at all; what cannot be written is found out first, and two do not write one thing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from fst.files import locked, replacing, require_writable
+
+
+def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c.txt"
+    require_writable(path, "file")
+    assert not path.parent.parent.exists()  # nothing yet
+    with replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert [found.name for found in path.parent.iterdir()] == ["c.txt"]
+    with contextlib.suppress(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "whole"
+    assert [found.name for found in path.parent.iterdir()] == ["c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device: '{path}'"),
+        (OSError("324241 requested and 153536 written"), "could not be written whole, 324241 requested and 153536 written"),
+        (OSError(errno.ENOENT, "No such file or directory", "other.txt"), "[Errno 2] No such file or directory: 'other.txt'"),
+    ],
+)
+def test_errors_name_the_file_that_was_asked_for(tmp_path: Path, error: OSError, message: str) -> None:
+    path = tmp_path / "model.npz"
+    with pytest.raises(OSError, match=r"Errno|written") as caught, replacing(path):
+        raise error
+    assert message.format(path=path) in str(caught.value)
+    assert ".tmp" not in str(caught.value)
+    path.mkdir()
+    with pytest.raises(IsADirectoryError) as caught, replacing(path) as temporary:
+        temporary.touch()
+    assert caught.value.filename == str(path)
+    assert ".tmp" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/proc/nothing/model.fst", "{tmp}/file.txt/model.fst"])
+def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file.txt").write_text("x")
+    with pytest.raises(ValueError, match="expected"):
+        require_writable(name.format(tmp=tmp_path), "file", "folder")
+    with pytest.raises(ValueError, match="found a folder"):
+        require_writable(tmp_path, "file")
+    with pytest.raises(ValueError, match="found a file"):
+        require_writable(tmp_path / "file.txt", "folder")
+    assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def hold(path: Path, ready: object, leave: object) -> None:
+    with locked(path):
+        ready.set()  # type: ignore[attr-defined]
+        leave.wait(30)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_second_process_is_refused_at_once_until_the_first_ends_however_it_ends(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "held"
+    if kind == "folder":
+        path.mkdir()
+    context = multiprocessing.get_context("fork")
+    ready, leave = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(path, ready, leave))
+    process.start()
+    assert ready.wait(30)
+    with pytest.raises(ValueError, match="another process is writing it"), locked(path):
+        pass
+    process.kill()
+    process.join()
+    with locked(path):
+        pass
+    assert [found.name for found in tmp_path.iterdir()] == (["held"] if kind == "folder" else [])

@@ -1,0 +1,138 @@
+"""Every option of every command, found by walking the program: numbers at their edges, outputs that cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import pytest
+import typer
+from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
+
+from latticebpd.cli import COMMANDS
+from tests.helpers.commands import Run
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One option or argument of a command: its name in Python, its type without None, how it is declared."""
+
+    name: str
+    kind: Any
+    info: ParameterInfo
+
+    @property
+    def flag(self) -> str:
+        declared = [name for name in self.info.param_decls or () if name.startswith("--") and "/" not in name]
+        return declared[0] if declared else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def required(self) -> bool:
+        return self.info.default is ...
+
+    @property
+    def is_output(self) -> bool:
+        return getattr(self.info.callback, "__name__", "").startswith("writable")
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
+    """The words and the parameters of every command."""
+    for name, place in COMMANDS.items():
+        module, attribute = place.split(":")
+        found = getattr(import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            for each in found.registered_commands:
+                yield (name, each.name or each.callback.__name__.replace("_", "-")), parameters(each.callback)  # type: ignore[union-attr]
+        else:
+            yield (name,), parameters(found)
+
+
+def parameters(function: Any) -> list[Parameter]:
+    hints = get_type_hints(function)
+    result = []
+    for name, parameter in signature(function).parameters.items():
+        kinds = [kind for kind in get_args(hints[name]) if kind is not NoneType] if NoneType in get_args(hints[name]) else [hints[name]]
+        result.append(Parameter(name, kinds[0], parameter.default))
+    return result
+
+
+def missing_inputs(words: tuple[str, ...], given: list[Parameter], but: str, directory: Path) -> list[str]:
+    """A command line whose required files do not exist; without the parameter ``but``."""
+    line = [*words]
+    if words in (("generate",), ("lattices",)):  # which take the bundled one
+        line += ["--model", str(directory / "missing")]
+    for each in given:
+        if not each.required or each.name == but:
+            continue
+        value = (
+            str(directory / ("out.fst" if each.is_output else "missing.npz")) if each.kind in (Path, list[Path], str, list[str]) else "1"
+        )
+        line += [value] if isinstance(each.info, ArgumentInfo) else [each.flag, value]
+    return line
+
+
+COMMAND_LIST = list(commands())
+
+
+def test_the_walk_finds_the_program() -> None:
+    found = {" ".join(words): {each.flag for each in given} for words, given in COMMAND_LIST}
+    assert {"demo", "lm train", "train heads", "generate", "models get"} <= set(found)
+    assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
+
+
+def one_line(status: int, out: str, err: str) -> str:
+    assert (status, out) == (2, ""), err
+    (line,) = err.strip().splitlines()
+    assert line.startswith("latticebpd: error: ")
+    return line
+
+
+@pytest.mark.parametrize(("words", "given"), COMMAND_LIST, ids=[" ".join(words) for words, _ in COMMAND_LIST])
+def test_numbers_at_their_edges_end_with_one_line(run: Run, tmp_path: Path, words: tuple[str, ...], given: list[Parameter]) -> None:
+    for option in given:
+        if not isinstance(option.info, OptionInfo) or option.kind not in (int, float):
+            continue
+        line = missing_inputs(words, given, option.name, tmp_path)
+        lowest = option.info.min
+        odd = ["x", "", "nan", "1e400", str(2**63), str(-(10**30))] if option.kind is int else ["x", "", "nan", "inf", "-inf", "1e400"]
+        if lowest is not None:
+            odd.append(str(lowest - 1))
+        for value in odd:
+            assert option.flag in one_line(*run(*line, f"{option.flag}={value}")), (option.flag, value)
+        if words == ("demo",):
+            continue  # needs no input, and would run
+        for value in (0, -1, lowest, lowest or 1, 2**31, 2**63 - 1, 10**300 if option.kind is float else 2**62):
+            if value is not None:
+                one_line(*run(*line, f"{option.flag}={value}"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [(words, given) for words, given in COMMAND_LIST if any(each.is_output for each in given)],
+    ids=[" ".join(words) for words, given in COMMAND_LIST if any(each.is_output for each in given)],
+)
+def test_outputs_that_cannot_be_written_are_refused_before_inputs_are_read(
+    run: Run, tmp_path: Path, words: tuple[str, ...], given: list[Parameter]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    for option in given:
+        if not option.is_output:
+            continue
+        for value in ("/proc/nothing/lm.fst", tmp_path / "file" / "lm.fst", "/dev/null"):
+            place = [value] if isinstance(option.info, ArgumentInfo) else [option.flag, value]
+            line = one_line(*run(*missing_inputs(words, given, option.name, tmp_path), *place))
+            assert f"{value}: expected" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_every_option_that_names_an_output_is_checked() -> None:
+    for words, given in COMMAND_LIST:
+        for each in given:
+            if each.name in {"output", "corpus_output", "plot", "tally", "binary", "work_dir", "trace"} or each.name.endswith("_csv"):
+                assert each.is_output, (words, each.name)
