@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import runpy
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from lm_training.neural.translation import TranslationShape, new_translator
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
-MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where things are")[1]
 
 
 def python_blocks(text: str) -> list[str]:
@@ -93,21 +93,17 @@ def test_contributing_example_drafts_losslessly() -> None:
     assert torch.equal(out.sequences, reference)
 
 
-def test_every_file_on_the_map_exists() -> None:
-    package = ""
-    for line in MAP.splitlines():
-        if match := re.match(r"    (\w+)/", line):
-            package = match[1]
-            assert (ROOT / package).is_dir()
-        for name in re.findall(r"(\w+\.py)\b", line):
-            assert (ROOT / package / name).is_file(), f"{package}/{name}"
-
-
-def test_every_module_is_on_the_map_or_private() -> None:
-    for package in ("fst", "lm_training", "latticebpd"):
-        modules = {path.name for path in (ROOT / package).glob("*.py") if not path.name.startswith("_")}
-        missing = {name for name in modules if name not in MAP}
-        assert not missing, f"{package}: {missing}"
+def test_pictures_and_modules_of_the_architecture_are_those_there_are() -> None:
+    """After a module or a room came or went: ``python docs/draw.py``."""
+    draw = runpy.run_path(str(ROOT / "docs" / "draw.py"))
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert draw["with_modules"](text) == text
+    for name in ("rooms", "flow"):
+        assert (ROOT / "docs" / f"{name}.svg").read_text(encoding="utf-8") == draw[name]()
+        assert f"({name}.svg)" in text
+    drawn = [room.split("/")[1] for room in draw["ROOMS"] if room.startswith("latticebpd/")]
+    layers = runpy.run_path(str(ROOT / "tests" / "project" / "test_layers.py"))
+    assert drawn == list(layers["ROOMS"])
 
 
 @pytest.mark.parametrize(
