@@ -25,7 +25,7 @@ UNIT = 256
 """Lattices that are resampled together where texts are not known: neighbours are alike."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Comparison:
     """Sums over lattices for every system; the first is vanilla, the last the oracle.
 

@@ -20,7 +20,7 @@ Factory = Callable[[Sequence[int]], Drafter]
 """From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Decoded:
     """Decodes of the same prompts by several drafters.
 

@@ -77,7 +77,7 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
     return results[0], results[1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadEntropy:
     """Entropies of heads over a data set.
 

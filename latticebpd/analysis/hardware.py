@@ -144,7 +144,7 @@ PAPER_DECODINGS = (
 """Table 11's columns: mean block efficiencies over the paper's seven data sets, p * h tokens verified."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HardwareCost:
     """Cost of one decoded token.
 

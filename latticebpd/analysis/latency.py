@@ -17,7 +17,7 @@ SLOTS = (4, 8, 16)
 WIDTHS = (2, 4, 8, 16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Latency:
     """Milliseconds to rescore one lattice, one thread: of each lattice the least of several runs, then the median over lattices.
 

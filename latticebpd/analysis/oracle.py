@@ -67,7 +67,7 @@ def losses(lattices: LatticeSet, place: np.ndarray, lengths: np.ndarray) -> tupl
     return slots, np.where(ended, 2, place[rows, slots] == ABSENT)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OracleTally:
     """Sums over lattices, for every width ``ks[i]`` and number of heads ``heads[j]``.
 

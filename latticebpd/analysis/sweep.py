@@ -17,7 +17,7 @@ ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The paper's grid."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AlphaSweep:
     """One system at several weights, on the same lattices.
 

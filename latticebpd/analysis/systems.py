@@ -36,7 +36,7 @@ Weights: TypeAlias = float | Mapping[str, float | None] | None
 """The weight of all language models, or of each by name; None stands for the one that is stored with the model, else 1."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """Of every lattice: lengths ``[n]`` accepted drafted tokens; nodes ``[n]`` verified tokens; first ``[n, slots]`` the first
     draft, -1 where a tree has none of that depth."""

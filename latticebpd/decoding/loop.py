@@ -46,7 +46,7 @@ class Step:
     committed: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generated:
     """What a decode produced and cost.
 

@@ -16,7 +16,7 @@ from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prompts:
     """A batch of prompts.
 

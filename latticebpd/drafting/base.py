@@ -16,7 +16,7 @@ from torch import Tensor
 from latticebpd.lattices.drafts import DraftTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """One row of the batch at the moment before a draft.
 

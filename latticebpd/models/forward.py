@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from latticebpd.models.base import BaseModel, Model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Verified:
     """The base model's output for the next token and every drafted node of each row.
 
@@ -32,7 +32,7 @@ class Verified:
     logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """What an encoder–decoder's decoder reads besides its own text: encoded once, selected with the rows.
 

@@ -42,7 +42,7 @@ FORMAT_VERSION = 1
 ROLE = "non-autoregressive drafter"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Columns:
     """One pass of the decoder: what each text has that was not read yet, padded, then the masks.
 

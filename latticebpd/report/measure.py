@@ -66,7 +66,7 @@ class Options:
     latency_lattices: int = 50
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Example:
     """One step of a decode: its lattice, what the model wrote, and what two systems drafted.
 

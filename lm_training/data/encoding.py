@@ -52,7 +52,7 @@ class Encoding:
     shard_records: int = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EncodedShard:
     """The sequences of consecutive records.
 

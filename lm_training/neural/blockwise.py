@@ -37,7 +37,7 @@ TOP = (1, 4, 16)
 """A head's accuracy is measured among its so many best tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Labels:
     """What one predictor is to say.
 
@@ -50,7 +50,7 @@ class Labels:
     weights: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HeadBatch:
     """Texts padded on the right, and their labels.
 
@@ -64,7 +64,7 @@ class HeadBatch:
     mask: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelTexts:
     """What a base model reads and writes.
 

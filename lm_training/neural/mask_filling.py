@@ -76,7 +76,7 @@ class DrafterTraining(TranslationTraining):
         return self.reveal_first + (self.reveal_last - self.reveal_first) * done
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Windows:
     """Prefixes of targets, and what the masks behind them are to say.
 

@@ -97,7 +97,7 @@ def new_rescorer(shape: RescorerShape, vocab_size: int, eos_id: int | None = Non
     return model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NextTokenBatch:
     """inputs: ``[rows, length]``, padded on the right.  labels, weights: ``[rows, kept]``, of the last ``kept`` positions: the next
     token, and its share of the step's loss, 0 where it is no label; the weights' sum's mean over the parts of a step is 1."""

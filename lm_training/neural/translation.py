@@ -66,7 +66,7 @@ class TranslationTraining(LoopOptions):
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairBatch:
     """Sentences padded on the right.
 

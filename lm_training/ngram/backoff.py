@@ -32,7 +32,7 @@ NO_MASS = 1e-9
 """Probability below which a sum that should be 0 or 1 is one, rounding aside."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class OrderCounts:
     """What a smoothing method sees of some contexts of one order.
 
@@ -167,7 +167,7 @@ def _stored(store: Store, name: str, values: np.ndarray) -> np.ndarray:
     return column.finish()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
     """What was estimated of some contexts: ``[n]`` of each n-gram kept, ``[contexts]`` of each context."""
 
@@ -181,7 +181,7 @@ class _Group:
     log_weights: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _OrderEstimator:
     """Estimates the contexts of one order, group by group, from the order below."""
 

@@ -51,7 +51,7 @@ Progress = Callable[[int, int], object]
 """Called with the work done so far and all there is."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class NgramCounts:
     """How often each n-gram occurs that occurs often enough; index ``o - 1`` of all lists belongs to order ``o``.
 
@@ -129,7 +129,7 @@ def count_sentences(
     return count_windows(stream, order, min_counts, resources or Resources())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenStream:
     """Token ids with the separator that is to be read before the first: what all ways of counting start from.
 
@@ -202,7 +202,7 @@ def minimum_of(min_counts: Sequence[int], order: int) -> int:
     return 1 if order == 1 else min_counts[min(order, len(min_counts)) - 1]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """What `NgramCounts` holds of one order, of consecutive n-grams whose contexts are whole."""
 

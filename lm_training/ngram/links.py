@@ -49,7 +49,7 @@ GROUP = 1 << 18
 """About so many n-grams are worked on at a time, so that a processor's cache holds what is made of them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Rows ``begin`` to ``end`` - 1 of an order, whose contexts are whole and begin with the one numbered ``context``.
 

@@ -35,7 +35,7 @@ class Decoded:
     flops: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Texts that are decoded together.
 

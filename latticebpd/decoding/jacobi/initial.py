@@ -18,7 +18,7 @@ from latticebpd.drafting.base import Drafter, State
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Block:
     """Unknowns that are about to be solved together.
 

@@ -28,7 +28,7 @@ class Iterate:
     settled: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Solution:
     """The text and, for every row, what it took.  Counts of a row do not depend on the rows beside it.
 

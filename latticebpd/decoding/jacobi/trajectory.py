@@ -28,7 +28,7 @@ class Cell(IntEnum):
     """Right as it was before, with something before it that is not."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trajectory:
     """A text's iterates.
 

@@ -23,7 +23,7 @@ UNSEEN = -1000.0
 """The least log-probability that counts (Kim 2024, appendix C.3): a model that rules a token out leaves every path finite."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outputs:
     """What the model says behind each of ``n`` prefixes.
 

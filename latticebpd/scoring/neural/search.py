@@ -18,7 +18,7 @@ from latticebpd.scoring.neural.outputs import Outputs, log_norms
 from latticebpd.scoring.neural.reader import Reader
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Arcs:
     """Lattices side by side.  tokens: ``[n, slots, k]``, -1 pads.  weights: ``[n, slots, k]`` natural log, -inf where no arc is.
     lengths: ``[n]`` slots of each."""
