@@ -28,6 +28,7 @@ from rich.progress import Progress
 
 import latticebpd
 from latticebpd.cli.jacobi_inputs import read_texts
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi import (
     Drafted,
     LengthRatio,
@@ -39,8 +40,6 @@ from latticebpd.decoding.jacobi import (
     jacobi,
 )
 from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Measured, System, compare, parallel, stock
-from latticebpd.decoding.loop import fill_token
-from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.drafting import PathsDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
@@ -151,7 +150,7 @@ def main() -> None:
         parser.error(f"{arguments.heads}: expected a model with heads, got one without")
     tokenizer: Any = load_tokenizer(arguments.model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
-    fill = fill_token(base, None, end_of_text_ids(base, None))
+    fill = GenerationSettings(base).fill_id
     bleu: Any = None
     if texts.references is not None:
         from sacrebleu.metrics.bleu import BLEU

@@ -98,7 +98,7 @@ def generate(
         max_new_tokens,
         attention_mask=[[1] * len(ids)],  # no token of a text is padding, whatever its id
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if streaming else None,
-        stop_strings=stop,
+        stop_strings=stop or None,
         tokenizer=tokenizer,
         trace=show_blocks,
     )

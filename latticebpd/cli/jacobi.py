@@ -68,11 +68,10 @@ def jacobi(
     import torch
 
     from fst.files import replacing
+    from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.decoding.jacobi import jacobi as whole
     from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
-    from latticebpd.decoding.loop import fill_token
-    from latticebpd.decoding.stopping import end_of_text_ids
     from latticebpd.models.base import BaseModel
     from latticebpd.models.pretrained import load_model, load_tokenizer
 
@@ -98,7 +97,7 @@ def jacobi(
     name = _name(algorithm, block_size, initial)
     systems = {GREEDY: stock(served, max_new_tokens), BEAM: stock(served, max_new_tokens, BEAMS)} if baselines else {}
     systems[name] = parallel(served, decode)
-    fill = fill_token(base, None, end_of_text_ids(base, None))
+    fill = GenerationSettings(base).fill_id
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
         found = compare(systems, inputs, fill, not base.encodes, batch_size, on_batch=lambda: bar.update(task, advance=1))

@@ -11,15 +11,16 @@ gets shorter as a rule gets more lenient.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from latticebpd.decoding.generation_config import WARPERS, GenerationSettings
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.verification import Verified
 
@@ -35,6 +36,19 @@ class Acceptance(Protocol):
             drafted: index of a node, 0 <= index < n -> the drafted tokens right below it.
             depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
         """
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """A rule that depends on the model's generation config."""
+
+    def bound(self, settings: GenerationSettings) -> Acceptance:
+        """The rule for a decode under these settings."""
+
+
+def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
+    """The rule, as it is for a decode under these settings."""
+    return rule.bound(settings) if isinstance(rule, Bindable) else rule
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,9 @@ class MinimumBlock:
                     chosen[node] = _kept(logits[node], tokens, lambda rank, gap: True)
         return chosen
 
+    def bound(self, settings: GenerationSettings) -> MinimumBlock:
+        return replace(self, otherwise=bound(self.otherwise, settings))
+
 
 class Sampling:
     """Sample each node's next token from the base model's own distribution and follow the drafted token that equals it.
@@ -138,25 +155,32 @@ class Sampling:
     it, whatever was drafted; so the texts are distributed exactly as the base model's.
 
     Args:
-        temperature, top_k, top_p: as for ``generate()``; None leaves a filter out.
+        temperature, top_k, top_p: as for ``generate()``; None leaves what the model's generation config says or, where it says
+            nothing, ``transformers``' default, which for ``top_k`` is 50.  1, 0 and 1 leave a filter out.
         generator: source of randomness, on the model's device; torch's own by default.
+        others: the other filters of ``generate()``: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``.
     """
 
     def __init__(
         self,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         generator: torch.Generator | None = None,
+        **others: float | None,
     ) -> None:
+        if temperature is not None and not temperature > 0:
+            raise ValueError(f"expected a temperature > 0, got {temperature}; take Exact() for greedy decoding")
+        if unknown := sorted(others.keys() - set(WARPERS)):
+            raise ValueError(f"expected filters {', '.join(WARPERS)}, got {', '.join(unknown)}")
         self.generator = generator
-        self.warpers = LogitsProcessorList()
-        if temperature != 1.0:
-            self.warpers.append(TemperatureLogitsWarper(temperature))
-        if top_k is not None:
-            self.warpers.append(TopKLogitsWarper(top_k))
-        if top_p is not None:
-            self.warpers.append(TopPLogitsWarper(top_p))
+        self.arguments = {"temperature": None if temperature is None else float(temperature), "top_k": top_k, "top_p": top_p, **others}
+        self.warpers = GenerationSettings().warpers(**self.arguments)
+
+    def bound(self, settings: GenerationSettings) -> Sampling:
+        rule = copy.copy(self)
+        rule.warpers = settings.warpers(**self.arguments)
+        return rule
 
     def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
         # The warpers look at scores alone; the ids they are given do not matter.

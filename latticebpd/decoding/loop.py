@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, walk
-from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import StopRules, Text, end_of_text_ids, length_limits, stopping_criteria_of
+from latticebpd.decoding.stopping import Text, begin_texts
 from latticebpd.drafting.base import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import BaseModel, Model
@@ -94,7 +94,7 @@ def generate(
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     drafter: Drafter,
     acceptance: Acceptance = EXACT,
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     eos_token_id: int | Sequence[int] | None = None,
     attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
     logits_processor: LogitsProcessorList | None = None,
@@ -115,35 +115,37 @@ def generate(
         input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
         drafter: proposes what is verified.
         acceptance: which drafted tokens stay.
-        max_new_tokens: length limit, >= 1.  No text grows beyond the model's own maximum.
+        max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.  No
+            text grows beyond the model's own maximum.
         eos_token_id: token or tokens that end a text; by default the model's own.
         attention_mask: ``[rows, n]``, 0 at padding, on either side; by default, as for ``generate()``, tokens equal to
             the padding token are padding if that does not also end texts.
         logits_processor: applied to every node's logits with the node's own prefix.
-        stopping_criteria: asked after every token of every row.
+        stopping_criteria: asked after every token of every row.  Processors and criteria take the place of the generation
+            config's of the same kind, as in ``generate()``.
         streamer: as for ``generate()``; a single prompt only.
-        stop_strings, tokenizer: strings that end a text, and the tokenizer to find them with.
-        pad_token_id: fills up rows that end early; by default the model's own, else a token that ends texts, else 0.
+        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer to find them with.
+        pad_token_id: fills up rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep what every call did.
         merged: False spends a call of its own on the heads' input, as in Stern's two-call form; same text.
         use_cache: False reads the whole texts at every call: slow, the same for every model; for comparison.
 
     Raises:
-        ValueError: prompts, limits, processors or a model that cannot be used; the message says why and what to do.
+        ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says why and what to do.
     """
     base = BaseModel.of(model)
-    eos_ids = end_of_text_ids(base, eos_token_id)
-    prompts = prepare(base, input_ids, attention_mask, eos_ids)
-    limits = length_limits(base, [len(tokens) for tokens in prompts.tokens], max_new_tokens)
-    rules = StopRules(eos_ids, stopping_criteria_of(stopping_criteria, stop_strings, tokenizer))
-    texts = [Text(list(tokens), limit, rules) for tokens, limit in zip(prompts.tokens, limits, strict=True)]
-    processors = node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids)
+    settings = GenerationSettings(
+        base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id, stop_strings=stop_strings
+    )
+    acceptance = bound(acceptance, settings)
+    prompts = prepare(base, input_ids, attention_mask, settings)
+    texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria, tokenizer)
     verifier = verifier_for(base, prompts.encoded, use_cache)
     stream = _Stream(streamer, prompts)
 
     rows = list(range(len(texts)))  # those that have not ended
     verified = verifier.prefill(prompts.tokens)
-    _, next_tokens = walk(acceptance, [DraftTree.empty()] * len(rows), verified, _adjust(processors, texts))
+    _, next_tokens = walk(acceptance, [DraftTree.empty()] * len(rows), verified, _adjust(texts))
     ends = [0] * len(rows)  # the column of each row's last accepted node
     stream.put([text.commit([token]) for text, token in zip(texts, next_tokens, strict=True)])
     steps: list[Step] = []
@@ -158,7 +160,7 @@ def generate(
         trees = _draft(drafter, rows, unfinished, hidden, prompts, verifier.max_nodes)
 
         verified = verifier.verify(next_tokens, trees)
-        paths, following = walk(acceptance, trees, verified, _adjust(processors, unfinished, trees))
+        paths, following = walk(acceptance, trees, verified, _adjust(unfinished, trees))
         ends = [path[-1] + 1 if path else 0 for path in paths]
         if merged:
             verifier.keep(paths)
@@ -178,7 +180,7 @@ def generate(
     stream.end()
 
     return Generated(
-        sequences=padded_sequences(prompts, texts, fill_token(base, pad_token_id, eos_ids)),
+        sequences=padded_sequences(prompts, texts, settings.fill_id),
         prompt_length=prompts.given.shape[1],
         accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
         num_calls=len(counts) * (1 if merged else 2),
@@ -223,14 +225,13 @@ def _read_again(verifier: Verifier, next_tokens: list[int], trees: list[DraftTre
     return verified, [len(tree) for tree in accepted]
 
 
-def _adjust(processors: LogitsProcessorList, texts: list[Text], trees: list[DraftTree] | None = None) -> Adjust | None:
+def _adjust(texts: list[Text], trees: list[DraftTree] | None = None) -> Adjust | None:
     """The processors with each node's own prefix; None where there are none."""
-    if not processors:
+    if not any(text.processors for text in texts):
         return None
 
     def adjust(row: int, path: list[int], logits: Tensor) -> Tensor:
-        drafted = trees[row].tokens[path].tolist() if trees else []
-        return processed(processors, [*texts[row].tokens, *drafted], logits)
+        return texts[row].processed(trees[row].tokens[path].tolist() if trees else [], logits)
 
     return adjust
 
@@ -252,12 +253,6 @@ class _Stream:
     def end(self) -> None:
         if self.streamer is not None:
             self.streamer.end()
-
-
-def fill_token(model: Model, pad_token_id: int | None, eos_ids: frozenset[int]) -> int:
-    """What stands behind rows that end early."""
-    own = BaseModel.of(model).pad_id if pad_token_id is None else pad_token_id
-    return own if own is not None else min(eos_ids, default=0)
 
 
 def padded_sequences(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.processors import node_processors, processed
-from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 
@@ -105,11 +105,12 @@ def check_lossless(
         if tensor is not None and tuple(tensor.shape) != masked:
             raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
     visible = mask.cpu().bool() if sources is None else torch.ones(len(ids), 1, dtype=torch.bool)
-    eos_ids = end_of_text_ids(base, eos_token_id)
-    pad = pad_token_id if pad_token_id is not None else base.pad_id
+    settings = GenerationSettings(base, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
     prompts = [row[: len(kept)][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
-    texts = [_text(row[prompt_length:].tolist(), eos_ids, pad) for row in ids]
-    processors = node_processors(base.model, None, prompts, ids.shape[1], eos_ids)
+    texts = [_text(row[prompt_length:].tolist(), frozenset(settings.eos_ids), settings.config.pad_token_id) for row in ids]
+    read_before = [[]] * len(ids) if sources is None else [row[kept].tolist() for row, kept in zip(sources, mask.bool(), strict=True)]
+    limits = [len(prompt) + ids.shape[1] - prompt_length for prompt in prompts]
+    processors = node_processors(settings, None, prompt_length, prompts, read_before, limits)
 
     divergences: list[Divergence] = []
     compared = 0
@@ -126,8 +127,8 @@ def check_lossless(
         for place, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]
             lines = logits[place, first - 1 : first - 1 + len(text)].float()
-            if processors:
-                lines = torch.stack([processed(processors, read[place][: first + at], line) for at, line in enumerate(lines)])
+            if processors[row]:
+                lines = torch.stack([processed(processors[row], read[place][: first + at], line) for at, line in enumerate(lines)])
             expected = lines.argmax(dim=-1).tolist()
             at = next((at for at, pair in enumerate(zip(text, expected, strict=True)) if pair[0] != pair[1]), None)
             compared += len(text) if at is None else at + 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.forward import Source
 
@@ -41,7 +42,7 @@ def prepare(
     model: Model,
     input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
     attention_mask: Tensor | Sequence[Sequence[int]] | None,
-    eos_ids: frozenset[int],
+    settings: GenerationSettings,
 ) -> Prompts:
     """Check the prompts, take their padding off and, for an encoder–decoder, encode them.
 
@@ -50,17 +51,16 @@ def prepare(
     """
     base = BaseModel.of(model)
     ids = _ids(input_ids, base.source_vocab_size)
-    mask = _mask(ids, attention_mask, base.pad_id, eos_ids)
+    mask = _mask(ids, attention_mask, settings.config.pad_token_id, settings.eos_ids)
     rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
     empty = [row for row, tokens in enumerate(rows) if not tokens]
     if empty:
         raise ValueError(f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?")
     if not base.encodes:
         return Prompts(ids, rows, [[] for _ in rows], None, base.vocab_size)
-    start = base.start_id
-    given = torch.full((len(rows), 1), start, dtype=torch.long)
+    given = torch.tensor(settings.start_ids(len(rows)))[:, None]
     source = Source.encode(base, ids.to(base.device), mask.long().to(base.device))
-    return Prompts(given, [[start] for _ in rows], rows, source, base.vocab_size)
+    return Prompts(given, given.tolist(), rows, source, base.vocab_size)
 
 
 def _ids(input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], vocabulary: int) -> Tensor:
@@ -77,7 +77,7 @@ def _ids(input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], vocabulary
     return ids.long()
 
 
-def _mask(ids: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None, pad: int | None, eos_ids: frozenset[int]) -> Tensor:
+def _mask(ids: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None, pad: int | None, eos_ids: Sequence[int]) -> Tensor:
     """``[rows, n]`` bool.  Without a mask the rule is ``generate()``'s: padding tokens are padding unless they end texts."""
     if attention_mask is None:
         return ids != pad if pad is not None and pad not in eos_ids else torch.ones_like(ids, dtype=torch.bool)

@@ -10,8 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedTokenizerBase, StoppingCriteriaList, StopStringCriteria
+from torch import Tensor
+from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from latticebpd.decoding.generation_config import GenerationSettings
+from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.prompts import Prompts
 from latticebpd.models.base import BaseModel, Model
 
 
@@ -40,12 +44,14 @@ class Text:
     tokens: the prompt and what has been committed.
     max_length: of ``tokens``.
     rules: what ends it besides.
+    processors: what its logits go through.
     finished: no more tokens will come.
     """
 
     tokens: list[int]
     max_length: int
     rules: StopRules
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     finished: bool = field(default=False, init=False)
     prompt_length: int = field(init=False)
 
@@ -72,41 +78,46 @@ class Text:
             self.finished = len(self.tokens) >= self.max_length or self.rules.end(self.tokens)
         return committed
 
+    def processed(self, drafted: list[int], logits: Tensor) -> Tensor:
+        """``[vocab]`` logits of what follows drafted tokens behind the text, as the processors leave them."""
+        return processed(self.processors, [*self.tokens, *drafted], logits) if self.processors else logits
 
-def end_of_text_ids(model: Model, eos_token_id: int | Sequence[int] | None) -> frozenset[int]:
-    """The given ids, or the model's own; an empty sequence stands for none."""
-    if eos_token_id is None:
-        return frozenset(BaseModel.of(model).eos_ids)
-    return frozenset([eos_token_id] if isinstance(eos_token_id, int) else eos_token_id)
+
+def begin_texts(
+    model: Model,
+    settings: GenerationSettings,
+    prompts: Prompts,
+    logits_processor: LogitsProcessorList | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> list[Text]:
+    """The texts of a decode, which hold their prompts, with all that ends them and all that their logits go through.
+
+    Processors and criteria of the caller's take the place of those of the same kind that the generation config asks for.
+
+    Raises:
+        ValueError: a prompt that fills all positions, a processor that cannot be applied, or stop strings without a tokenizer.
+    """
+    width = prompts.given.shape[1]
+    criteria = settings.criteria(width, stopping_criteria or [], tokenizer)
+    eos_ids = {int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id}
+    columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
+    others = StoppingCriteriaList([each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)])
+    limits = length_limits(model, [len(tokens) for tokens in prompts.tokens], max(columns - width, 1))
+    processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)
+    rules = StopRules(frozenset(eos_ids), others)
+    return [Text(list(row), limit, rules, each) for row, limit, each in zip(prompts.tokens, limits, processors, strict=True)]
 
 
 def length_limits(model: Model, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:
     """How long each text may become: its prompt and ``max_new_tokens``, but no longer than the model has positions.
 
     Raises:
-        ValueError: ``max_new_tokens`` below 1, or a prompt that fills all positions.
+        ValueError: a prompt that fills all positions.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
     positions = BaseModel.of(model).max_positions
     if positions is None:  # no bound, as with T5's relative positions
         return [length + max_new_tokens for length in prompt_lengths]
     if max(prompt_lengths) >= positions:
         raise ValueError(f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(prompt_lengths)}; cut it")
     return [min(length + max_new_tokens, positions) for length in prompt_lengths]
-
-
-def stopping_criteria_of(
-    criteria: StoppingCriteriaList | None, stop_strings: str | Sequence[str] | None, tokenizer: PreTrainedTokenizerBase | None
-) -> StoppingCriteriaList:
-    """The given criteria and one for the stop strings.
-
-    Raises:
-        ValueError: stop strings without a tokenizer.
-    """
-    all_criteria = StoppingCriteriaList(criteria or [])
-    if stop_strings:
-        if tokenizer is None:
-            raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
-        all_criteria.append(StopStringCriteria(tokenizer, [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)))
-    return all_criteria

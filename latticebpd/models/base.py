@@ -169,12 +169,14 @@ class BaseModel:
         """The token that an encoder–decoder's text begins with.
 
         Raises:
-            ValueError: its generation config names none.
+            ValueError: its generation config names none, or one for each row of a batch.
         """
         for name in ("decoder_start_token_id", "bos_token_id"):
             token = getattr(self._generation, name, None)
             if isinstance(token, int):
                 return token
+            if token is not None:
+                raise ValueError(f"expected one {name} in the generation config, got {token}; a decode alone takes one for each row")
         raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
 
     @property

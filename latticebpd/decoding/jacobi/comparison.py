@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi.cost import ModelShape
 from latticebpd.decoding.jacobi.solution import Solution
-from latticebpd.decoding.loop import fill_token
-from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.models.base import BaseModel, Model
 
 GREEDY = "greedy"
@@ -90,8 +89,8 @@ class Measured:
 def stock(model: Model, max_new_tokens: int, num_beams: int = 1) -> System:
     """``transformers``' own ``generate()``; its passes are counted as they happen."""
     base = BaseModel.of(model)
-    shape, ends = ModelShape.of(base.model), end_of_text_ids(base, None)
-    fill = fill_token(base, None, ends)
+    shape, ends = ModelShape.of(base.model), frozenset(base.eos_ids)
+    fill = GenerationSettings(base).fill_id
 
     def decode(batch: Batch) -> Decoded:
         ids, mask = batch.ids, batch.mask

@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi.solver import Ids
 from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Trajectory
-from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import end_of_text_ids, length_limits
+from latticebpd.decoding.stopping import Text, begin_texts
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import RecomputingVerifier
 
@@ -108,13 +108,12 @@ def dependencies(
         ValueError: more than one prompt, or a text that is not what the model writes for this prompt.
     """
     base = BaseModel.of(model)
-    eos_ids = end_of_text_ids(base, eos_token_id)
+    settings = GenerationSettings(base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, stop_strings=[])
     ids = torch.as_tensor(input_ids)
-    prompts = prepare(base, ids, torch.ones_like(ids), eos_ids)
+    prompts = prepare(base, ids, torch.ones_like(ids), settings)
     if len(prompts) != 1:
         raise ValueError(f"expected a single prompt, got {len(prompts)}; measure one text after the other")
-    limits = length_limits(base, [len(prompts.tokens[0])], max_new_tokens)
-    reader = _Reader(base, prompts, node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids))
+    reader = _Reader(base, prompts, begin_texts(base, settings, prompts, logits_processor)[0])
     return _measure(reader, found, on_progress or (lambda _: None))
 
 
@@ -196,7 +195,7 @@ class _Reader:
 
     model: BaseModel
     prompts: Prompts
-    processors: LogitsProcessorList
+    text: Text
 
     def read(self, texts: list[list[int]], expected: list[int]) -> list[tuple[bool, float]]:
         """For each text, new tokens only: whether the model goes on with the expected token, and that token's probability."""
@@ -211,8 +210,9 @@ class _Reader:
             if source is not None:
                 source = source.select(torch.zeros(len(chunk), dtype=torch.long, device=self.model.device))
             logits = RecomputingVerifier(self.model, source).prefill(chunk).logits_of(range(len(chunk)), [0] * len(chunk))
-            if self.processors:
-                logits = torch.stack([processed(self.processors, text, one) for text, one in zip(chunk, logits, strict=True)])
+            if self.text.processors:
+                pairs = zip(texts[start : start + rows], logits, strict=True)
+                logits = torch.stack([self.text.processed(text, one) for text, one in pairs])
             wanted = torch.tensor(expected[start : start + rows], device=logits.device)
             right = logits.argmax(dim=-1) == wanted
             probabilities = logits.float().softmax(dim=-1).gather(-1, wanted[:, None])[:, 0]

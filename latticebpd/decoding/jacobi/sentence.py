@@ -14,7 +14,6 @@ from latticebpd.decoding.jacobi.dependencies import Dependencies, dependencies
 from latticebpd.decoding.jacobi.initial import Initial
 from latticebpd.decoding.jacobi.pieces import classes, piece
 from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Cell, Trajectory, trajectory
-from latticebpd.decoding.stopping import end_of_text_ids
 from latticebpd.models.base import BaseModel, Model
 
 
@@ -98,7 +97,7 @@ def look_into(
     return Sentence(
         source=text,
         pieces=pieces,
-        classes=classes(pieces, found.tokens, set(tokenizer.all_special_ids), end_of_text_ids(base, None)),
+        classes=classes(pieces, found.tokens, set(tokenizer.all_special_ids), frozenset(base.eos_ids)),
         values=[[names.get(token, "") for token in row] for row in found.found.tolist()],
         trajectory=found,
         dependencies=dependencies(model, ids, found, max_new_tokens=max_new_tokens, on_progress=on_progress),

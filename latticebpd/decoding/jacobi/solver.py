@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi.blocks import Schedule
 from latticebpd.decoding.jacobi.initial import Block, Initial, Padding
 from latticebpd.decoding.jacobi.solution import Iterate, Solution
-from latticebpd.decoding.loop import fill_token, padded_sequences
-from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.loop import padded_sequences
 from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import StopRules, Text, end_of_text_ids, length_limits, stopping_criteria_of
+from latticebpd.decoding.stopping import Text, begin_texts
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import Verified, Verifier, verifier_for
@@ -106,7 +106,7 @@ def solve(
     initial: Initial | None = None,
     *,
     attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
-    max_new_tokens: int = 256,
+    max_new_tokens: int | None = None,
     eos_token_id: int | Sequence[int] | None = None,
     pad_token_id: int | None = None,
     logits_processor: LogitsProcessorList | None = None,
@@ -132,15 +132,14 @@ def solve(
     """
     base = BaseModel.of(model)
     initial = Padding() if initial is None else initial
-    eos_ids = end_of_text_ids(base, eos_token_id)
-    prompts = prepare(base, input_ids, attention_mask, eos_ids)
+    settings = GenerationSettings(
+        base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id, stop_strings=stop_strings
+    )
+    prompts = prepare(base, input_ids, attention_mask, settings)
     schedule.check(len(prompts))
-    limits = length_limits(base, [len(tokens) for tokens in prompts.tokens], max_new_tokens)
-    rules = StopRules(eos_ids, stopping_criteria_of(stopping_criteria, stop_strings, tokenizer))
-    texts = [Text(list(tokens), limit, rules) for tokens, limit in zip(prompts.tokens, limits, strict=True)]
-    processors = node_processors(base.model, logits_processor, prompts.tokens, max(limits), eos_ids)
+    texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria, tokenizer)
     verifier = verifier_for(base, prompts.encoded, use_cache)
-    fill = fill_token(base, pad_token_id, eos_ids)
+    fill = settings.fill_id
 
     rows = _begin(verifier, texts)
     going_on = rows
@@ -150,7 +149,7 @@ def solve(
         _begin_blocks([row for row in going_on if not row.values], schedule, initial, prompts, fill)
         trees = [row.tree(verifier.max_nodes) for row in going_on]
         verified = verifier.verify([row.unread[0] for row in going_on], trees)
-        found = _find(verified, going_on, trees, processors, with_probabilities=trace)
+        found = _find(verified, going_on, trees, with_probabilities=trace)
         paths, settled = [], []
         for at, (row, (values, probabilities)) in enumerate(zip(going_on, found, strict=True)):
             before, place = row.values, len(row.text.new_tokens)
@@ -227,9 +226,7 @@ def _begin_blocks(rows: list[_Row], schedule: Schedule, initial: Initial, prompt
         row.values[: len(values)] = values
 
 
-def _find(
-    verified: Verified, rows: list[_Row], trees: list[DraftTree], processors: LogitsProcessorList, with_probabilities: bool
-) -> list[tuple[list[int], list[float]]]:
+def _find(verified: Verified, rows: list[_Row], trees: list[DraftTree], with_probabilities: bool) -> list[tuple[list[int], list[float]]]:
     """Every row's new values, and their probabilities if asked for, in one projection to the vocabulary."""
     places: list[int] = []
     columns: list[int] = []
@@ -238,12 +235,9 @@ def _find(
         places += [place] * len(looked_at)
         columns += looked_at
     logits = verified.logits_of(places, columns)
-    if processors:
-        prefixes = (
-            [*rows[place].text.tokens, *rows[place].values[: column - len(rows[place].unread) + 1]]
-            for place, column in zip(places, columns, strict=True)
-        )
-        logits = torch.stack([processed(processors, prefix, one) for prefix, one in zip(prefixes, logits, strict=True)])
+    if any(row.text.processors for row in rows):
+        behind = (rows[place].values[: column - len(rows[place].unread) + 1] for place, column in zip(places, columns, strict=True))
+        logits = torch.stack([rows[place].text.processed(drafted, one) for place, drafted, one in zip(places, behind, logits, strict=True)])
     best = logits.argmax(dim=-1)
     probabilities: list[float] = []
     if with_probabilities:

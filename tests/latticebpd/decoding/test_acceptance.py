@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,22 +167,34 @@ class BushyDrafter(NoDrafter):
         return [self.tree for _ in states]
 
 
-@pytest.mark.parametrize("settings_", [{}, {"temperature": 1.7}, {"temperature": 2.0, "top_k": 4}, {"temperature": 2.5, "top_p": 0.8}])
-def test_sampled_texts_are_distributed_as_the_base_models(settings_: dict[str, float]) -> None:
-    """Chi-square of three sampled tokens against their exact joint distribution, drafted for at every call."""
-    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        ({}, {}),
+        ({"temperature": 1.7}, {}),
+        ({"temperature": 2.0, "top_k": 4}, {}),
+        ({"temperature": 0.5, "top_k": 2, "top_p": 0.5}, {"temperature": 2.5, "top_k": 0, "top_p": 0.8}),
+        ({"temperature": 2.5, "min_p": 0.2, "epsilon_cutoff": 0.03}, {}),
+        ({"temperature": 2.5, "typical_p": 0.7, "eta_cutoff": 0.2}, {}),
+        ({"repetition_penalty": 1.8, "top_p": 0.9}, {"temperature": 2.0}),
+    ],
+)
+def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, float], arguments: dict[str, float]) -> None:
+    """Chi-square of three sampled tokens against their exact joint distribution, drafted for at every call.
 
-    model = tiny("gpt2", seed=1)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(settings_.get("temperature", 1.0))])
-    if "top_k" in settings_:
-        warpers.append(TopKLogitsWarper(int(settings_["top_k"])))
-    if "top_p" in settings_:
-        warpers.append(TopPLogitsWarper(settings_["top_p"]))
+    What each token is drawn from is what ``generate(do_sample=True)`` itself says.
+    """
+    model: Any = tiny("gpt2", seed=1)
+    for name, value in config.items():
+        setattr(model.generation_config, name, value)
 
     def distribution(tokens: list[list[int]]) -> Tensor:
-        with torch.inference_mode():
-            logits = model(input_ids=torch.tensor(tokens)).logits[:, -1]
-        return warpers(torch.tensor(tokens), logits).softmax(-1)  # type: ignore[no-any-return]
+        ids = torch.tensor(tokens)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1, output_scores=True, return_dict_in_generate=True,
+            **arguments,
+        )  # fmt: skip
+        return out.scores[0].softmax(-1)  # type: ignore[no-any-return]
 
     prompt, vocabulary, rows, batches = [4, 9], 23, 400, 10
     exact: dict[tuple[int, ...], float] = {(): 1.0}
@@ -201,7 +214,7 @@ def test_sampled_texts_are_distributed_as_the_base_models(settings_: dict[str, f
         for text, probability in exact.items():
             marginal[text[depth]] += probability  # type: ignore[assignment]
         levels.append([token for token, _ in marginal.most_common(4)])
-    rule = Sampling(**settings_, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
     seen: Counter[tuple[int, ...]] = Counter()
     drafted = 0
     for _ in range(batches):

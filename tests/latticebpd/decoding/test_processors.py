@@ -56,31 +56,6 @@ def test_text_is_that_of_generate_under_the_same_processors(name: str, family: s
         assert out.sequences.tolist() == reference.tolist()
 
 
-SETTINGS: list[dict[str, Any]] = [
-    {"repetition_penalty": 1.7},
-    {"no_repeat_ngram_size": 2},
-    {"bad_words_ids": [[8], [12, 3]]},
-    {"min_length": 12, "eos_token_id": 12},
-    {"min_new_tokens": 9, "eos_token_id": 12},
-    {"forced_bos_token_id": 17, "forced_eos_token_id": 2},
-    {"suppress_tokens": [8, 12], "begin_suppress_tokens": [5, 21]},
-    {"sequence_bias": {(8,): -20.0, (12,): 3.0}},
-]
-
-
-@pytest.mark.parametrize("family", ["gpt2", "marian"])
-@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: next(iter(settings)))
-def test_generation_config_is_heeded_as_generate_heeds_it(settings: dict[str, Any], family: str) -> None:
-    model = tiny(family)
-    for name, value in settings.items():
-        setattr(model.generation_config, name, value)
-    prompt = torch.tensor([[4, 9, 5, 9]])
-    reference = model.generate(prompt, do_sample=False, num_beams=1, max_new_tokens=20)  # type: ignore[operator]
-    start = 1 if model.config.is_encoder_decoder else 4
-    for drafter in (NoDrafter(), Bushy(reference[0, start:].tolist())):
-        assert generate(model, prompt, drafter, max_new_tokens=20).sequences.tolist() == reference.tolist()
-
-
 def test_batch_is_processed_row_by_row_without_its_padding() -> None:
     model = tiny("llama")
     prompts, mask = torch.tensor([[0, 0, 4, 9], [5, 6, 7, 8]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
@@ -102,13 +77,6 @@ def test_processor_that_tells_rows_apart_is_refused_in_a_batch_only() -> None:
     assert generate(tiny("llama"), [3], NoDrafter(), max_new_tokens=3, logits_processor=only_five).sequences.tolist() == [[3, 5, 5, 5]]
     with pytest.raises(ValueError, match="expected one prompt with PrefixConstrainedLogitsProcessor"):
         generate(tiny("llama"), [[3], [4]], NoDrafter(), logits_processor=only_five)
-
-
-def test_setting_that_only_generate_can_honour_is_refused() -> None:
-    model = tiny("llama")
-    model.generation_config.guidance_scale = 1.5
-    with pytest.raises(ValueError, match=r"without guidance_scale, got 1\.5"):
-        generate(model, [3], NoDrafter())
 
 
 def test_processor_of_ones_own_is_shown_every_prefix_once_on_the_way() -> None:

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import BPE
-from transformers import MaxLengthCriteria, PreTrainedTokenizerFast, StoppingCriteriaList
+from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from latticebpd import Drafter, DraftTree, Generated, GoldDrafter, NoDrafter, State, generate
+from tests.helpers.letters import letter_tokenizer
 from tests.helpers.tiny_families import POSITIONS, tiny
 
 PROMPT = [4, 9, 5]
@@ -32,13 +30,6 @@ def counted(out: Generated) -> int:
 
 def drafters(text: list[int]) -> list[Drafter]:
     return [NoDrafter(), GoldDrafter(text, 1), GoldDrafter(text, 5), GoldDrafter([*text, *[3] * 40], 64)]
-
-
-def letter_tokenizer() -> PreTrainedTokenizerFast:
-    """Token i is the i-th letter."""
-    tokenizer = Tokenizer(BPE({chr(ord("a") + i): i for i in range(23)}, []))
-    tokenizer.decoder = Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 @pytest.mark.parametrize("which", range(4))
