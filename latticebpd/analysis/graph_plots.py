@@ -54,17 +54,17 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
 
 
 def _heat_map(axes: Axes, sentence: Sentence) -> None:
-    found = sentence.trajectory
+    iterates = sentence.trajectory
     colours = ListedColormap([COLOURS[cell] for cell in Cell])
-    axes.imshow(found.cells, cmap=colours, norm=BoundaryNorm(np.arange(-0.5, len(Cell)), len(Cell)), aspect="auto", interpolation="none")
-    for number, place in np.argwhere(found.cells == Cell.NEWLY_RIGHT):
-        axes.text(place, number, f"{found.probabilities[number, place]:.2f}", ha="center", va="center", fontsize=6.5, color="white")
+    axes.imshow(iterates.cells, cmap=colours, norm=BoundaryNorm(np.arange(-0.5, len(Cell)), len(Cell)), aspect="auto", interpolation="none")
+    for number, place in np.argwhere(iterates.cells == Cell.NEWLY_RIGHT):
+        axes.text(place, number, f"{iterates.probabilities[number, place]:.2f}", ha="center", va="center", fontsize=6.5, color="white")
     axes.set_xticks(range(len(sentence.pieces)), [_plain(text) for text in sentence.pieces], rotation=45, ha="right", fontsize=8)
-    step = max(1, found.passes // 20)
-    axes.set_yticks(range(0, found.passes, step), [str(number + 1) for number in range(0, found.passes, step)], fontsize=8)
+    step = max(1, iterates.passes // 20)
+    axes.set_yticks(range(0, iterates.passes, step), [str(number + 1) for number in range(0, iterates.passes, step)], fontsize=8)
     axes.set_ylabel("iteration", fontsize=8)
     axes.set_xticks(np.arange(-0.5, len(sentence.pieces)), minor=True)
-    axes.set_yticks(np.arange(-0.5, found.passes), minor=True)
+    axes.set_yticks(np.arange(-0.5, iterates.passes), minor=True)
     axes.grid(which="minor", color="white", linewidth=1.2)
     axes.tick_params(which="minor", length=0)
     axes.spines[["top", "left", "right", "bottom"]].set_visible(False)

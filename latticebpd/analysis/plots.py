@@ -36,24 +36,24 @@ def _powers_of_two(axes: Axes, values: Sequence[int]) -> None:
 
 
 @rc_context(STYLE)
-def oracle_curves(found: OracleTally) -> Figure:
+def oracle_curves(tally: OracleTally) -> Figure:
     """Block efficiency against arcs per slot, a line for each number of heads (Kim 2024, figure 6)."""
     figure, axes = _figure()
-    order = sorted(range(len(found.ks)), key=lambda i: found.ks[i])
-    ks = [found.ks[i] for i in order]
-    decoded = bool(found.walked[..., 1].all())
-    for j, heads in enumerate(found.heads):
+    order = sorted(range(len(tally.ks)), key=lambda i: tally.ks[i])
+    ks = [tally.ks[i] for i in order]
+    decoded = bool(tally.walked[..., 1].all())
+    for j, heads in enumerate(tally.heads):
         style: dict[str, Any] = {"color": SERIES[j % len(SERIES)].light, "marker": MARKERS[j % len(MARKERS)]}
-        axes.plot(ks, found.block_efficiency[order, j], label=f"{heads} heads", **style)
+        axes.plot(ks, tally.block_efficiency[order, j], label=f"{heads} heads", **style)
         if decoded:
-            axes.plot(ks, found.decoded_block_efficiency[order, j], linestyle="--", markerfacecolor="none", **style)
+            axes.plot(ks, tally.decoded_block_efficiency[order, j], linestyle="--", markerfacecolor="none", **style)
     if decoded:
         axes.plot([], [], color=FAINT.light, label="by position")
         axes.plot([], [], color=FAINT.light, linestyle="--", label="by decoding")
     _powers_of_two(axes, ks)
     axes.set_xlabel("arcs per slot (k)")
     axes.set_ylabel("block efficiency (tokens per call)")
-    axes.set_ylim(1, 1 + max(0.5, 1.25 * (float(found.block_efficiency.max()) - 1)))
+    axes.set_ylim(1, 1 + max(0.5, 1.25 * (float(tally.block_efficiency.max()) - 1)))
     axes.legend(loc="upper left", ncols=2)
     return figure
 
@@ -117,13 +117,13 @@ def trade_off(efficiency: Mapping[str, float], verified: Mapping[str, float], mo
 
 
 @rc_context(STYLE)
-def accepted_histogram(found: Comparison, labels: Mapping[str, str]) -> Figure:
+def accepted_histogram(comparison: Comparison, labels: Mapping[str, str]) -> Figure:
     """Share of positions by accepted drafted tokens; ``labels``: the systems to show, and what to call them."""
     figure, axes = _figure()
-    lengths = np.arange(found.counts.shape[1])
+    lengths = np.arange(comparison.counts.shape[1])
     width = 0.8 / len(labels)
     for i, (name, label) in enumerate(labels.items()):
-        share = 100 * found.counts[found.systems.index(name)] / found.num_lattices
+        share = 100 * comparison.counts[comparison.systems.index(name)] / comparison.num_lattices
         colour = {"vanilla": BLUE, "oracle": GREEN}.get(name, VERMILION)
         axes.bar(lengths + (i - (len(labels) - 1) / 2) * width, share, width * 0.92, color=colour, label=label)
     axes.set_xticks(lengths)
@@ -135,10 +135,10 @@ def accepted_histogram(found: Comparison, labels: Mapping[str, str]) -> Figure:
 
 
 @rc_context(STYLE)
-def losses_by_head(found: OracleTally) -> Figure:
+def losses_by_head(tally: OracleTally) -> Figure:
     """Where vanilla drafts end, and why."""
     figure, axes = _figure()
-    share = 100 * found.lost / found.num_lattices
+    share = 100 * tally.lost / tally.num_lattices
     heads = np.arange(2, 2 + len(share))
     bottom = np.zeros(len(share))
     causes = (("in the lattice, misranked", VERMILION), ("not in the lattice", BLUE), ("the text had ended", FAINT.light))
@@ -155,23 +155,23 @@ def losses_by_head(found: OracleTally) -> Figure:
 
 
 @rc_context(STYLE)
-def entropy_densities(found: HeadEntropy) -> Figure:
+def entropy_densities(entropy: HeadEntropy) -> Figure:
     """How often each head is how unsure (Kim 2024, figure 3a): one row per head, its mean marked."""
-    figure, axes = _figure(5.6, 0.8 + 0.36 * len(found.heads))
-    edges = np.arange(found.histogram.shape[1] + 1) * BIN
-    last = int(np.flatnonzero(found.histogram.any(axis=0)).max(initial=4)) + 2
-    density = found.histogram / found.histogram.sum(axis=1, keepdims=True)
+    figure, axes = _figure(5.6, 0.8 + 0.36 * len(entropy.heads))
+    edges = np.arange(entropy.histogram.shape[1] + 1) * BIN
+    last = int(np.flatnonzero(entropy.histogram.any(axis=0)).max(initial=4)) + 2
+    density = entropy.histogram / entropy.histogram.sum(axis=1, keepdims=True)
     scale = 0.95 / density.max()
-    for row in range(len(found.heads)):
+    for row in range(len(entropy.heads)):
         colour = RAMP[min(row, len(RAMP) - 1)].light
-        base = len(found.heads) - 1 - row
+        base = len(entropy.heads) - 1 - row
         heights = base + density[row] * scale
         axes.fill_between(np.repeat(edges[:last], 2)[1:-1], np.repeat(heights[: last - 1], 2), base, color=colour, alpha=0.55, linewidth=0)
         axes.plot(np.repeat(edges[:last], 2)[1:-1], np.repeat(heights[: last - 1], 2), color=colour, linewidth=1.2)
-        mean = (found.low[row] + found.high[row]) / 2
+        mean = (entropy.low[row] + entropy.high[row]) / 2
         axes.plot([mean, mean], [base, base + 0.55], color=INK.light, linewidth=1.5)
         axes.annotate(f"{mean:.2f}", (mean, base + 0.55), textcoords="offset points", xytext=(3, -5), fontsize=8.5, color=INK.light)
-    axes.set_yticks(range(len(found.heads)), [f"head {head}" for head in reversed(found.heads)])
+    axes.set_yticks(range(len(entropy.heads)), [f"head {head}" for head in reversed(entropy.heads)])
     axes.set_xlim(0, edges[last - 1])
     axes.set_xlabel("entropy (nats); line: mean")
     axes.grid(axis="y", visible=False)

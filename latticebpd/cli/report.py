@@ -55,12 +55,14 @@ def report(
     options = Options(alpha, tuning_examples, seed, budget, step, timings)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
-        found = measure(datasets, models, options, stored, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
-    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], found, models, decode_texts)
+        measurements = measure(
+            datasets, models, options, stored, watch=lambda doing, done: bar.update(task, advance=done, description=doing)
+        )
+    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], measurements, models, decode_texts)
     words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
     with progress() as bar:
         bar.add_task("drawing", total=None)
-        files = make_report(found, title, _word(words), shape, decoded).write(output)
+        files = make_report(measurements, title, _word(words), shape, decoded).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures beside it")
 
 
@@ -80,12 +82,12 @@ def _named(options: list[str]) -> list[tuple[str, Path]]:
 def _word(tokenizer: Path | None) -> Callable[[int], str]:
     if tokenizer is None:
         return str
-    found = load_tokenizer(tokenizer)
-    return lambda token: found.decode([token], skip_special_tokens=False) or str(token)
+    loaded = load_tokenizer(tokenizer)
+    return lambda token: loaded.decode([token], skip_special_tokens=False) or str(token)
 
 
 def _with_model(
-    directory: Path, lattices: object, found: Measurements, models: dict[str, Rescorer], decode_texts: int
+    directory: Path, lattices: object, measurements: Measurements, models: dict[str, Rescorer], decode_texts: int
 ) -> tuple[Decoded | None, ModelShape]:
     """Decodes of some texts by the model itself, where the files hold texts; and its shape."""
     quiet_transformers()
@@ -104,8 +106,8 @@ def _with_model(
         return None, ModelShape.of(model)
     name = next(iter(models), None)
     rescorer = models[name] if name else None
-    alpha = found.sets[0].alphas[name] if name else None
-    k = found.sets[0].comparison.signature.k
+    alpha = measurements.sets[0].alphas[name] if name else None
+    k = measurements.sets[0].comparison.signature.k
     drafters = {
         "vanilla": lambda _: VanillaDrafter(model),
         system_label("16-best:0-gram", name): lambda _: PathsDrafter(model, None, 16, 0.0, k),

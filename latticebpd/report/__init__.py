@@ -1,7 +1,7 @@
 """Reports: everything that lattices tell, on one page that people can look at and one program can read (Kim 2024).
 
-found = measure([DataSet("news", ("lattices",))], {"4-gram": rescorer})    # numbers
-make_report(found, title="my heads").write("report")                        # report/report.html, and CSV and PNG beside it
+measurements = measure([DataSet("news", ("lattices",))], {"4-gram": rescorer})    # numbers
+make_report(measurements, title="my heads").write("report")                       # report/report.html, and CSV and PNG beside it
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEFINITIONS = (
 
 
 def make_report(
-    found: Measurements,
+    measurements: Measurements,
     title: str = "Block drafts and what rescoring makes of them",
     word: Callable[[int], str] = str,
     shape: ModelShape | None = None,
@@ -51,29 +51,33 @@ def make_report(
     """Arrange measurements as a report.
 
     Args:
-        found: what ``measure`` returns.
+        measurements: what ``measure`` returns.
         word: token id -> its text, for the drawing.
         shape: the base model's, for its hardware cost.
         decoded: decodes by the model, where it was at hand.
     """
-    first = found.sets[0]
-    model = next(iter(found.models), None)
-    best = first.best_system(found.options.budget)
+    first = measurements.sets[0]
+    model = next(iter(measurements.models), None)
+    best = first.best_system(measurements.options.budget)
     efficiency, recovered = first.efficiency, first.recovered[best]
     headline = Headline(
         first.name, efficiency["vanilla"], system_label(best, model), efficiency[best], efficiency["oracle"],
         None if recovered != recovered else recovered,
     )  # fmt: skip
     made = [
-        drafts.summary(found), drafts.block_efficiency(found), drafts.headroom(found), drafts.budget(found),
-        None if decoded is None else drafts.decoding(decoded), drafts.repetition(found), heads.entropy(found), heads.weights(found),
-        heads.example(found, word), machine.hardware(found, shape), machine.latency(found),
+        drafts.summary(measurements), drafts.block_efficiency(measurements), drafts.headroom(measurements),
+        drafts.budget(measurements),
+        None if decoded is None else drafts.decoding(decoded), drafts.repetition(measurements),
+        heads.entropy(measurements), heads.weights(measurements),
+        heads.example(measurements, word), machine.hardware(measurements, shape), machine.latency(measurements),
     ]  # fmt: skip
-    sizes = ", ".join(f"{measured.name}: {measured.comparison.num_lattices:,} lattices" for measured in found.sets)
+    sizes = ", ".join(f"{measured.name}: {measured.comparison.num_lattices:,} lattices" for measured in measurements.sets)
     signature = first.comparison.signature
-    facts = [("data", sizes), *((f"signature, {measured.name}", str(measured.comparison.signature)) for measured in found.sets)]
-    facts += [(f"language model {name}", words) for name, words in found.models.items()]
-    facts += [("set aside", f"{measured.name}: {measured.set_aside} examples, for tuning") for measured in found.sets if measured.set_aside]
+    facts = [("data", sizes), *((f"signature, {measured.name}", str(measured.comparison.signature)) for measured in measurements.sets)]
+    facts += [(f"language model {name}", words) for name, words in measurements.models.items()]
+    facts += [
+        ("set aside", f"{measured.name}: {measured.set_aside} examples, for tuning") for measured in measurements.sets if measured.set_aside
+    ]
     facts.append(("made by", f"latticebpd {__version__}"))
-    subtitle = f"{sizes} · {signature.heads} heads × {signature.k} arcs · {', '.join(found.models) or 'no language model'}"
+    subtitle = f"{sizes} · {signature.heads} heads × {signature.k} arcs · {', '.join(measurements.models) or 'no language model'}"
     return Report(title, subtitle, headline, tuple(section for section in made if section is not None), DEFINITIONS, tuple(facts))

@@ -9,11 +9,11 @@ from latticebpd.report.measure import PATHS, Measured, Measurements
 from latticebpd.report.wording import BY_POSITION, EFFICIENCY, ORACLE, one, oracle_efficiency, percent, slug, system_label, three, two
 
 
-def summary(found: Measurements) -> Section:
-    model = next(iter(found.models), None)
+def summary(measurements: Measurements) -> Section:
+    model = next(iter(measurements.models), None)
     rows = []
-    for measured in found.sets:
-        efficiency, best = measured.efficiency, measured.best_system(found.options.budget)
+    for measured in measurements.sets:
+        efficiency, best = measured.efficiency, measured.best_system(measurements.options.budget)
         rows.append((
             measured.name, measured.comparison.num_lattices, measured.texts, efficiency["vanilla"], system_label(best, model),
             efficiency[best], efficiency["oracle"], 100 * measured.recovered[best], "decoding" if measured.decoded else "position",
@@ -23,7 +23,7 @@ def summary(found: Measurements) -> Section:
         Column("lattices", "Positions measured, each one step of a possible decode.", decimals(0)),
         Column("texts", "Texts that the lattices belong to.", text),
         Column("vanilla", f"The best token of every head, unrescored. {EFFICIENCY}", two),
-        Column("best system", f"Most tokens per call at no more than {found.options.budget} verified tokens.", text),
+        Column("best system", f"Most tokens per call at no more than {measurements.options.budget} verified tokens.", text),
         Column("its tokens/call", EFFICIENCY, two),
         Column("oracle", f"{ORACLE} {EFFICIENCY}", two),
         Column("headroom recovered", "(system − vanilla) / (oracle − vanilla).", decimals(0, " %")),
@@ -32,8 +32,8 @@ def summary(found: Measurements) -> Section:
     return Section("summary", "Summary", "", (Table("summary", "The data sets at a glance", columns, tuple(rows)),))
 
 
-def block_efficiency(found: Measurements) -> Section:
-    model = next(iter(found.models), None)
+def block_efficiency(measurements: Measurements) -> Section:
+    model = next(iter(measurements.models), None)
     shown = ["vanilla", *(["1-best"] if model else []), "16-best:0-gram", *(["16-best"] if model else [])]
     shown += ["64-tree:0-gram", *(["64-tree"] if model else [])]
 
@@ -42,11 +42,11 @@ def block_efficiency(found: Measurements) -> Section:
         return Cell(value, f"{100 * (value / base - 1):+.1f} %", value > base)
 
     rows = []
-    for measured in found.sets:
+    for measured in measurements.sets:
         values = [measured.efficiency[name] for name in shown]
         narrow = float(oracle_efficiency(measured)[measured.oracle.ks.index(2), -1]) if 2 in measured.oracle.ks else None
         rows.append((measured.name, values[0], *(gain(measured, value) for value in values[1:]), narrow, measured.efficiency["oracle"]))
-    k = found.sets[0].comparison.signature.k
+    k = measurements.sets[0].comparison.signature.k
     columns = (
         Column("data set"),
         *(Column(system_label(name, model), EFFICIENCY, two) for name in shown),
@@ -59,9 +59,9 @@ def block_efficiency(found: Measurements) -> Section:
             ("● more tokens per call than vanilla, ○ not more; the change relative to vanilla behind.",),
         )
     ]  # fmt: skip
-    items += [_systems(measured, model) for measured in found.sets]
-    if len(found.models) > 1:
-        items.append(_rescorers(found))
+    items += [_systems(measured, model) for measured in measurements.sets]
+    if len(measurements.models) > 1:
+        items.append(_rescorers(measurements))
     lead = (
         "Each system drafts from the same lattices, and drafts are verified against the base model's own text. Tokens per call are those "
         "of a decode through that text, where the lattices tell their texts; gains, wins and losses are position by position, and paired. "
@@ -96,11 +96,11 @@ def _systems(measured: Measured, model: str | None) -> Table:
     return Table(f"systems-{slug(measured.name)}", f"{measured.name}: every system", columns, tuple(rows))
 
 
-def _rescorers(found: Measurements) -> Table:
-    names = list(found.models)
+def _rescorers(measurements: Measurements) -> Table:
+    names = list(measurements.models)
     kinds = ("1-best", "16-best", "64-tree")
     rows = []
-    for measured in found.sets:
+    for measured in measurements.sets:
         systems = [kind if name == names[0] else f"{kind}:{name}" for kind in kinds for name in names]
         base, values = measured.efficiency["vanilla"], [measured.efficiency[system] for system in systems]
         rows.append((measured.name, *(Cell(value, "", value > base) for value in values)))
@@ -108,15 +108,15 @@ def _rescorers(found: Measurements) -> Table:
         Column("data set"),
         *(Column(f"{kind.replace('-tree', '-node tree')}, {name}", EFFICIENCY, two) for kind in kinds for name in names),
     )
-    notes = tuple(f"{name}: {words}." for name, words in found.models.items())
+    notes = tuple(f"{name}: {words}." for name, words in measurements.models.items())
     return Table("rescorers", "Language models side by side (as tables 7 and 9 of the paper)", columns, tuple(rows), notes)
 
 
-def headroom(found: Measurements) -> Section:
+def headroom(measurements: Measurements) -> Section:
     items: list[Table | Plot] = []
-    model = next(iter(found.models), None)
-    for measured in found.sets:
-        best = measured.best_system(found.options.budget)
+    model = next(iter(measurements.models), None)
+    for measured in measurements.sets:
+        best = measured.best_system(measurements.options.budget)
         items += [
             Plot(
                 f"oracle-{slug(measured.name)}", f"{measured.name}: oracle block efficiency by arcs per slot (figure 6). k = 1 is vanilla.",
@@ -131,9 +131,9 @@ def headroom(found: Measurements) -> Section:
                 plots.losses_by_head(measured.oracle),
             ),
         ]  # fmt: skip
-    heads = list(dict.fromkeys(head for measured in found.sets for head in measured.oracle.heads))
+    heads = list(dict.fromkeys(head for measured in measurements.sets for head in measured.oracle.heads))
     rows = []
-    for measured in found.sets:
+    for measured in measurements.sets:
         vanilla = oracle_efficiency(measured)[measured.oracle.ks.index(1)]
         tried = measured.oracle.heads
         rows.append((measured.name, *(float(vanilla[tried.index(head)]) if head in tried else None for head in heads)))
@@ -151,7 +151,7 @@ def headroom(found: Measurements) -> Section:
         Column("at best", "Tokens per call at the fewest calls that any choice of accepted lengths allows: the true upper bound.", three),
     )
     rows = []
-    for measured in found.sets:
+    for measured in measurements.sets:
         oracle = measured.oracle
         for i, k in enumerate(oracle.ks):
             for j, head in enumerate(oracle.heads):
@@ -166,10 +166,10 @@ def headroom(found: Measurements) -> Section:
     return Section("headroom", "Headroom", lead, items)
 
 
-def budget(found: Measurements) -> Section:
-    model = next(iter(found.models), None)
+def budget(measurements: Measurements) -> Section:
+    model = next(iter(measurements.models), None)
     items: list[Table | Plot] = []
-    for measured in found.sets:
+    for measured in measurements.sets:
         items += [
             Plot(
                 f"paths-{slug(measured.name)}", f"{measured.name}: the p best paths verified in parallel (figure 7).",
@@ -205,12 +205,12 @@ def decoding(decoded: Decoded) -> Section:
     return Section("decoding", "Decoded by the model", lead, (Table("decoded", "Decodes", columns, tuple(rows)),))
 
 
-def repetition(found: Measurements) -> Section:
-    model = next(iter(found.models), None)
+def repetition(measurements: Measurements) -> Section:
+    model = next(iter(measurements.models), None)
     rescored = "1-best" if model else "64-tree:0-gram"
     after = system_label(rescored, model)
     rows, contest = [], []
-    for measured in found.sets:
+    for measured in measurements.sets:
         comparison = measured.comparison
         i = comparison.systems.index(rescored)
         values = [float(array[row]) for array in (comparison.consecutive_repeats, comparison.longest_run) for row in (0, i)]

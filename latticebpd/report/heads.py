@@ -15,8 +15,8 @@ from latticebpd.report.measure import Measured, Measurements
 from latticebpd.report.wording import slug, system_label, three
 
 
-def entropy(found: Measurements) -> Section | None:
-    with_entropy = [(measured, measured.entropy) for measured in found.sets if measured.entropy is not None]
+def entropy(measurements: Measurements) -> Section | None:
+    with_entropy = [(measured, measured.entropy) for measured in measurements.sets if measured.entropy is not None]
     if not with_entropy:
         return None
     items: list[Table | Plot] = []
@@ -72,8 +72,8 @@ def _h_max_points(sets: Sequence[tuple[Measured, Any]]) -> tuple[np.ndarray, np.
     return None
 
 
-def weights(found: Measurements) -> Section | None:
-    tuned = [measured for measured in found.sets if measured.tunings]
+def weights(measurements: Measurements) -> Section | None:
+    tuned = [measured for measured in measurements.sets if measured.tunings]
     if not tuned:
         return None
     items: list[Table | Plot] = []
@@ -95,16 +95,16 @@ def weights(found: Measurements) -> Section | None:
     return Section("weights", "Weight of the language model", lead, items)
 
 
-def example(found: Measurements, word: Callable[[int], str]) -> Section:
-    step = found.example
+def example(measurements: Measurements, word: Callable[[int], str]) -> Section:
+    step = measurements.example
     written, before = ("".join(word(token) for token in tokens).replace("\n", "⏎") for tokens in (step.continuation, step.context))
     drawing = lattice_svg(step.lattice.tokens, step.lattice.log_probs, word, step.continuation, step.draft, after=step.after)
     rescored = "" if step.after is None else " → its posterior under lattice and language model, by which arcs are ranked"
     caption = (
         f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability{rescored}. "
         "Green and bold: what the model writes next. "
-        f"◆ first draft of {system_label(step.system, next(iter(found.models), None))}. The vanilla draft takes the top arc of every slot: "
-        f"{step.accepted[0]} drafted tokens accepted; the system has {step.accepted[1]}."
+        f"◆ first draft of {system_label(step.system, next(iter(measurements.models), None))}. "
+        f"The vanilla draft takes the top arc of every slot: {step.accepted[0]} drafted tokens accepted; the system has {step.accepted[1]}."
     )
     lead = f"One step of a decode. Before it stands “… {before}”, and the model goes on: “{written}”."
     return Section("example", "A lattice", lead, (Drawing("lattice", caption, drawing),))

@@ -8,12 +8,12 @@ from latticebpd.report.measure import Measurements
 from latticebpd.report.wording import system_label, three
 
 
-def hardware(found: Measurements, shape: ModelShape | None) -> Section:
+def hardware(measurements: Measurements, shape: ModelShape | None) -> Section:
     items = [_hardware_table(hardware_cost(mode="paper"), "hardware-paper", "Table 11 of the paper, by its own account")]
     items.append(_hardware_table(hardware_cost(PAPER_MODEL, PAPER_DECODINGS), "hardware-corrected", "The same systems, corrected account"))
     if shape is not None:
-        measured = found.sets[0]
-        model = next(iter(found.models), None)
+        measured = measurements.sets[0]
+        model = next(iter(measurements.models), None)
         wanted = ["vanilla", *(["1-best"] if model else []), "16-best:0-gram", *(["16-best", "64-tree"] if model else ["64-tree:0-gram"])]
         decodings = [Decoding("autoregressive", 1.0, 0)] + [
             Decoding(system_label(name, model), measured.efficiency[name], measured.verified[name]) for name in wanted
@@ -40,8 +40,8 @@ def _hardware_table(cost: HardwareCost, name: str, caption: str) -> Table:
     return Table(name, caption, columns, tuple(rows))
 
 
-def latency(found: Measurements) -> Section | None:
-    measured = found.latency
+def latency(measurements: Measurements) -> Section | None:
+    measured = measurements.latency
     if measured is None:
         return None
     model = measured.signature.lm or "no language model"

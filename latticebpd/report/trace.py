@@ -114,9 +114,9 @@ def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:
     """The drafted nodes below one, each with those below it."""
     tree, accepted = call.step.tree, call.step.accepted
     end = accepted[-1] if accepted else ROOT
-    found = []
+    nodes = []
     for node in tree.children(parent).tolist():
         state = call.places[accepted.index(node)].state if node in accepted else "refused" if parent == end else "void"
         probability = None if tree.log_probs is None else float(np.exp(tree.log_probs[node]))
-        found.append({"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)})
-    return found
+        nodes.append({"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)})
+    return nodes

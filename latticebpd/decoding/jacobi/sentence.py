@@ -38,18 +38,18 @@ class Sentence:
 
     def record(self) -> dict[str, Any]:
         """As JSON values: places count from 0, passes from 1, probabilities are null where a pass did not look."""
-        found = self.trajectory
+        iterates = self.trajectory
         edges = {(wait.place, wait.on) for wait in self.dependencies.edges}
         return {
             "source": self.source,
-            "tokens": found.tokens,
+            "tokens": iterates.tokens,
             "pieces": self.pieces,
             "classes": self.classes,
             "values": self.values,
-            "cells": [[Cell(cell).name.lower() for cell in row] for row in found.cells.tolist()],
-            "probabilities": [[None if math.isnan(p) else p for p in row] for row in found.probabilities.tolist()],
-            "frontier": found.frontier.tolist(),
-            "right_since": found.right_since.tolist(),
+            "cells": [[Cell(cell).name.lower() for cell in row] for row in iterates.cells.tolist()],
+            "probabilities": [[None if math.isnan(p) else p for p in row] for row in iterates.probabilities.tolist()],
+            "frontier": iterates.frontier.tolist(),
+            "right_since": iterates.right_since.tolist(),
             "waits": [
                 {
                     "place": wait.place,
@@ -91,14 +91,14 @@ def look_into(
         solution = jacobi(model, ids, initial, length, attention_mask=mask, max_new_tokens=max_new_tokens, trace=True)
     else:
         solution = gauss_seidel_jacobi(model, ids, block_size, initial, attention_mask=mask, max_new_tokens=max_new_tokens, trace=True)
-    found = trajectory(solution)
-    names = {token: piece(tokenizer, token) for token in {*found.values.ravel().tolist(), *found.tokens} - {UNKNOWN}}
-    pieces = [names[token] for token in found.tokens]
+    iterates = trajectory(solution)
+    names = {token: piece(tokenizer, token) for token in {*iterates.values.ravel().tolist(), *iterates.tokens} - {UNKNOWN}}
+    pieces = [names[token] for token in iterates.tokens]
     return Sentence(
         source=text,
         pieces=pieces,
-        classes=classes(pieces, found.tokens, set(tokenizer.all_special_ids), frozenset(base.eos_ids)),
-        values=[[names.get(token, "") for token in row] for row in found.found.tolist()],
-        trajectory=found,
-        dependencies=dependencies(model, ids, found, max_new_tokens=max_new_tokens, on_progress=on_progress),
+        classes=classes(pieces, iterates.tokens, set(tokenizer.all_special_ids), frozenset(base.eos_ids)),
+        values=[[names.get(token, "") for token in row] for row in iterates.found.tolist()],
+        trajectory=iterates,
+        dependencies=dependencies(model, ids, iterates, max_new_tokens=max_new_tokens, on_progress=on_progress),
     )
