@@ -69,7 +69,7 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
     path = Path(name)
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
         bpe = load_tokenizer(path)
-        return bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text
+        return _with_end(bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text)
     from transformers import AutoTokenizer
 
     quiet_transformers()
@@ -82,10 +82,15 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
         raise ValueError(
             f"{name}: expected a tokenizer of the tokenizers library, got {type(loaded).__name__}; convert it to tokenizer.json"
         )
-    found = loaded.eos_token_id if end_of_text is None else end_of_text
-    if found is None:
+    if loaded.eos_token_id is None and end_of_text is None:
         raise ValueError(f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text")
-    return fast, int(found)
+    return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
+
+
+def _with_end(tokenizer: Tokenizer, end_of_text: int) -> tuple[Tokenizer, int]:
+    if end_of_text >= tokenizer.get_vocab_size():
+        raise ValueError(f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}")
+    return tokenizer, end_of_text
 
 
 @contextmanager
@@ -128,6 +133,12 @@ def train(
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."),
     unk: bool = typer.Option(False, help="Give <unk> mass; without it, words not seen have natural log -1000."),
+    unseen: str = typer.Option(
+        "smoothed", help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 as in the paper."
+    ),
+    vocab_size: int | None = typer.Option(
+        None, min=1, max=1 << 24, help="Token ids are below it; by default the tokenizer's, else up to the highest that occurs."
+    ),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(
         None, help="tokenizer.json, or what AutoTokenizer takes, that turns text into tokens, or that made the ids."
@@ -151,7 +162,7 @@ def train(
     Example: [bold]latticebpd lm train corpus.npy --order 4 --max-ngrams 1000000 -o lm.fst[/bold]
     """
     from fst.fingerprint import vocabulary_fingerprint
-    from lm_training.ngram.building import Means, Recipe, build
+    from lm_training.ngram.building import CountingOptions, Recipe, build
     from lm_training.ngram.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder
 
     _check_output(output)
@@ -167,15 +178,16 @@ def train(
         max_ngrams=max_ngrams,
         prune_theta=prune_theta,
         unknown_word=unk,
-        vocab_size=bpe.get_vocab_size() if bpe else None,
+        unseen=unseen,
+        vocab_size=vocab_size or (bpe.get_vocab_size() if bpe else None),
         end_of_text=separator,
         fingerprint=vocabulary_fingerprint(bpe.get_vocab()) if bpe else None,
     )
-    means = Means(engine, _bytes("--memory", memory), threads or _threads(), master)
+    counting = CountingOptions(engine, _bytes("--memory", memory), threads or _threads(), master)
     source = Inputs(inputs, field, "replace" if replace_invalid else "strict", dtype)
     with _reporting() as report, _log_lines():
-        found = build(source, encoder, recipe, means, output, work_dir or output.with_name(f"{output.name}.work"), report)
-    err.print(_summary(output, found))
+        num_ngrams = build(source, encoder, recipe, counting, output, work_dir or output.with_name(f"{output.name}.work"), report)
+    err.print(_summary(output, num_ngrams))
 
 
 @app.command()

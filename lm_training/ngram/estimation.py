@@ -10,21 +10,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fst.table import UNK, NgramTable
-from lm_training.ngram.backoff import Smoothing, estimate_backoff
+from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.counts import NgramCounts, count_sentences, count_stream
-from lm_training.ngram.discounting import AbsoluteDiscounting, StupidBackoff, WittenBell
-from lm_training.ngram.katz import Katz, OpenGrmKatz, SrilmKatz
 from lm_training.ngram.pruning import prune
-
-SMOOTHINGS: dict[str, Smoothing] = {
-    "katz": Katz(),
-    "katz-opengrm": OpenGrmKatz(),
-    "katz-srilm": SrilmKatz(),
-    "witten-bell": WittenBell(),
-    "absolute": AbsoluteDiscounting(),
-    "stupid-backoff": StupidBackoff(),
-}
-"""The smoothing methods, by the names that the command line has for them."""
+from lm_training.ngram.smoothing import Katz, Smoothing
 
 MIN_COUNTS = (1, 1, 2, 4)
 """The cutoffs of the paper's models: bigrams are kept from 1 occurrence, trigrams from 2, 4-grams from 4."""

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from fst.table import NgramTable
-from lm_training.ngram.backoff import backoff_weights
 from lm_training.ngram.links import NgramLinks, first_of_each
 from lm_training.ngram.perplexity import table_log_probs
+from lm_training.ngram.smoothing.base import backoff_weights
 
 
 def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTable:

@@ -24,8 +24,8 @@ import numpy as np
 
 from fst.files import release
 from fst.table import BOS, EOS, NgramTable
-from lm_training.ngram.backoff import backoff_weights
 from lm_training.ngram.links import NgramLinks, first_of_each, groups_of_contexts
+from lm_training.ngram.smoothing.base import backoff_weights
 
 
 def prune(table: NgramTable, theta: float | None = None, max_ngrams: int | None = None) -> NgramTable:

@@ -101,6 +101,8 @@ def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path
         (("--smoothing", "stupid-backoff", "--max-ngrams", "100"), "raise the minimum counts"),
         (("--tokenizer", "/nowhere/tokenizer.json"), "no such file"),
         (("--words", "--tokenizer", "x"), ""),
+        (("--unseen", "maybe"), "expected smoothed or floor for token ids that never occur"),
+        (("--min-count", "1,0"), "expected --min-count as numbers >= 1"),
         ((), "give --tokenizer or --words"),
     ],
 )
@@ -113,6 +115,38 @@ def test_mistaken_options_end_with_one_line(run: Run, text: Path, tmp_path: Path
     assert line.startswith("latticebpd: error: ")
     assert message in line
     assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_unseen_ids_score_what_the_help_says(run: Run, tmp_path: Path) -> None:
+    help_text = " ".join(run("lm", "train", "--help")[1].replace("│", " ").split())
+    assert "smoothed, each has a share of the mass, or floor, natural log -1000" in help_text
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 1, 4, 0] * 20))
+    for options, size in ((("--vocab-size", 9), 9), ((), 5), (("--unseen", "floor", "--vocab-size", 9), 4)):
+        status, _, err = run("lm", "train", tmp_path / "ids.npy", *options, "-o", tmp_path / "lm.fst")
+        assert status == 0, err
+        model = fst.NgramModel.load(tmp_path / "lm.fst")
+        assert model.num_ngrams[0] == size
+        assert (model.log_prob(3) == -1000) == ("floor" in options)
+        assert (model.log_prob(8) == -1000) == (9 not in options or "floor" in options)
+
+
+def test_end_of_text_beyond_the_tokenizer_is_refused(run: Run, text: Path, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer([TEXT], vocab_size=300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    options = ("--tokenizer", tmp_path / "tokenizer.json", "--end-of-text", 99_999_999, "-o", tmp_path / "lm.fst")
+    status, _, err = run("lm", "train", text, *options)
+    assert status == 2
+    assert f"expected --end-of-text below {size}, the tokenizer's size, got 99999999" in err
+
+
+def test_job_refused_for_its_options_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 2**30, 0] * 20))
+    status, _, err = run("lm", "train", tmp_path / "ids.npy", "-o", tmp_path / "lm.fst")
+    assert status == 2
+    assert "--unseen floor" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.npy"]
+    assert run("lm", "train", tmp_path / "ids.npy", "--unseen", "floor", "-o", tmp_path / "lm.fst")[0] == 0
 
 
 def test_file_of_bare_ids_needs_its_type(run: Run, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
+from fst.files import locked
 from fst.table import EOS, UNK
 from lm_training.data.corpus import train_tokenizer
 from lm_training.ngram import building
-from lm_training.ngram.building import Means, Recipe, build
+from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.counts import SEPARATOR, NgramCounts, Resources, TokenStream, count_windows
-from lm_training.ngram.estimation import SMOOTHINGS, estimate
+from lm_training.ngram.estimation import estimate
 from lm_training.ngram.inputs import Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
+from lm_training.ngram.smoothing import SMOOTHINGS
 from lm_training.ngram.sql_counts import DuckDb, count_with
 from lm_training.ngram.work import WorkDirectory, working
 from tests.helpers.backoff_reference import assert_proper, zipf_text
@@ -115,8 +118,11 @@ def test_ids_and_text_do_not_mix(tmp_path: Path) -> None:
         read([tmp_path / "a.npy", tmp_path / "a.txt"], None, tmp_path)
 
 
-def make(paths: list[Path], output: Path, recipe: Recipe | None = None, means: Means | None = None, words: bool = True) -> fst.NgramModel:
-    build(Inputs(paths), WordEncoder() if words else None, recipe or Recipe(), means or Means(), output, output.with_suffix(".work"))
+def make(
+    paths: list[Path], output: Path, recipe: Recipe | None = None, counting: CountingOptions | None = None, words: bool = True
+) -> fst.NgramModel:
+    encoder = WordEncoder() if words else None
+    build(Inputs(paths), encoder, recipe or Recipe(), counting or CountingOptions(), output, output.with_suffix(".work"))
     assert not output.with_suffix(".work").exists()
     return fst.NgramModel.load(output)
 
@@ -194,8 +200,13 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_engines_give_the_same_model_to_the_byte(corpus: Path, tmp_path: Path) -> None:
     models = []
-    for means in (Means("sort"), Means("sort", memory=1 << 20, threads=2), Means("duckdb", memory=1 << 28), Means("auto", memory=1 << 20)):
-        make([corpus], tmp_path / "lm.fst", Recipe(min_counts=(1, 1, 2), max_ngrams=3000), means, words=False)
+    for counting in (
+        CountingOptions("sort"),
+        CountingOptions("sort", memory=1 << 20, threads=2),
+        CountingOptions("duckdb", memory=1 << 28),
+        CountingOptions("auto", memory=1 << 20),
+    ):
+        make([corpus], tmp_path / "lm.fst", Recipe(min_counts=(1, 1, 2), max_ngrams=3000), counting, words=False)
         models.append((tmp_path / "lm.fst").read_bytes())
     assert len(models[0]) > 10_000
     assert all(model == models[0] for model in models)
@@ -207,7 +218,7 @@ def test_spark_gives_the_same_model_to_the_byte(corpus: Path, tmp_path: Path) ->
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java, and there is none on the PATH")
     make([corpus], tmp_path / "ours.fst", Recipe(min_counts=(1, 1, 2)), words=False)
-    make([corpus], tmp_path / "spark.fst", Recipe(min_counts=(1, 1, 2)), Means("spark", 1 << 30, 2, "local[2]"), words=False)
+    make([corpus], tmp_path / "spark.fst", Recipe(min_counts=(1, 1, 2)), CountingOptions("spark", 1 << 30, 2, "local[2]"), words=False)
     assert (tmp_path / "spark.fst").read_bytes() == (tmp_path / "ours.fst").read_bytes()
 
 
@@ -222,8 +233,8 @@ def test_pipeline_builds_what_estimate_does(corpus: Path, tmp_path: Path) -> Non
 def test_interrupted_job_goes_on_behind_its_last_stage(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, stage: str
 ) -> None:
-    recipe, means, output = Recipe(order=3, max_ngrams=2000), Means(engine, memory=1 << 28), tmp_path / "lm.fst"
-    make([corpus], output, recipe, means, words=False)
+    recipe, counting, output = Recipe(order=3, max_ngrams=2000), CountingOptions(engine, memory=1 << 28), tmp_path / "lm.fst"
+    make([corpus], output, recipe, counting, words=False)
     expected = output.read_bytes()
     output.unlink()
 
@@ -231,9 +242,9 @@ def test_interrupted_job_goes_on_behind_its_last_stage(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(building, stage, fail)
+        patch.setattr(building if stage == "prune" else building._Build, stage, fail)
         with pytest.raises(OSError, match="No space left"):
-            make([corpus], output, recipe, means, words=False)
+            make([corpus], output, recipe, counting, words=False)
     assert not output.exists()
     finished = sorted(path.name for path in output.with_suffix(".work").iterdir() if path.is_dir())
     stages = {"_count": ["corpus"], "_estimate": ["corpus", "counts"], "prune": ["corpus", "counts", "estimated"]}[stage]
@@ -241,7 +252,7 @@ def test_interrupted_job_goes_on_behind_its_last_stage(
     again = []
     with monkeypatch.context() as patch:
         patch.setattr(building, "write_corpus", lambda *arguments: again.append("corpus"))
-        make([corpus], output, recipe, means, words=False)
+        make([corpus], output, recipe, counting, words=False)
     assert again == []
     assert output.read_bytes() == expected
 
@@ -315,7 +326,7 @@ def test_full_disk_is_one_line_and_leaves_no_model(tmp_path: Path, engine: str) 
 
 
 def test_work_of_another_job_is_not_taken_over(tmp_path: Path) -> None:
-    WorkDirectory(tmp_path / "w", {"order": 3}).stage("counts", lambda at: None)
+    WorkDirectory(tmp_path / "w", {"order": 3}).stage("counts", lambda directory: None)
     with pytest.raises(ValueError, match="another order"):
         WorkDirectory(tmp_path / "w", {"order": 4})
     (tmp_path / "mine").mkdir()
@@ -325,9 +336,130 @@ def test_work_of_another_job_is_not_taken_over(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
+@pytest.mark.parametrize("name", ["job.json", "finished-job.json"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "no JSON", "[" * 100_000, "null", '{"made_by": "someone", "job": {}}', '{"made_by": "latticebpd lm train"}', "\xff"],
+)
+def test_a_users_folder_is_never_deleted_whatever_its_job_file_holds(tmp_path: Path, name: str, content: str) -> None:
+    mine = tmp_path / "mine"
+    (mine / "corpus").mkdir(parents=True)
+    (mine / "corpus" / "thesis.tex").write_text("x")
+    (mine / "half.unfinished").mkdir()
+    (mine / name).write_bytes(content.encode("latin-1"))
+    np.save(tmp_path / "ids.npy", np.arange(9))
+    for job in (lambda: WorkDirectory(mine, {}), lambda: build_in(tmp_path / "ids.npy", mine)):
+        with pytest.raises(ValueError, match=r"expected (a directory for|the) intermediate files"):
+            job()
+    assert sorted(str(path.relative_to(mine)) for path in mine.rglob("*")) == sorted(
+        ["corpus", "corpus/thesis.tex", "half.unfinished", name]
+    )
+
+
+def test_what_a_user_puts_beside_the_stages_stays(tmp_path: Path) -> None:
+    work = WorkDirectory(tmp_path / "w", {})
+    work.stage("counts", lambda directory: None)
+    (tmp_path / "w" / "thesis.tex").write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "w" / "spark").symlink_to(tmp_path / "elsewhere")
+    work.remove()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["elsewhere", "thesis.tex", "w"]
+
+
+def build_in(ids: Path, work: Path) -> Path:
+    """A tiny model beside the ids, made in the work directory."""
+    build(Inputs([ids]), None, Recipe(order=2, max_ngrams=80), CountingOptions("sort"), ids.with_name("lm.fst"), work)
+    return ids.with_name("lm.fst")
+
+
+def test_job_goes_on_after_a_kill_at_any_file_operation(tmp_path: Path) -> None:
+    """Also within the final clean-up: the process dies before the n-th opening, making, renaming or deleting of a file."""
+    np.save(tmp_path / "ids.npy", zipf_text(300).astype(np.uint16))
+    work = tmp_path / "deep" / "work"
+    expected = build_in(tmp_path / "ids.npy", work).read_bytes()
+    deaths: list[str] = []
+    while len(deaths) < 500:
+        (tmp_path / "lm.fst").unlink(missing_ok=True)
+        event = killed_at(len(deaths), lambda: build_in(tmp_path / "ids.npy", work))
+        if event is None:
+            break
+        deaths.append(event)
+        assert not (tmp_path / "lm.fst").exists() or (tmp_path / "lm.fst").read_bytes() == expected
+        assert build_in(tmp_path / "ids.npy", work).read_bytes() == expected, deaths
+        assert not work.exists(), deaths
+        for left in (*tmp_path.glob(".lm.fst.*"), *tmp_path.glob("lm.fst")):  # a temporary file, a lock: hidden, and in nobody's way
+            left.unlink()
+        shutil.rmtree(tmp_path / "deep")
+    assert 30 < len(deaths) < 500
+    assert {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"} <= set(deaths)
+
+
+def killed_at(number: int, work: Callable[[], object]) -> str | None:
+    """Do the work in a process that dies before its file operation of this number; the operation, None where there was none."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        seen = 0
+
+        def die(event: str, arguments: tuple[object, ...]) -> None:
+            nonlocal seen
+            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if writes or event in {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}:
+                if seen == number:
+                    os.write(writer, event.encode())
+                    os._exit(9)
+                seen += 1
+
+        sys.addaudithook(die)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as file:
+        event = file.read().decode()
+    os.waitpid(child, 0)
+    return event or None
+
+
+def test_second_job_of_one_output_is_refused_at_once(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", zipf_text(300).astype(np.uint16))
+    with locked(tmp_path / "lm.fst"), pytest.raises(ValueError, match=r"lm.fst: another process is writing it"):
+        build_in(tmp_path / "ids.npy", tmp_path / "w")
+    (tmp_path / "w").mkdir()
+    with locked(tmp_path / "w"), pytest.raises(ValueError, match="w: another process is writing it"):
+        build_in(tmp_path / "ids.npy", tmp_path / "w")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ids.npy", "w"]
+
+
+def test_one_stray_id_does_not_want_memory_for_all_below_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 3, 2**31 - 2, 0] * 20))
+    with pytest.raises(ValueError, match=r"got 2147483646; if it is no stray one, tell the vocabulary with --tokenizer or --vocab-size"):
+        make([tmp_path / "ids.npy"], tmp_path / "lm.fst", words=False)
+    np.save(tmp_path / "ids.npy", np.arange(9))
+    with pytest.raises(ValueError, match="expected token ids below 1048576, got 99999999"):
+        make([tmp_path / "ids.npy"], tmp_path / "lm.fst", Recipe(end_of_text=99_999_999), words=False)
+    with pytest.raises(ValueError, match="expected token ids below 5"):
+        make([tmp_path / "ids.npy"], tmp_path / "lm.fst", Recipe(vocab_size=5), words=False)
+
+
+def test_unseen_ids_have_a_share_of_the_mass_or_the_papers_floor(tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 1, 3, 0] * 20 + [2**21, 0]))
+    floor = make([tmp_path / "ids.npy"], tmp_path / "floor.fst", Recipe(order=2, vocab_size=2**21 + 9, unseen="floor"), words=False)
+    assert floor.num_ngrams[0] == 5
+    assert floor.log_prob(4) == floor.log_prob(2**21 + 1) == -1000
+    assert sum(np.exp(floor.log_prob(token)) for token in (0, 1, 2, 3, 2**21)) == pytest.approx(1)
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 1, 3, 0] * 20))
+    smoothed = make([tmp_path / "ids.npy"], tmp_path / "smoothed.fst", Recipe(order=2, vocab_size=9), words=False)
+    assert smoothed.num_ngrams[0] == 9
+    assert -1000 < smoothed.log_prob(4) == smoothed.log_prob(8) < smoothed.log_prob(3)
+    assert sum(np.exp(smoothed.log_prob(token)) for token in range(9)) == pytest.approx(1)
+    assert_proper(floor.to_table())
+
+
 def test_job_that_fails_before_its_first_stage_leaves_nothing(tmp_path: Path) -> None:
-    def fail(at: Path) -> None:
-        (at / "half").write_text("x")
+    def fail(directory: Path) -> None:
+        (directory / "half").write_text("x")
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"), working(tmp_path / "w", {}) as work:

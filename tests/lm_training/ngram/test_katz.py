@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS
-from lm_training.ngram.backoff import OrderCounts, Smoothing, backoff_weights, estimate_backoff
+from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.columns import InMemory, OnDisk
 from lm_training.ngram.counts import count_stream
-from lm_training.ngram.discounting import AbsoluteDiscounting, StupidBackoff, WittenBell, absolute_discount
-from lm_training.ngram.estimation import SMOOTHINGS, estimate, estimate_sentences
-from lm_training.ngram.katz import Katz, OpenGrmKatz, SrilmKatz, good_turing_discounts
+from lm_training.ngram.estimation import estimate, estimate_sentences
+from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, SrilmKatz, StupidBackoff, WittenBell
+from lm_training.ngram.smoothing.absolute import absolute_discount
+from lm_training.ngram.smoothing.base import OrderCounts, Smoothing, backoff_weights
+from lm_training.ngram.smoothing.good_turing import good_turing_discounts
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
 
 streams = st.lists(st.integers(0, 5), min_size=1, max_size=60).map(lambda ids: np.array(ids, dtype=np.uint16))

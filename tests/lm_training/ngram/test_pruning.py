@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from fst.table import BOS, EOS, NgramTable
 from lm_training.ngram.estimation import estimate, estimate_sentences
-from lm_training.ngram.katz import Katz, OpenGrmKatz
 from lm_training.ngram.links import NgramLinks
 from lm_training.ngram.perplexity import perplexity
 from lm_training.ngram.pruning import losses, prune
+from lm_training.ngram.smoothing import Katz, OpenGrmKatz
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
 
 

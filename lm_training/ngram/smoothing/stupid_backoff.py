@@ -1,0 +1,31 @@
+"""Stupid backoff: S(w | h) = c(h w) / c(h), and 0.4 S(w | h') for words not seen after h.
+
+(Brants et al. 2007, section 4.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lm_training.ngram.smoothing.base import Estimator, Smoothing
+
+
+@dataclass(frozen=True)
+class StupidBackoff(Smoothing):
+    """Relative frequencies, and the same weight for every backoff: scores, which do not sum to 1 beyond the unigrams."""
+
+    weight: float = 0.4
+    normalised: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"expected a backoff weight above 0 and at most 1, got {self.weight}")
+
+    def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
+        return lambda seen: seen.counts / seen.spread(seen.totals)
+
+    def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(starts), self.weight), explicit
