@@ -1,10 +1,41 @@
-"""A drafter that does what a test says."""
+"""The drafters that tests hold to ``generate()``, and one that does what a test says."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from latticebpd import DraftTree, State
+from latticebpd import (
+    Drafter,
+    DraftTree,
+    GoldDrafter,
+    MixtureDrafter,
+    NoDrafter,
+    OracleDrafter,
+    PathsDrafter,
+    PreviousOutputDrafter,
+    PromptNgramDrafter,
+    State,
+    TreeDrafter,
+    VanillaDrafter,
+)
+from tests.helpers.trigrams import trigram
+
+LM = trigram()
+
+DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
+    "none": lambda heads, texts: NoDrafter(),
+    "vanilla": lambda heads, texts: VanillaDrafter(heads),
+    "paths, no language model": lambda heads, texts: PathsDrafter(heads, None, p=4, k=3),
+    "paths": lambda heads, texts: PathsDrafter(heads, LM, p=4, alpha=0.7, k=3),
+    "tree": lambda heads, texts: TreeDrafter(heads, LM, num_nodes=20, k=5),
+    "oracle": lambda heads, texts: OracleDrafter(heads, texts, k=6),
+    "all right": lambda heads, texts: GoldDrafter(texts, 4),
+    "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),
+    "an earlier output": lambda heads, texts: PreviousOutputDrafter([text[1:] for text in texts], block_size=5),
+    "copies and tree": lambda heads, texts: MixtureDrafter(PromptNgramDrafter(), TreeDrafter(heads, LM, num_nodes=12, k=4), num_nodes=12),
+}
+"""Prediction heads and every row's right text -> a drafter, of 23 tokens.  A line here and the losslessness tests run it."""
 
 
 class ScriptedDrafter:

@@ -15,36 +15,22 @@ from latticebpd import (
     BlockwiseLM,
     DraftTree,
     NoDrafter,
-    OracleDrafter,
-    PathsDrafter,
     State,
     TreeDrafter,
     VanillaDrafter,
     generate,
 )
 from tests.helpers.blockwise_models import NEW, greedy, tiny_model
-from tests.helpers.drafters import ScriptedDrafter
+from tests.helpers.drafters import DRAFTERS, ScriptedDrafter
 from tests.helpers.trigrams import trigram
 
 
-def drafters(model: BlockwiseLM, prompt: list[int]) -> dict[str, object]:
-    lm = trigram()
-    return {
-        "none": NoDrafter(),
-        "vanilla": VanillaDrafter(model),
-        "paths, no lm": PathsDrafter(model, None, p=4, k=3),
-        "paths": PathsDrafter(model, lm, p=4, alpha=0.7, k=3),
-        "tree": TreeDrafter(model, lm, num_nodes=20, k=5),
-        "oracle": OracleDrafter(model, greedy(model, prompt), k=6),
-    }
-
-
-@pytest.mark.parametrize("name", ["none", "vanilla", "paths, no lm", "paths", "tree", "oracle"])
+@pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_every_drafter_yields_the_text_of_generate(name: str, seed: int) -> None:
     model = tiny_model(seed)
     prompt = [3, 1, 4, 1, 5]
-    out = generate(model, prompt, drafters(model, prompt)[name], max_new_tokens=NEW)  # type: ignore[arg-type]
+    out = generate(model, prompt, DRAFTERS[name](model, [greedy(model, prompt)]), max_new_tokens=NEW)
     assert out.sequences[0, len(prompt) :].tolist() == greedy(model, prompt)
     assert out.num_tokens == NEW
     assert int(np.arange(len(out.accept_counts)) @ out.accept_counts) == NEW - 1
