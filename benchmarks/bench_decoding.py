@@ -40,7 +40,7 @@ from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDraf
 from latticebpd.analysis.payoff import SIZES, pay_off
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, heads
+from latticebpd.drafting import Best, Drafter, MixtureDrafter, PromptNgramDrafter, Tree, sources
 from latticebpd.models.bundle import Bundle, load_bundle
 from latticebpd.verification import TreeVerifier, verifier_for
 
@@ -51,7 +51,7 @@ SHAPES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (3
 
 
 def tree(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
-    return TreeDrafter(bundle.model, bundle.lm, num_nodes=nodes, alpha=bundle.alpha, slots=slots)
+    return TreeDrafter(bundle.model, bundle.lm_file, num_nodes=nodes, slots=slots)
 
 
 def mixture(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
@@ -61,11 +61,11 @@ def mixture(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
 
 def systems(bundle: Bundle, slots: int | None) -> dict[str, Callable[[], Drafter]]:
     """A fresh drafter by name: what a drafter has learnt from one text is not carried to the next."""
-    model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
+    model = bundle.model
     return {
         "greedy, this loop": NoDrafter,
         "vanilla BPD": lambda: VanillaDrafter(model),
-        "16-best 4-gram": lambda: PathsDrafter(model, lm, p=16, alpha=alpha),
+        "16-best 4-gram": lambda: PathsDrafter(model, bundle.lm_file, p=16),
         **{f"tree, {nodes} nodes": lambda nodes=nodes: tree(bundle, nodes, slots) for nodes in (4, 8, 16, 32, 64)},
         "prompt n-grams, 16 nodes": lambda: PromptNgramDrafter(block_size=16, num_nodes=16),
         **{f"n-grams + tree, {nodes} nodes": lambda nodes=nodes: mixture(bundle, nodes, slots) for nodes in (8, 16, 32)},
@@ -147,9 +147,9 @@ def budget(model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_toke
             (base.base_model, "forward", "forward"),
             (base.get_output_embeddings(), "forward", "project"),
             (model, "head_logits", "heads"),
-            (heads, "lattices_from_logits", "lattice"),
-            (heads, "draft_tree_batch", "search"),
-            (heads, "rescore_batch", "search"),
+            (sources, "lattices_from_logits", "lattice"),
+            (Tree, "draft", "search"),
+            (Best, "draft", "search"),
             (drafter, "propose", "draft"),
             (TreeVerifier, "verify", "verify"),
             (decoding, "walk", "verify"),

@@ -42,6 +42,7 @@ from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
 from latticebpd.analysis.calls import read_calls
+from latticebpd.drafting import LatticeDrafter, Masks, Vanilla
 from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
 from latticebpd.report import TracedDecode, kit, trace_page
@@ -181,10 +182,10 @@ def alone(setting: Setting) -> Found:
     found, end = Found(), setting.verifier.generation_config.eos_token_id
     start = BaseModel.of(setting.drafter).start_id
     for source in setting.sources:
-        drafter, text = GadDrafter(setting.drafter, setting.block_size), [start]
+        masks, text = Masks(setting.drafter, 1, setting.block_size), [start]
         started = setting.clock()
         while len(text) <= MAX_NEW and text[-1] != end:
-            lattice = drafter.lattices([State(0, text, 1, torch.zeros(0), MAX_NEW, source)])[0]
+            (lattice,) = masks.lattices([State(0, text, 1, None, MAX_NEW, source)])
             text = text + lattice.tokens[:, 0].tolist()
             found.calls += 1
         found.seconds.append(setting.clock() - started)
@@ -298,11 +299,12 @@ def memory(setting: Setting) -> list[list[Any]]:
     """What the drafter takes beside the verifier (table 8): weights, and what it keeps of a sentence at the end of its decode."""
     kept = []
     for source in setting.sources:
-        drafter = GadDrafter(setting.drafter, setting.block_size)
+        masks = Masks(setting.drafter, 1, setting.block_size)
+        drafter, filler = LatticeDrafter(masks, Vanilla()), masks.filler
         generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)])
-        cache = drafter.filler.cache
+        cache = filler.cache
         layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers] if cache is not None else []
-        kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + drafter.filler.source.hidden.nbytes)
+        kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + filler.source.hidden.nbytes)
     sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
     rows = [[name, sum(parameter.nbytes for parameter in model.parameters()) / 2**20] for name, model in sizes.items()]
     rows.append(["drafter's states, a sentence", float(np.mean(kept)) / 2**20])

@@ -44,7 +44,8 @@ from latticebpd.drafting import PathsDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.pretrained import load_model, load_tokenizer
-from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer
 
 BEAM = "beam 5"
 ESTIMATE = LengthRatio(1.5, 5.0)
@@ -78,13 +79,13 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
         "HGJ, b = 3, random": hybrid(3, RandomTokens(BaseModel.of(model).vocab_size)),
         "HGJ, b = 3, source": hybrid(3, SourceCopy()),
     }
-    rescorer = as_rescorer(lm)
-    if isinstance(rescorer, NgramRescorer) and rescorer.lm is not None:
-        chosen["HGJ, b = 3, n-gram"] = hybrid(3, NgramContinuation(rescorer.lm))
+    scorer = as_scorer(lm)
+    if isinstance(scorer, NgramScorer) and scorer.lm is not None:
+        chosen["HGJ, b = 3, n-gram"] = hybrid(3, NgramContinuation(scorer.lm))
     if heads is not None:
         lattices = {"0-gram": PathsDrafter(heads, None, p=1)}
         if lm is not None:
-            lattices["n-gram"] = PathsDrafter(heads, rescorer, p=1)
+            lattices["n-gram"] = PathsDrafter(heads, lm, p=1)
         for name, drafter in lattices.items():
             for size in (3, 5, heads.num_heads):
                 chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(size, Drafted(drafter), of=heads)

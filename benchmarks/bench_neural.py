@@ -32,7 +32,7 @@ from bench_decoding import Clock, Stopwatch, err, machine, show
 
 from latticebpd import NeuralRescorer, NoDrafter, ParallelNeuralRescorer, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafting import Drafter, heads
+from latticebpd.drafting import Best, Drafter, Tree
 from latticebpd.models.bundle import LM, Bundle, load_bundle
 from lm_training.data.batching import padded
 from lm_training.data.loading import load_texts
@@ -40,19 +40,19 @@ from lm_training.data.loading import load_texts
 
 def systems(bundle: Bundle, neural: NeuralRescorer, parallel: ParallelNeuralRescorer) -> dict[str, Callable[[], Drafter]]:
     """Drafters by name, from few verified tokens to many."""
-    model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
+    model, lm = bundle.model, bundle.lm_file
     return {
         "greedy, this loop": NoDrafter,
         "vanilla BPD": lambda: VanillaDrafter(model),
-        "4-gram": lambda: PathsDrafter(model, lm, p=1, alpha=alpha),
+        "4-gram": lambda: PathsDrafter(model, lm, p=1),
         "neural (Algorithm 2)": lambda: PathsDrafter(model, neural, p=1),
         "neural, parallel": lambda: PathsDrafter(model, parallel, p=1),
-        "16-best 4-gram": lambda: PathsDrafter(model, lm, p=16, alpha=alpha),
+        "16-best 4-gram": lambda: PathsDrafter(model, lm, p=16),
         "16 beams, neural": lambda: PathsDrafter(model, neural, p=16),
         "16-best neural, parallel": lambda: PathsDrafter(model, parallel, p=16),
-        "tree 16, 4-gram": lambda: TreeDrafter(model, lm, num_nodes=16, alpha=alpha),
+        "tree 16, 4-gram": lambda: TreeDrafter(model, lm, num_nodes=16),
         "tree 16, neural": lambda: TreeDrafter(model, neural, num_nodes=16),
-        "tree 64, 4-gram": lambda: TreeDrafter(model, lm, num_nodes=64, alpha=alpha),
+        "tree 64, 4-gram": lambda: TreeDrafter(model, lm, num_nodes=64),
         "tree 64, neural": lambda: TreeDrafter(model, neural, num_nodes=64),
         "tree 64, neural, parallel": lambda: TreeDrafter(model, parallel, num_nodes=64),
     }
@@ -86,7 +86,7 @@ def measure(bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], arguments:
             for name, drafter_of in chosen.items():
                 watch, drafter = Stopwatch(clock, frozenset()), drafter_of()
                 started = clock()
-                with watch.around(heads, "rescore_batch", "rescoring"), watch.around(heads, "draft_tree_batch", "rescoring"):
+                with watch.around(Best, "draft", "rescoring"), watch.around(Tree, "draft", "rescoring"):
                     run = generate(bundle.model, rows, drafter, attention_mask=mask, max_new_tokens=new_tokens, eos_token_id=())
                 elapsed[name] = clock() - started
                 if not torch.equal(run.sequences, reference):
@@ -161,10 +161,10 @@ def main() -> None:
         bundle = load_bundle()
         bundle.model.to(device)
         neural, parallel = NeuralRescorer.from_pretrained(arguments.rescorer), ParallelNeuralRescorer.from_pretrained(arguments.rescorer)
-        for rescorer, alpha in ((neural, arguments.alpha), (parallel, arguments.parallel_alpha)):
+        for rescorer in (neural, parallel):
             rescorer.model.to(device)
-            if alpha is not None:
-                rescorer.alpha = alpha
+        neural = neural if arguments.alpha is None else neural.with_alpha(arguments.alpha)
+        parallel = parallel if arguments.parallel_alpha is None else parallel.with_alpha(arguments.parallel_alpha)
         chosen = systems(bundle, neural, parallel)
         unknown = [name for name in arguments.systems or [] if name not in chosen]
         if unknown:
@@ -173,7 +173,7 @@ def main() -> None:
         rows = measure(bundle, chosen, arguments, Clock(arguments.clock, device))
     except ValueError as error:
         sys.exit(f"bench_neural: error: {error}")
-    signature = {**machine(device, arguments), "alpha": bundle.alpha, "neural_alpha": neural.alpha, "parallel_alpha": parallel.alpha}
+    signature = {**machine(device, arguments), "neural_alpha": neural.alpha, "parallel_alpha": parallel.alpha}
     print(" | ".join(f"{name} {value}" for name, value in signature.items()))
     show(
         f"batch {arguments.batch}, {arguments.new_tokens} new tokens a prompt",

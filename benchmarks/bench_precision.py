@@ -23,7 +23,7 @@ from latticebpd.models.bundle import MODEL, Bundle, load_bundle
 def decodes(model: BlockwiseLM, bundle: Bundle, nodes: int, new: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Ways to decode a prompt ``[1, n]`` greedily, by name."""
     base: Any = model.base
-    tree = TreeDrafter(model, bundle.lm, num_nodes=nodes, alpha=bundle.alpha)
+    tree = TreeDrafter(model, bundle.lm_file, num_nodes=nodes)
     return {
         "generate()": lambda ids: base.generate(ids, do_sample=False, max_new_tokens=new),
         "no drafts": lambda ids: generate(model, ids, NoDrafter(), max_new_tokens=new).sequences,

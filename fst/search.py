@@ -75,20 +75,16 @@ def best_first_tree(
     num_nodes: int = 64,
     alpha: float = 1.0,
     context: Sequence[int] = (),
-    kept_log_mass: ArrayLike | None = None,
 ) -> tuple[Ints, Ints, Floats]:
     """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
 
     At every slot a path goes on to the slot's tokens with probability
-    ``softmax(log_prob + alpha * ln p_LM) * exp(kept_log_mass)``, the softmax taken over the slot's tokens given that
-    path; a prefix weighs the product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is
-    the root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
-
-    kept_log_mass: ``[slots]``, natural log of the probability that each slot's tokens hold together, at most 0; none
-    means that they hold all of it. It lets deep prefixes pay for what the top k leave out.
+    ``softmax(log_prob + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a prefix weighs the
+    product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the root (no token). Equal
+    prefixes are ordered by their tokens, a prefix before its continuations.
     """
     nodes, parents, path_log_probs, _ = _core.tree(
-        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), kept_log_mass, 1
+        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), None, 1
     )
     return nodes, parents, path_log_probs
 
@@ -100,18 +96,17 @@ def best_first_tree_batch(
     num_nodes: int = 64,
     alpha: float = 1.0,
     contexts: ArrayLike | None = None,
-    kept_log_mass: ArrayLike | None = None,
     threads: int | None = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree` of n lattices: ``tokens``, ``parents``, ``log_probs`` ``[n, nodes]`` and ``counts [n]``.
 
-    tokens, log_probs, contexts, threads: as for `nbest_paths_batch`. kept_log_mass: ``[n, slots]``. Behind the
-    ``counts[i]`` nodes of tree i stand tokens and parents -1 and log-probabilities -inf.
+    tokens, log_probs, contexts, threads: as for `nbest_paths_batch`. Behind the ``counts[i]`` nodes of tree i stand
+    tokens and parents -1 and log-probabilities -inf.
     """
     tokens, log_probs = _lattice(tokens, log_probs, 3)
     nodes = _count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(tokens))
-    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, kept_log_mass, _threads(threads))
+    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, None, _threads(threads))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:

@@ -1,7 +1,7 @@
 """Making the bundled example again: ``python -m lm_training.bundle --data DIR --work DIR``.
 
 Stages, each skipped or taken up where its result is already there: tokenizer, corpora, blockwise model, the model's own
-text, heads trained on it, n-gram model, tuned alpha, prompts.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
+text, heads trained on it, n-gram model, prompts, tuned weights.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
 ``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -23,13 +23,15 @@ import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis.replay import collect_lattices
-from latticebpd.analysis.sweep import sweep_alpha
+from latticebpd.analysis.sweep import ALPHAS
+from latticebpd.analysis.tuning import tune
 from latticebpd.cli.console import progress, quiet_transformers
 from latticebpd.models import bundle
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from latticebpd.models.heads import BlockHeads
 from latticebpd.models.loading import load_base
+from latticebpd.scoring.weights import store_tunings
 from lm_training.data.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
@@ -49,7 +51,7 @@ PROMPT_SOURCES = {
 }
 """Sources whose text may be shipped without conditions, with their licences."""
 
-SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "validation_prompts": 24}
+SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "tuning_prompts": 256}
 DISTILLED = DistillOptions(max_new_tokens=96)
 DISTILLED_PROMPTS, MEASURED_PROMPTS, PROMPT_TOKENS = 12_288, 256, 64
 """Text that the model writes for its heads to learn from; and, after held-out documents, to measure them by."""
@@ -57,7 +59,7 @@ DISTILLED_PROMPTS, MEASURED_PROMPTS, PROMPT_TOKENS = 12_288, 256, 64
 HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_every=100, checkpoint_every=50)
 HEAD_WIDTH = 160
 ORDER = 4
-ALPHAS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0)
+TUNED = ("1-best", "16-best", "16-tree", "64-tree")
 
 console = Console(stderr=True)
 
@@ -81,32 +83,35 @@ def tokenizer_sample(documents: Iterator[Document], piece: int = 16384, share: f
                 yield document.text[start : start + piece]
 
 
-def passages(documents: Iterator[Document], tokenizer: Tokenizer, tokens: int) -> Iterator[bundle.Prompt]:
+def passages(documents: Iterable[Document], tokenizer: Tokenizer, tokens: int) -> Iterator[bundle.Prompt]:
     """One passage of about ``tokens`` tokens from the middle of each document, starting with a paragraph."""
     for document in documents:
-        licence = PROMPT_SOURCES.get(document.source)
         start = document.text.find("\n\n", len(document.text) // 3)
-        if licence is None or start < 0:
+        if start < 0:
             continue
         rest = document.text[start:].lstrip()
         ids = tokenizer.encode(rest[: tokens * 16]).ids[:tokens]
         text = tokenizer.decode(ids).rsplit(" ", 1)[0]
         if len(ids) == tokens and "\ufffd" not in text:
-            yield bundle.Prompt(document.id, document.source, licence, text)
+            yield bundle.Prompt(document.id, document.source, PROMPT_SOURCES.get(document.source, ""), text)
 
 
 def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundle.Prompt], list[bundle.Prompt]]:
-    """Passages of held-out documents: for validation, and, from other documents, for the demo's prompts."""
-    held_out = [document for document in corpus_documents(data) if is_held_out(document.id)]
-    found = list(passages(iter(held_out), tokenizer, SIZES["prompt_tokens"]))
-    random.Random(1).shuffle(found)
+    """Passages of held-out documents: for tuning, and, from other documents, for the demo's prompts, which may be shipped."""
+    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
+    found = list(passages(held_out, tokenizer, SIZES["prompt_tokens"]))
+    shippable = [passage for passage in found if passage.licence]
+    random.Random(1).shuffle(shippable)
     by_source: dict[str, list[bundle.Prompt]] = {}
-    for passage in found:
+    for passage in shippable:
         by_source.setdefault(passage.source, []).append(passage)
     # Take turns among the sources, so that none dominates.
-    mixed = [queue[turn] for turn in range(len(found)) for queue in by_source.values() if turn < len(queue)]
+    mixed = [queue[turn] for turn in range(len(shippable)) for queue in by_source.values() if turn < len(queue)]
     prompts = mixed[: SIZES["prompts"]]
-    return mixed[SIZES["prompts"] :][: SIZES["validation_prompts"]], prompts
+    used = {prompt.id for prompt in prompts}
+    others = [passage for passage in found if passage.id not in used]
+    random.Random(2).shuffle(others)
+    return others[: SIZES["tuning_prompts"]], prompts
 
 
 def write_jsonl(path: Path, prompts: list[bundle.Prompt]) -> None:
@@ -114,14 +119,16 @@ def write_jsonl(path: Path, prompts: list[bundle.Prompt]) -> None:
         temporary.write_text("".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts), encoding="utf-8")
 
 
-def tune_alpha(model: BlockwiseLM, lm: fst.NgramModel, tokenizer: Tokenizer, texts: list[str]) -> dict[str, object]:
-    """The weight under which 64-node trees have most tokens accepted on validation passages, by per-position replay."""
-    lattices = collect_lattices(model, [tokenizer.encode(text).ids for text in texts], max_new_tokens=96)
-    swept = sweep_alpha([lattices], "64-tree", lm, ALPHAS)
-    table = dict(zip(swept.alphas, swept.block_efficiency.tolist(), strict=True))
-    for alpha, efficiency in table.items():
-        console.print(f"alpha {alpha}: {efficiency:.4f} tokens a call by replay")
-    return {"alpha": swept.best, "replay_block_efficiency": {str(alpha): round(value, 4) for alpha, value in table.items()}}
+def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
+    """Store, for each kind of system, the weight under which it decodes the model's continuations of the texts in the fewest calls."""
+    with progress() as bar:
+        task = bar.add_task("tuning passages", total=len(texts))
+        prompts = [tokenizer.encode(text).ids for text in texts]
+        collect_lattices(model, prompts, max_new_tokens=96, on_prompt=lambda: bar.advance(task)).save(lattices)
+    tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
+    for tuning in tunings:
+        console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
+    store_tunings(lm, tunings)
 
 
 def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle.ASSETS) -> None:
@@ -180,11 +187,9 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
         fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
 
     shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundle.LM))
-    lm = fst.NgramModel.load(path(bundle.LM))
     tuning, prompts = held_out_passages(data, tokenizer)
     write_jsonl(path(bundle.PROMPTS), prompts)
-    with replacing(path(bundle.SETTINGS)) as temporary:
-        temporary.write_text(json.dumps(tune_alpha(model, lm, tokenizer, [prompt.text for prompt in tuning]), indent=2) + "\n")
+    tune_weights(model, path(bundle.LM), tokenizer, [prompt.text for prompt in tuning], work / "tuning.npz")
 
 
 def main(

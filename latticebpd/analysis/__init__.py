@@ -10,7 +10,7 @@ from latticebpd.analysis.latency import Latency, rescoring_latency
 from latticebpd.analysis.oracle import OracleTally, lengths_of, ranks, tally
 from latticebpd.analysis.signature import Signature
 from latticebpd.analysis.stream import Shard, blocks
-from latticebpd.analysis.systems import Outcome, System, run_system
+from latticebpd.analysis.systems import Outcome, outcome, run_system
 
 __all__ = [
     "Comparison",
@@ -24,7 +24,6 @@ __all__ = [
     "Regression",
     "Shard",
     "Signature",
-    "System",
     "blocks",
     "compare",
     "entropy_bounds",
@@ -32,6 +31,7 @@ __all__ = [
     "hardware_cost",
     "head_entropy",
     "lengths_of",
+    "outcome",
     "ranks",
     "regress",
     "rescoring_latency",

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.decoding.loop import Generated, Step, generate
-from latticebpd.drafting.oracle import GoldDrafter
+from latticebpd.drafting.gold import GoldDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
-from latticebpd.drafting.heads import lattices_from_logits
+from latticebpd.drafting.sources import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory

@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-import fst
 from latticebpd.analysis.oracle import Walk, losses, ranks
 from latticebpd.analysis.signature import Signature
-from latticebpd.analysis.systems import NO_MODEL, ORACLE, VANILLA, Models, Outcome, System, Weights
+from latticebpd.analysis.systems import Outcome, outcome
+from latticebpd.drafting.names import NO_MODEL, ORACLE, VANILLA, Models, strategy_named
+from latticebpd.drafting.strategies import Best, Strategy, Tree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.scoring.rescoring import LanguageModel, NgramRescorer, as_rescorer
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer
 
 RESAMPLES = 1000
 UNIT = 256
@@ -123,7 +125,7 @@ def compare(
     blocks: Iterable[LatticeSet],
     systems: Sequence[str],
     lm: Models = None,
-    alpha: Weights = None,
+    alpha: float | None = None,
     seed: int = 0,
     threads: int | None = None,
 ) -> Comparison:
@@ -131,8 +133,9 @@ def compare(
 
     Args:
         blocks: as ``latticebpd.analysis.stream.blocks`` yields them.
-        systems: names, see ``latticebpd.analysis.systems``.
-        lm, alpha: language model and weight, or several by name.
+        systems: names, see ``latticebpd.drafting.names``.
+        lm: language model, or several by name.
+        alpha: the weight of all of them; None takes for each system what is stored with its model, and 1 where nothing is.
         seed: of the intervals.
         threads: of the searches; the result does not depend on it.
 
@@ -140,7 +143,7 @@ def compare(
         ValueError: a name that is no system's, no lattice at all, or lattices of several shapes or origins.
     """
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
-    resolved = [System.named(name, lm, alpha) for name in names]
+    strategies = [strategy_named(name, lm, alpha) for name in names]
     result: Comparison | None = None
     walk: Walk | None = None
     seen = 0
@@ -154,12 +157,12 @@ def compare(
                 "lost": (size, 3), "walked": (size, 3), "resampled": (RESAMPLES, size + 1),
             }  # fmt: skip
             arrays: dict[str, Any] = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
-            result = Comparison(names, **arrays, signature=Signature.of(block, lm=_described(lm), alpha=_weights(resolved), seed=seed))
+            result = Comparison(names, **arrays, signature=Signature.of(block, lm=_described(lm), alpha=_weights(strategies), seed=seed))
             walk = Walk(result.walked)
         result.signature.check(block)
-        outcomes = [system.run(block, threads) for system in resolved]
+        outcomes = [outcome(strategy, block, threads) for strategy in strategies]
         _add(result, block, outcomes)
-        lengths = np.stack([outcome.lengths for outcome in outcomes], axis=1)
+        lengths = np.stack([found.lengths for found in outcomes], axis=1)
         units = block.sequence if block.sequence is not None else (seen + np.arange(len(block))) // UNIT
         _resample(result.resampled, units, lengths, seed)
         if block.sequence is not None and walk is not None:
@@ -179,18 +182,15 @@ def _described(lm: Models) -> str | None:
 
 def describe(lm: LanguageModel) -> str:
     """A language model in words."""
-    rescorer = as_rescorer(lm)
-    if not isinstance(rescorer, NgramRescorer):
-        return type(rescorer).__name__
-    model = rescorer.lm
-    return f"{model.order}-gram of {sum(model.num_ngrams)} n-grams" if isinstance(model, fst.NgramModel) else NO_MODEL
+    scorer = as_scorer(lm)
+    if not isinstance(scorer, NgramScorer):
+        return type(scorer).__name__
+    return NO_MODEL if scorer.lm is None else f"{scorer.lm.order}-gram of {sum(scorer.lm.num_ngrams)} n-grams"
 
 
-def _weights(systems: Sequence[System]) -> str | None:
-    with_model = [
-        system for system in systems if system.rescorer is not None and getattr(system.rescorer, "lm", system.rescorer) is not None
-    ]
-    found = dict.fromkeys(f"{system.alpha:g}" for system in with_model)
+def _weights(strategies: Sequence[Strategy]) -> str | None:
+    scorers = [strategy.scorer for strategy in strategies if isinstance(strategy, Best | Tree)]
+    found = dict.fromkeys(f"{scorer.alpha:g}" for scorer in scorers if not (isinstance(scorer, NgramScorer) and scorer.lm is None))
     return ",".join(found) or None
 
 
@@ -198,17 +198,17 @@ def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome]) -> 
     vanilla, place = outcomes[0], ranks(block)
     head_1 = block.context[:, -1:]
     looped = _repeats(np.hstack([head_1, vanilla.first]))[0] > 0
-    for row, outcome in enumerate(outcomes):
-        result.counts[row] += np.bincount(outcome.lengths, minlength=result.counts.shape[1])
-        result.nodes[row] += outcome.nodes.sum()
-        equal, neighbours, longest = _repeats(np.hstack([head_1, outcome.first]))
+    for row, found in enumerate(outcomes):
+        result.counts[row] += np.bincount(found.lengths, minlength=result.counts.shape[1])
+        result.nodes[row] += found.nodes.sum()
+        equal, neighbours, longest = _repeats(np.hstack([head_1, found.first]))
         repaired, regressed = looped & (equal == 0), ~looped & (equal > 0)
-        better = np.sign(outcome.lengths - vanilla.lengths)
+        better = np.sign(found.lengths - vanilla.lengths)
         for column, here in enumerate((better > 0, better == 0, better < 0)):
             result.outcomes[row, column] += here.sum()
             result.mended[row, column] += [(here & repaired).sum(), (here & regressed).sum()]
         result.repeats[row] += [equal.sum(), neighbours.sum(), longest.sum()]
-        result.lost[row] += np.bincount(losses(block, place, outcome.lengths)[1], minlength=3)
+        result.lost[row] += np.bincount(losses(block, place, found.lengths)[1], minlength=3)
 
 
 def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -14,17 +14,9 @@ import transformers
 
 from latticebpd._version import __version__
 from latticebpd.decoding.loop import Generated, generate
-from latticebpd.drafting import (
-    Drafter,
-    MixtureDrafter,
-    NoDrafter,
-    OracleDrafter,
-    PathsDrafter,
-    PromptNgramDrafter,
-    TreeDrafter,
-    VanillaDrafter,
-)
+from latticebpd.drafting import Drafter, Heads, OracleDrafter, drafter_named
 from latticebpd.models.bundle import Bundle
+from latticebpd.scoring.rescoring import tunings_of
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
@@ -76,21 +68,20 @@ def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: 
     All but one draft from the heads alone; "copies + tree" also copies from the text so far, which is no part of
     blockwise decoding but what one would run.
     """
-    model, lm, alpha = bundle.model, bundle.lm, bundle.alpha
-    order = f"{lm.order}-gram"
-    return {
-        "greedy": NoDrafter(),
-        "vanilla BPD": VanillaDrafter(model),
-        order: PathsDrafter(model, lm, p=1, alpha=alpha, k=k),
-        f"{p}-best 0-gram": PathsDrafter(model, None, p=p, k=k),
-        f"{p}-best {order}": PathsDrafter(model, lm, p=p, alpha=alpha, k=k),
-        f"{num_nodes}-node tree": TreeDrafter(model, lm, num_nodes=num_nodes, alpha=alpha, k=k),
-        f"{SMALL}-node tree": TreeDrafter(model, lm, num_nodes=SMALL, alpha=alpha, k=k),
-        "copies + tree": MixtureDrafter(
-            PromptNgramDrafter(block_size=SMALL, num_nodes=SMALL), TreeDrafter(model, lm, SMALL, alpha, k), num_nodes=SMALL
-        ),
-        "oracle": OracleDrafter(model, continuation, k=k),
+    order = f"{bundle.lm.order}-gram"
+    names = {
+        "greedy": "greedy",
+        "vanilla BPD": "vanilla",
+        order: "1-best",
+        f"{p}-best 0-gram": f"{p}-best:0-gram",
+        f"{p}-best {order}": f"{p}-best",
+        f"{num_nodes}-node tree": f"{num_nodes}-tree",
+        f"{SMALL}-node tree": f"{SMALL}-tree",
+        "copies + tree": f"copies+{SMALL}-tree",
     }
+    source = Heads(bundle.model, k)
+    found = {label: drafter_named(name, source, bundle.lm_file) for label, name in names.items()}
+    return {**found, "oracle": OracleDrafter(bundle.model, continuation, k)}
 
 
 def run_demo(
@@ -167,7 +158,7 @@ def _signature(bundle: Bundle, prompts: int, max_new_tokens: int, k: int) -> dic
         "heads": bundle.model.num_heads,
         "k": k,
         "lm": f"bundled {bundle.lm.order}-gram, {sum(bundle.lm.num_ngrams)} n-grams",
-        "alpha": bundle.alpha,
+        "alpha": ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(bundle.lm_file)),
         "prompts": prompts,
         "max_new_tokens": max_new_tokens,
         "dtype": str(bundle.model.base.dtype).removeprefix("torch."),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from latticebpd.analysis.tuning import Tuning, without
+from latticebpd.analysis.tuning import without
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.scoring.weights import Tuning
 
 
 def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> Iterator[LatticeSet]:

@@ -11,6 +11,7 @@ import numpy as np
 import fst
 from latticebpd.analysis.signature import Signature
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.scoring.ngram import NgramScorer
 
 P = (1, 2, 4, 8, 16)
 SLOTS = (4, 8, 16)
@@ -37,8 +38,7 @@ class Latency:
 
 def rescoring_latency(
     lattices: LatticeSet,
-    lm: fst.NgramModel | None,
-    alpha: float = 1.0,
+    scorer: NgramScorer,
     ps: Sequence[int] = P,
     slots: Sequence[int] = SLOTS,
     ks: Sequence[int] = WIDTHS,
@@ -50,7 +50,7 @@ def rescoring_latency(
 
     Args:
         lattices: real ones; where more slots are asked for than they have, several are joined end to end.
-        lm, alpha: language model, or None, and its weight.
+        scorer: the n-gram model, or none.
         ps: numbers of paths to find; slots, ks: shapes to find the best path of.
         count: lattices to time, at most.  repeats: runs over all of them.
         clock: seconds.
@@ -63,6 +63,7 @@ def rescoring_latency(
     if min(*ps, *slots, *ks, count, repeats) < 1:
         raise ValueError(f"expected numbers >= 1, got p {list(ps)}, slots {list(slots)}, k {list(ks)}, count {count}, repeats {repeats}")
     width = lattices.tokens.shape[2]
+    lm, alpha = scorer.lm, scorer.alpha
     signature = Signature.of(lattices, lm=None if lm is None else f"{lm.order}-gram of {sum(lm.num_ngrams)} n-grams", alpha=f"{alpha:g}")
 
     def median(shape: tuple[int, int], p: int) -> float:

@@ -31,7 +31,7 @@ ABSENT = np.iinfo(np.int64).max
 def ranks(lattices: LatticeSet) -> np.ndarray:
     """``[n, slots]``: place of the base model's token in each slot, from 0; ``ABSENT`` where the slot lacks it.
 
-    Equal log-probabilities are ranked by column, as ``SausageLattice.top_arcs`` ranks them.
+    Equal log-probabilities are ranked by token id, as everywhere.
     """
     tokens, log_probs = lattices.tokens, lattices.log_probs
     wanted = lattices.continuation[:, :, None]
@@ -39,10 +39,11 @@ def ranks(lattices: LatticeSet) -> np.ndarray:
     column = equal.argmax(axis=2)[:, :, None]
     level = np.take_along_axis(log_probs, column, axis=2)
     found = (np.take_along_axis(equal, column, axis=2) & (wanted != PADDING) & (level > -np.inf))[:, :, 0]
-    if tokens.min(initial=0) > PADDING and (log_probs[:, :, 1:] <= log_probs[:, :, :-1]).all():
+    falls, ties = log_probs[:, :, :-1] > log_probs[:, :, 1:], log_probs[:, :, :-1] == log_probs[:, :, 1:]
+    if tokens.min(initial=0) > PADDING and (falls | (ties & (tokens[:, :, :-1] < tokens[:, :, 1:]))).all():
         place = column[:, :, 0]  # best arcs first, as they mostly are
     else:
-        before = (log_probs > level) | ((log_probs == level) & (np.arange(tokens.shape[2]) < column))
+        before = (log_probs > level) | ((log_probs == level) & (tokens < wanted))
         place = (before & (tokens != PADDING)).sum(axis=2)
     result: np.ndarray = np.where(found, place, ABSENT)
     return result

@@ -18,7 +18,7 @@ from latticebpd.analysis.comparison import Comparison
 from latticebpd.analysis.entropy import BIN, HeadEntropy, Regression
 from latticebpd.analysis.oracle import OracleTally
 from latticebpd.analysis.theme import FAINT, INK, MARKERS, RAMP, SERIES, STYLE
-from latticebpd.analysis.tuning import Tuning
+from latticebpd.scoring.weights import Tuning
 
 FORMATS = (".png", ".svg", ".pdf")
 BLUE, VERMILION, GREEN = (colour.light for colour in SERIES[:3])
@@ -195,11 +195,16 @@ def h_max_scatter(x: np.ndarray, y: np.ndarray, line: Regression, points: str, f
     return figure
 
 
+CURVES = ("1-best", "16-best", "64-tree")
+"""Systems whose block efficiency is drawn against the weight, where many were tuned."""
+
+
 @rc_context(STYLE)
-def weight_curves(tunings: Mapping[str, Tuning]) -> Figure:
-    """Block efficiency against the language model's weight."""
+def weight_curves(tunings: Mapping[str, Sequence[Tuning]]) -> Figure:
+    """Block efficiency against the language model's weight, of a few systems."""
     figure, axes = _figure()
-    for i, (name, tuning) in enumerate(tunings.items()):
+    shown = [(name, tuning) for name, each in tunings.items() for tuning in each if tuning.system in CURVES or len(each) <= len(CURVES)]
+    for i, (name, tuning) in enumerate(shown):
         colour = SERIES[(i + 1) % len(SERIES)].light
         at = [(alpha, value) for alpha, value in zip(tuning.alphas, tuning.block_efficiency, strict=True) if alpha > 0]
         axes.plot(*zip(*at, strict=True), marker=MARKERS[i % len(MARKERS)], color=colour, label=f"{tuning.system}, {name}")

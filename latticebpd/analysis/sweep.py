@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from latticebpd.analysis.comparison import describe
+from latticebpd.analysis.oracle import Walk
 from latticebpd.analysis.signature import Signature
-from latticebpd.analysis.systems import System
+from latticebpd.analysis.systems import outcome
+from latticebpd.drafting.names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.rescoring import LanguageModel
+from latticebpd.scoring.weights import DECODE, POSITION
 
 ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 """The paper's grid."""
@@ -21,25 +24,41 @@ ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 class AlphaSweep:
     """One system at several weights, on the same lattices.
 
-    counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
+    alphas: rising.  counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
+    walked: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
     """
 
     system: str
     alphas: tuple[float, ...]
     counts: np.ndarray
+    walked: np.ndarray
     signature: Signature
 
     @property
+    def by(self) -> str:
+        """``decode``, or ``position`` where texts are not known."""
+        return DECODE if self.walked[0, 1] else POSITION
+
+    @property
     def block_efficiency(self) -> np.ndarray:
-        """``[alphas]`` tokens a call, by position."""
-        efficiency: np.ndarray = self.counts @ np.arange(self.counts.shape[1]) / self.counts.sum(axis=1) + 1
+        """``[alphas]`` tokens a call of decodes, or by position where texts are not known."""
+        if self.by == DECODE:
+            efficiency: np.ndarray = self.walked[:, 0] / self.walked[:, 1]
+        else:
+            efficiency = self.counts @ np.arange(self.counts.shape[1]) / self.counts.sum(axis=1) + 1
         return efficiency
 
     @property
     def best(self) -> float:
         """The weight of the greatest block efficiency; of equal ones the smallest."""
-        lengths = self.counts @ np.arange(self.counts.shape[1])
-        return min(alpha for alpha, length in zip(self.alphas, lengths.tolist(), strict=True) if length == lengths.max())
+        return self.alphas[int(np.argmax(self.block_efficiency))]
+
+    def __add__(self, other: AlphaSweep) -> AlphaSweep:
+        """The weights of both, on the same lattices."""
+        order = np.argsort([*self.alphas, *other.alphas], kind="stable")
+        counts, walked = (np.concatenate(pair)[order] for pair in ((self.counts, other.counts), (self.walked, other.walked)))
+        alphas = tuple(sorted((*self.alphas, *other.alphas)))
+        return replace(self, alphas=alphas, counts=counts, walked=walked)
 
 
 def sweep_alpha(
@@ -53,7 +72,7 @@ def sweep_alpha(
 
     Args:
         blocks: lattices that no result is to be reported on afterwards, if the best weight is to be used.
-        system: as ``latticebpd.analysis.systems`` names them.
+        system: as ``latticebpd.drafting.names`` has it.
         lm: its language model.
         alphas: weights to try, each >= 0.
 
@@ -62,19 +81,25 @@ def sweep_alpha(
     """
     if not alphas or not min(alphas) >= 0:
         raise ValueError(f"expected weights >= 0, got {list(alphas)}")
-    systems = [System.named(system, lm, alpha) for alpha in alphas]
-    signature: Signature | None = None
-    counts: np.ndarray = np.empty(0)
+    alphas = sorted(set(alphas))
+    strategies = [strategy_named(system, lm, alpha) for alpha in alphas]
+    found: AlphaSweep | None = None
+    walk: Walk | None = None
     for block in blocks:
         if not len(block):
             continue
         slots = block.tokens.shape[1]
-        if signature is None:
+        if found is None or walk is None:
             signature = Signature.of(block, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
-            counts = np.zeros((len(alphas), slots + 1), np.int64)
-        signature.check(block)
-        for row, variant in enumerate(systems):
-            counts[row] += np.bincount(variant.run(block, threads).lengths, minlength=slots + 1)
-    if signature is None:
+            counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
+            found = AlphaSweep(system, tuple(alphas), counts, walked, signature)
+            walk = Walk(walked)
+        found.signature.check(block)
+        lengths = np.stack([outcome(strategy, block, threads).lengths for strategy in strategies], axis=1)
+        for row in range(len(alphas)):
+            found.counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
+        if block.sequence is not None:
+            walk.go_on(block.sequence, lengths)
+    if found is None:
         raise ValueError("expected at least one lattice, got files without any")
-    return AlphaSweep(system, tuple(alphas), counts, signature)
+    return found

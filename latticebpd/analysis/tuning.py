@@ -1,102 +1,35 @@
 """The weight of a language model, tuned on examples that are then left out of every report (Kim 2024, appendix D).
 
-An *example* is a text, where lattice files number their texts, else a lattice.  Its number is that which
+Every system has a weight of its own, that under which its decodes of the examples take the fewest calls.  An *example* is a
+text, where lattice files number their texts, else a lattice, and then the weight is chosen by position.  Its number is that which
 ``latticebpd.analysis.blocks`` gives it: texts, or lattices, from 0 through all files in order.
 
-A record of the tuning is stored with the model: of a neural rescorer in its ``rescorer.json``, of an n-gram model's file
-``lm.fst`` beside it, as ``lm.fst.alpha.json``.  It is one JSON object with the fields of :class:`Tuning`; whoever reports on the
-same lattices (``lattices`` is a hash of the files) leaves the examples out with :func:`without`.
+The records are stored with the model (``latticebpd.scoring.weights``); whoever reports on the same lattices (``lattices`` is a
+hash of the files) leaves the examples out with :func:`without`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fst.files import replacing
 from latticebpd.analysis.stream import blocks
 from latticebpd.analysis.sweep import ALPHAS, AlphaSweep, sweep_alpha
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files
-from latticebpd.scoring.rescoring import LanguageModel, alpha_path, check_vocabulary
+from latticebpd.scoring.rescoring import LanguageModel, check_vocabulary
+from latticebpd.scoring.weights import LATTICE, TEXT, Tuning, edge
 
-TEXT, LATTICE = "text", "lattice"
+SYSTEMS = ("16-best", "64-tree")
 PIECE = 64
 """Lattices that are rescored at every weight before the next ones: what a neural rescorer has read of them it still has."""
+WIDENINGS = 4
+"""How often a grid grows where its best weight is its last: each time by twice and four times that weight, or a half and a quarter."""
 
 Paths = Sequence[str | os.PathLike[str]]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What a weight was chosen by.
-
-    alpha: the weight.  system: what it was chosen for, as ``latticebpd.analysis.systems`` names it.
-    alphas, block_efficiency: the weights tried, and the tokens a call of each, by position.
-    unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
-    lattices: ``lattices_fingerprint`` of the files.
-    """
-
-    alpha: float
-    system: str
-    alphas: tuple[float, ...]
-    block_efficiency: tuple[float, ...]
-    unit: str
-    examples: tuple[int, ...]
-    seed: int
-    lattices: str
-
-    @classmethod
-    def from_json(cls, record: Any) -> Tuning:
-        """Raises ValueError for anything but the fields of a tuning."""
-        try:
-            lists = {name: tuple(record[name]) for name in ("alphas", "block_efficiency", "examples")}
-            found = cls(**{**record, **lists})
-            if found.unit not in (TEXT, LATTICE) or not found.alpha >= 0 or not all(type(number) is int for number in found.examples):
-                raise ValueError(f"alpha {found.alpha!r}, unit {found.unit!r}, examples {found.examples[:3]}...")
-        except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"expected a record of a tuned weight, got {error}") from error
-        return found
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Tuning:
-        """Raises ValueError where the file is none of ours; FileNotFoundError where there is none."""
-        try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except ValueError as error:  # damaged JSON and UTF-8 are ValueErrors too
-            raise ValueError(f"{os.fspath(path)}: {error}; tune the weight again with `latticebpd tune`") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """The file appears whole or not at all."""
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-
-    @classmethod
-    def of(cls, model: str | os.PathLike[str]) -> Tuning | None:
-        """The tuning that is stored with a model's file or a neural rescorer's directory; None where none is."""
-        if not Path(model).is_dir():
-            return cls.load(alpha_path(model)) if alpha_path(model).exists() else None
-        from latticebpd.scoring.neural.settings import RescorerSettings
-
-        stored = RescorerSettings.load(model).tuning if RescorerSettings.stored(model) else None
-        return None if stored is None else cls.from_json(stored)
-
-    def store(self, model: str | os.PathLike[str]) -> None:
-        """Make the weight the model's own, and keep the record with it."""
-        if not Path(model).is_dir():
-            self.save(alpha_path(model))
-            return
-        from latticebpd.scoring.neural.settings import RescorerSettings
-
-        settings = RescorerSettings.load(model) if RescorerSettings.stored(model) else RescorerSettings()
-        replace(settings, alpha=self.alpha, tuning=asdict(self)).save(model)
 
 
 def tune(
@@ -108,11 +41,15 @@ def tune(
     seed: int = 0,
     on_piece: Callable[[int], None] | None = None,
 ) -> tuple[Tuning, AlphaSweep]:
-    """The weight under which ``system`` has most tokens accepted on examples drawn at random, by position; of equal ones the least.
+    """The weight under which ``system`` needs the fewest calls to decode examples drawn at random; of equal ones the least.
+
+    Where texts are not known, it is that under which most tokens are accepted, by position.  A best weight at the edge of the
+    grid widens the grid, up to ``WIDENINGS`` times; the record tells if it stands at the edge all the same.
 
     Args:
         paths: lattice files, or directories of them.
         lm: the language model.
+        system: as ``latticebpd.drafting.names`` has it.
         alphas: weights to try.
         examples: how many; all where there are no more.
         on_piece: called with the lattices done, for progress.
@@ -132,8 +69,18 @@ def tune(
                     on_piece(len(own[begin : begin + PIECE]))
 
     swept = sweep_alpha(pieces(), system, lm, alphas)
+    for _ in range(WIDENINGS):
+        if not (further := _beyond(swept)):
+            break
+        swept += sweep_alpha(pieces(), system, lm, further)
     efficiency = tuple(round(float(value), 6) for value in swept.block_efficiency)
-    return Tuning(swept.best, system, swept.alphas, efficiency, unit, drawn, seed, lattices_fingerprint(paths)), swept
+    return Tuning(swept.best, system, swept.alphas, efficiency, unit, drawn, seed, lattices_fingerprint(paths), swept.by), swept
+
+
+def _beyond(swept: AlphaSweep) -> list[float]:
+    """Weights beyond the edge of the grid where its best one stands; none where it stands inside."""
+    side = edge(swept.alphas, swept.block_efficiency.tolist())
+    return [swept.best * factor for factor in ((2, 4) if side > 0 else (0.25, 0.5))] if side else []
 
 
 def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, ...]]:

@@ -10,12 +10,13 @@ import typer
 
 from latticebpd.cli.analysis import number, number_or_none, print_csv, table_of
 from latticebpd.cli.console import err, out, print_json, progress
-from latticebpd.cli.language_models import model_paths, named_models
+from latticebpd.cli.language_models import alphas_of, named_models
 
 if TYPE_CHECKING:
     from latticebpd.analysis import Comparison
     from latticebpd.analysis.sweep import AlphaSweep
-    from latticebpd.analysis.tuning import Tuning
+    from latticebpd.scoring.rescoring import LanguageModel
+    from latticebpd.scoring.weights import Tuning
 
 
 def compare(
@@ -30,7 +31,9 @@ def compare(
     lm: list[str] = typer.Option(
         [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without one, 0-grams."
     ),
-    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the language models; by default what is stored with each, else 1."),
+    alpha: float | None = typer.Option(
+        None, min=0.0, help="Weight of the language models; by default, for each system, what is stored with its model, else 1."
+    ),
     alphas: str | None = typer.Option(None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."),
     exclude: Path | None = typer.Option(
         None, help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out anyway."
@@ -52,14 +55,14 @@ def compare(
     from latticebpd.analysis.excluding import without_any
     from latticebpd.analysis.stream import num_lattices, watched
     from latticebpd.analysis.sweep import sweep_alpha
+    from latticebpd.drafting.names import NO_MODEL, SystemName
     from latticebpd.scoring.rescoring import check_vocabulary
 
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
     models = named_models(lm)
-    weights = _weights(alphas) if alphas else []
-
-    tunings = _tunings(files, lm, exclude)
+    weights = alphas_of("--alphas", alphas) if alphas else []
+    tunings = _tunings(files, models, exclude)
 
     def checked() -> Any:
         for block in without_any(blocks(files), tunings):
@@ -68,19 +71,25 @@ def compare(
             yield block
 
     with progress() as bar:
-        rescored = [name for name in system if models and not name.endswith(":0-gram")] if weights else []
+        rescored = [name for name in system if SystemName.parse(name).chosen(models) != NO_MODEL] if weights else []
         task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
         found = compared(watched(checked(), lambda done: bar.advance(task, done)), system, models or None, alpha, seed)
         sweeps = []
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
-            kind, _, chosen = name.partition(":")
-            model = models[chosen] if chosen else next(iter(models.values()))
-            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), kind, model, weights))
+            parsed = SystemName.parse(name)
+            model = models[parsed.chosen(models)]
+            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), model, weights))
     rows = comparison_rows(found)
     if json:
         swept = [
-            {"system": name, "alphas": list(sweep.alphas), "block_efficiency": sweep.block_efficiency.tolist(), "best": sweep.best}
+            {
+                "system": name,
+                "alphas": list(sweep.alphas),
+                "block_efficiency": sweep.block_efficiency.tolist(),
+                "best": sweep.best,
+                "by": sweep.by,
+            }
             for name, sweep in zip(rescored, sweeps, strict=True)
         ]
         signature = asdict(found.signature)
@@ -94,29 +103,22 @@ def compare(
         err.print(str(found.signature), style="dim")
 
 
-def _tunings(files: list[Path], lm: list[str], exclude: Path | None) -> list[Tuning]:
+def _tunings(files: list[Path], models: dict[str, LanguageModel], exclude: Path | None) -> list[Tuning]:
     """The tunings whose examples these lattices hold."""
-    from latticebpd.analysis.tuning import Tuning, lattices_fingerprint
+    from latticebpd.analysis.tuning import lattices_fingerprint
+    from latticebpd.scoring.rescoring import tunings_of
+    from latticebpd.scoring.weights import Tuning
 
-    stored = {name: tuning for name, path in model_paths(lm).items() if (tuning := Tuning.of(path)) is not None}
+    stored = {name: tunings for name, model in models.items() if (tunings := tunings_of(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
     found = []
-    for name, tuning in stored.items():
-        if tuning.lattices == fingerprint:
-            found.append(tuning)
-            err.print(f"{len(tuning.examples)} {tuning.unit}s that {name}'s weight was tuned on are left out", style="dim")
-    return found if exclude is None else [*found, Tuning.load(exclude)]
-
-
-def _weights(text: str) -> list[float]:
-    from latticebpd.analysis.sweep import ALPHAS
-
-    if text == "paper":
-        return list(ALPHAS)
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"expected --alphas as numbers separated by commas, such as 0.5,1,2, or paper, got {text!r}") from None
+    for name, tunings in stored.items():
+        own = [tuning for tuning in tunings if tuning.lattices == fingerprint]
+        if own:
+            examples = {number for tuning in own for number in tuning.examples}
+            err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were tuned on are left out", style="dim")
+        found += own
+    return found if exclude is None else [*found, *Tuning.load(exclude)]
 
 
 def _print_comparison(rows: list[dict[str, Any]], title: str) -> None:
@@ -151,7 +153,7 @@ def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str
 
 
 def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
-    table = table_of("tokens/call by weight of the language model", "alpha", *names)
+    table = table_of(f"tokens/call by weight of the language model, by {sweeps[0].by}", "alpha", *names)
     for i, alpha in enumerate(sweeps[0].alphas):
         table.add_row(f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps))
     out.print(table)

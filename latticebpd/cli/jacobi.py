@@ -40,7 +40,9 @@ def jacobi(
     ),
     initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
-    alpha: float = typer.Option(1.0, min=0.0, help="Weight of the n-gram model in the heads' lattices."),
+    alpha: float | None = typer.Option(
+        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; what is stored with it, else 1."
+    ),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
     previous: Path | None = typer.Option(None, help="Earlier outputs, one a line, for --initial previous."),

@@ -81,7 +81,13 @@ def _fields(path: Path, field: str, limit: int | None) -> list[str]:
 
 
 def initial_values(
-    name: InitialName, model: BlockwiseLM | PreTrainedModel, lm: Path | None, alpha: float, k: int, seed: int, previous: Sequence[list[int]]
+    name: InitialName,
+    model: BlockwiseLM | PreTrainedModel,
+    lm: Path | None,
+    alpha: float | None,
+    k: int,
+    seed: int,
+    previous: Sequence[list[int]],
 ) -> Initial:
     """The initialisation of a name.
 
@@ -95,12 +101,12 @@ def initial_values(
     Raises:
         ValueError: the model has no heads, or there is no n-gram model.
     """
-    import fst
     from latticebpd.decoding.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
     from latticebpd.drafting import PathsDrafter
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
-    from latticebpd.scoring.rescoring import NgramRescorer, as_rescorer, check_vocabulary
+    from latticebpd.scoring.ngram import NgramScorer
+    from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
     base = BaseModel.of(model)
     if name is InitialName.random:
@@ -112,13 +118,13 @@ def initial_values(
     if name is InitialName.heads:
         if not isinstance(model, BlockwiseLM):
             raise ValueError("expected a model with heads for --initial heads, got one without; see `latticebpd train heads`")
-        return Drafted(PathsDrafter(model, as_rescorer(lm), p=1, alpha=alpha, k=k))
+        return Drafted(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
     if name is InitialName.ngram:
-        rescorer = as_rescorer(lm)
-        if not isinstance(rescorer, NgramRescorer) or not isinstance(rescorer.lm, fst.NgramModel):
+        scorer = as_scorer(lm)
+        if not isinstance(scorer, NgramScorer) or scorer.lm is None:
             raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
-        check_vocabulary(rescorer, getattr(model, "tokenizer_fingerprint", None), base.vocab_size)
-        return NgramContinuation(rescorer.lm)
+        check_vocabulary(scorer, getattr(model, "tokenizer_fingerprint", None), base.vocab_size)
+        return NgramContinuation(scorer.lm)
     return Padding()
 
 

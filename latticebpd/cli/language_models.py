@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from latticebpd.scoring.rescoring import Rescorer
+    from latticebpd.scoring.rescoring import LanguageModel
 
 
 def model_paths(options: Sequence[str]) -> dict[str, str]:
@@ -27,13 +27,28 @@ def model_paths(options: Sequence[str]) -> dict[str, str]:
     return paths
 
 
-def named_models(options: Sequence[str]) -> dict[str, Rescorer]:
-    """Language models by name, see :func:`model_paths`.
+def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
+    """Language models by name, see :func:`model_paths`, each with the weights that are stored with it.
 
     Raises:
         ValueError: as there, or a path that is no model.
         FileNotFoundError: there is no such file.
     """
-    from latticebpd.scoring.rescoring import as_rescorer
+    from latticebpd.scoring.rescoring import as_scorer
 
-    return {name: as_rescorer(path) for name, path in model_paths(options).items()}
+    paths = model_paths(options)
+    for path in paths.values():
+        as_scorer(path)
+    return dict(paths)
+
+
+def alphas_of(option: str, text: str) -> list[float]:
+    """Weights separated by commas, or ``paper`` for the paper's grid."""
+    from latticebpd.analysis.sweep import ALPHAS
+
+    if text == "paper":
+        return list(ALPHAS)
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"expected {option} as weights separated by commas, such as 0.5,1,2, or paper, got {text!r}") from None

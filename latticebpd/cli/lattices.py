@@ -100,17 +100,17 @@ def rescore(
     """
     from latticebpd.analysis import blocks
     from latticebpd.lattices.shards import shard_files
-    from latticebpd.scoring.rescoring import as_rescorer, check_vocabulary, rescore_batch
+    from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
-    model = as_rescorer(lm)
+    scorer = as_scorer(lm, alpha, f"{p}-best")
     for file in [file for path in files for file in shard_files(path)]:
         index = 0
         for block in blocks([file]):
-            check_vocabulary(model, block.fingerprint, owner=str(file))
+            check_vocabulary(scorer, block.fingerprint, owner=str(file))
             for begin in range(0, len(block), TOGETHER):
                 rows = range(begin, min(begin + TOGETHER, len(block)))
                 contexts = [block.context_of(row) for row in rows]
-                for drafts in rescore_batch([block[row] for row in rows], model, p, alpha, contexts):
+                for drafts in scorer.paths([block[row] for row in rows], contexts, p):
                     record = {"tokens": drafts.tokens.tolist(), "scores": drafts.scores.tolist()}
                     print(json_module.dumps({"file": str(file), "lattice": index, **record}))
                     index += 1

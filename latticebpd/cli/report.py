@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
-from latticebpd.cli.language_models import model_paths, named_models
+from latticebpd.cli.language_models import named_models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.report import Measurements
-    from latticebpd.scoring.rescoring import Rescorer
 
 
 def report(
@@ -30,7 +29,9 @@ def report(
     model: Path | None = typer.Option(None, help="The lattices' own model: tells words and its shape, and decodes some texts again."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words in the drawing; the model's by default."),
     alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the language models; by default what is stored with each, else tuned on texts that are set aside."
+        None,
+        min=0.0,
+        help="Weight of the language models; by default, for each system, what is stored, else tuned on texts that are set aside.",
     ),
     tuning_examples: int = typer.Option(100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
@@ -46,19 +47,15 @@ def report(
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
-    from latticebpd.analysis.tuning import Tuning
     from latticebpd.report import DataSet, Options, make_report, measure
 
     datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
     models = named_models(lm)
-    stored = {name: tuning for name, path in model_paths(lm).items() if (tuning := Tuning.of(path)) is not None}
     options = Options(alpha, tuning_examples, seed, budget, step, timings)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
-        measurements = measure(
-            datasets, models, options, stored, watch=lambda doing, done: bar.update(task, advance=done, description=doing)
-        )
-    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], measurements, models, decode_texts)
+        measurements = measure(datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
+    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], measurements, decode_texts)
     words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
     with progress() as bar:
         bar.add_task("drawing", total=None)
@@ -86,16 +83,14 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
     return lambda token: loaded.decode([token], skip_special_tokens=False) or str(token)
 
 
-def _with_model(
-    directory: Path, lattices: object, measurements: Measurements, models: dict[str, Rescorer], decode_texts: int
-) -> tuple[Decoded | None, ModelShape]:
+def _with_model(directory: Path, lattices: object, measurements: Measurements, decode_texts: int) -> tuple[Decoded | None, ModelShape]:
     """Decodes of some texts by the model itself, where the files hold texts; and its shape."""
     quiet_transformers()
     from itertools import islice
 
-    from latticebpd.analysis.decoded import decode
+    from latticebpd.analysis.decoded import Factory, decode
     from latticebpd.analysis.hardware import ModelShape
-    from latticebpd.drafting import OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter
+    from latticebpd.drafting import Heads, OracleDrafter, drafter_named
     from latticebpd.lattices.shards import lattice_directory, texts_of
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.report.wording import system_label
@@ -104,20 +99,15 @@ def _with_model(
     path = Path(str(lattices))
     if not decode_texts or not lattice_directory(path).is_ours:
         return None, ModelShape.of(model)
+    models, k = measurements.sets[0].models, measurements.sets[0].comparison.signature.k
     name = next(iter(models), None)
-    rescorer = models[name] if name else None
-    alpha = measurements.sets[0].alphas[name] if name else None
-    k = measurements.sets[0].comparison.signature.k
-    drafters = {
-        "vanilla": lambda _: VanillaDrafter(model),
-        system_label("16-best:0-gram", name): lambda _: PathsDrafter(model, None, 16, 0.0, k),
-        system_label("64-tree:0-gram", name): lambda _: TreeDrafter(model, None, 64, 0.0, k),
-        **({} if name is None else {
-            system_label("16-best", name): lambda _: PathsDrafter(model, rescorer, 16, alpha, k),
-            system_label("64-tree", name): lambda _: TreeDrafter(model, rescorer, 64, alpha, k),
-        }),
-        "oracle": lambda continuation: OracleDrafter(model, continuation, k),
-    }  # fmt: skip
+
+    def factory(system: str) -> Factory:
+        return lambda _: drafter_named(system, Heads(model, k), models or None, measurements.options.alpha)
+
+    systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *([] if name is None else ["16-best", "64-tree"])]
+    drafters = {system_label(system, name): factory(system) for system in systems}
+    drafters["oracle"] = lambda continuation: OracleDrafter(model, continuation, k)
     texts = list(islice(texts_of([path]), decode_texts))
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(drafters))

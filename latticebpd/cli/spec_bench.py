@@ -15,12 +15,18 @@ def spec_bench(
     questions: Path = typer.Argument(..., help="The benchmark's question.jsonl."),
     limit: int | None = typer.Option(None, min=1, help="Questions per task; all by default."),
     model: Path | None = typer.Option(None, help="Any causal LM: directory, .gguf or name; the bundled one by default."),
-    lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA; the bundled one with the bundled model."),
-    nodes: int = typer.Option(16, min=1, help="Nodes of the draft tree."),
-    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the n-gram model; the bundled model has a tuned one, else 1."),
+    lm: Path | None = typer.Option(
+        None, help="Language model, FST or ARPA or a neural rescorer's directory; the bundled one with the bundled model."
+    ),
+    system: str | None = typer.Option(
+        None,
+        "--system",
+        "-s",
+        help="Who drafts, as for `latticebpd generate`; by default copies+16-tree for a model with heads, 16-copies for another.",
+    ),
+    alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     slots: int | None = typer.Option(None, min=1, help="Heads asked, at most; all by default, and each costs a projection."),
-    copying: bool = typer.Option(True, help="Draft by copying from the text first, and from heads where that is unsure."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
     system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
@@ -40,8 +46,7 @@ def spec_bench(
     quiet_transformers()
     import torch
 
-    import fst
-    from latticebpd.drafting import Drafter, MixtureDrafter, PromptNgramDrafter, TreeDrafter
+    from latticebpd.drafting import Heads, drafter_named
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
@@ -51,12 +56,9 @@ def spec_bench(
     directory = model or bundle.MODEL
     served = load_model(directory)
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
-    drafter: Drafter = PromptNgramDrafter(block_size=nodes, num_nodes=nodes)
-    if isinstance(served, BlockwiseLM):
-        ngram = fst.NgramModel.load(lm or bundle.LM) if lm is not None or model is None else None
-        weight = alpha if alpha is not None else bundle.settings()["alpha"] if model is None and lm is None else 1.0
-        tree = TreeDrafter(served, ngram, num_nodes=nodes, alpha=weight, k=k, slots=slots)
-        drafter = MixtureDrafter(drafter, tree, num_nodes=nodes) if copying else tree
+    source = Heads(served, k, slots) if isinstance(served, BlockwiseLM) else None
+    name = system or ("16-copies" if source is None else "copies+16-tree")
+    drafter = drafter_named(name, source, lm or (bundle.LM if model is None else None), alpha)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
         found = run(

@@ -10,51 +10,64 @@ from rich import box
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.language_models import alphas_of
+from latticebpd.scoring.weights import POSITION
 
 
 def tune(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them, of held-out text."),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA), or the directory of a neural rescorer."),
-    system: str = typer.Option("64-tree", help="What the weight is for: P-best or N-tree."),
-    grid: str | None = typer.Option(None, help="Weights to try, separated by commas; the paper's ten by default."),
+    system: list[str] = typer.Option(
+        ["16-best", "64-tree"], "--system", "-s", help="What the weight is for: P-best or N-tree; may be repeated, each has its own."
+    ),
+    grid: str = typer.Option("paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."),
     examples: int = typer.Option(100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not tell texts."),
     seed: int = typer.Option(0, help="Seed of the draw."),
-    write: bool = typer.Option(False, "--write", help="Store the weight with the model: from then on it is the default."),
+    write: bool = typer.Option(False, "--write", help="Store the weights with the model: from then on they are the default."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
-    """Find the weight of a language model under which most drafted tokens are accepted.
+    """Find the weights of a language model under which decodes take the fewest calls, for each drafting system its own.
 
-    By position, on examples drawn from the files; with --write, the record beside the model names them, and `compare` leaves
-    them out. A neural rescorer reads as much context as the files hold (`latticebpd lattices --context 256`).
+    Texts are drawn from the files, and walked through as a decode does; where files do not tell texts, tokens a call are by
+    position. A best weight at the edge of the grid widens the grid. With --write, records beside the model name the examples,
+    and `compare` and `report` leave them out. A neural rescorer reads as much context as the files hold
+    (`latticebpd lattices --context 256`).
 
-    Example: [bold]latticebpd tune held-out.npz --lm rescorer --system 64-tree --write[/bold]
+    Example: [bold]latticebpd tune held-out --lm rescorer --system 16-best --system 64-tree --write[/bold]
     """
     quiet_transformers()
-    from latticebpd.analysis.sweep import ALPHAS
     from latticebpd.analysis.tuning import tune as tuned
-    from latticebpd.scoring.rescoring import as_rescorer
+    from latticebpd.drafting.names import BEST, TREE, SystemName
+    from latticebpd.scoring.rescoring import as_scorer
+    from latticebpd.scoring.weights import store_tunings
 
-    alphas = ALPHAS if grid is None else _weights(grid)
+    alphas = alphas_of("--grid", grid)
+    names = [str(parsed) for name in system if (parsed := SystemName.parse(name)).kind in (BEST, TREE) and parsed.model is None]
+    if len(names) < len(system):
+        raise ValueError(f"expected --system P-best or N-tree, which a weight can be for, got {', '.join(system)}")
+    scorer = as_scorer(lm)
+    found = []
     with progress() as bar:
-        task = bar.add_task("lattices", total=None)
-        found, swept = tuned(files, as_rescorer(lm), system, alphas, examples, seed, lambda done: bar.advance(task, done))
+        for name in dict.fromkeys(names):
+            task = bar.add_task(name, total=None)
+            found.append(tuned(files, scorer, name, alphas, examples, seed, lambda done, task=task: bar.advance(task, done))[0])  # type: ignore[misc]
     if write:
-        found.store(lm)
-        err.print(f"{lm}: alpha {found.alpha:g} stored")
+        store_tunings(lm, found)
+        err.print(f"{lm}: {', '.join(f'alpha {each.alpha:g} for {each.system}' for each in found)} stored")
+    for each in found:
+        if each.by == POSITION:
+            err.print(f"{each.system}: tuned by position, since the files do not tell their texts", style="yellow")
+        if each.at_edge:
+            err.print(f"{each.system}: alpha {each.alpha:g} is the last that was tried; a better one may lie beyond", style="yellow")
     if json:
-        print_json(asdict(found))
+        print_json([asdict(each) for each in found])
         return
-    units = f"{len(found.examples)} {found.unit}{'s' if len(found.examples) > 1 else ''}, {int(swept.counts[0].sum())} lattices"
-    table = Table(title=f"{system} on {units}", box=box.SIMPLE_HEAD)
-    for heading in ("alpha", "tokens/call, by position"):
-        table.add_column(heading, justify="right")
-    for alpha, efficiency in zip(found.alphas, found.block_efficiency, strict=True):
-        table.add_row(f"{alpha:g}", f"{efficiency:.4f}", style="bold" if alpha == found.alpha else None)
-    out.print(table)
-
-
-def _weights(text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"expected --grid as weights separated by commas, such as 0.5,1,2, got {text!r}") from None
+    for each in found:
+        table = Table(
+            title=f"{each.system} on {len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}", box=box.SIMPLE_HEAD
+        )
+        for heading in ("alpha", f"tokens/call, by {each.by}"):
+            table.add_column(heading, justify="right")
+        for alpha, efficiency in zip(each.alphas, each.block_efficiency, strict=True):
+            table.add_row(f"{alpha:g}", f"{efficiency:.4f}", style="bold" if alpha == each.alpha else None)
+        out.print(table)

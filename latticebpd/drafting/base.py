@@ -3,6 +3,9 @@
 A drafter has two methods.  ``propose`` sees the moment before a draft, once for every unfinished row of the batch,
 and returns a tree of guesses for each; ``observe`` hears which tokens were committed.  To add a drafter, write a
 class with these two methods; nothing else changes.
+
+A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read the
+prompt, so that the first pass verifies a draft already.
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ class State:
     row: its index in the batch that ``generate`` was given.
     tokens: the prompt without padding and everything committed, the last being the next token, which the base model
         chose itself; of an encoder-decoder, the decoder's text.
-    prompt_length: how many of them are the prompt.  A row's first draft is the one with ``prompt_length + 1`` tokens:
+    prompt_length: how many of them are the prompt.  A row's first draft is one with at most ``prompt_length + 1`` tokens:
         where a drafter keeps something per row, there it starts anew.
-    hidden: ``[hidden]``, the base model's final hidden state that predicted the last token.
+    hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is read.
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
     """
@@ -33,9 +36,14 @@ class State:
     row: int
     tokens: Sequence[int]
     prompt_length: int
-    hidden: Tensor
+    hidden: Tensor | None
     max_depth: int
     source: Sequence[int] = ()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing has been drafted for this row yet."""
+        return len(self.tokens) <= self.prompt_length + 1
 
 
 class Drafter(Protocol):
@@ -46,3 +54,8 @@ class Drafter(Protocol):
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """Hear, after every call of the model, the tokens committed to each row."""
+
+
+def needs_hidden(drafter: Drafter) -> bool:
+    """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of it."""
+    return bool(getattr(drafter, "needs_hidden", True))

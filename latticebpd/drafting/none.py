@@ -11,6 +11,8 @@ from latticebpd.lattices.drafts import DraftTree
 class NoDrafter:
     """Drafts nothing: plain greedy decoding."""
 
+    needs_hidden = False
+
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return [DraftTree.empty()] * len(states)
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from latticebpd.drafting.base import State
+from latticebpd.drafting.gold import by_row
 from latticebpd.drafting.matching import SuffixIndex, weighted_tree
-from latticebpd.drafting.oracle import by_row
 from latticebpd.lattices.drafts import DraftTree
 
 
@@ -41,6 +41,8 @@ class PreviousOutputDrafter:
         keep: as for ``PromptNgramDrafter``.
     """
 
+    needs_hidden = False
+
     def __init__(
         self,
         texts: Sequence[int] | Sequence[Sequence[int]],
@@ -67,7 +69,7 @@ class PreviousOutputDrafter:
     def _tree(self, state: State) -> DraftTree:
         if not state.row < len(self._indexes):
             raise ValueError(f"expected an earlier output for row {state.row} as well, got {len(self._indexes)}; [] stands for none")
-        if len(state.tokens) == state.prompt_length + 1 or state.row not in self._readings:
+        if state.is_first or state.row not in self._readings:
             self._readings[state.row] = _Reading(self._indexes[state.row], state.prompt_length)
         reading = self._readings[state.row]
         self._follow(reading, state)

@@ -28,6 +28,8 @@ class PromptNgramDrafter:
         novelty: weight of a continuation seen nowhere; a match of one token weighs ``longer``.
     """
 
+    needs_hidden = False
+
     def __init__(
         self,
         max_ngram: int = 4,
@@ -53,7 +55,7 @@ class PromptNgramDrafter:
         return [self._tree(state) for state in states]
 
     def _tree(self, state: State) -> DraftTree:
-        if len(state.tokens) == state.prompt_length + 1 or state.row not in self._indexes:
+        if state.is_first or state.row not in self._indexes:
             self._indexes[state.row] = SuffixIndex(self.max_ngram, self.max_matches + 1)  # the text's own end is one place
         index = self._indexes[state.row]
         index.extend(state.tokens[len(index.tokens) :])

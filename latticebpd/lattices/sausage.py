@@ -125,14 +125,6 @@ class SausageLattice(ArrayValues):
             product *= count
         return product
 
-    @property
-    def kept_log_mass(self) -> np.ndarray:
-        """``[slots]`` natural log of each slot's probability that its arcs keep, at most 0."""
-        weights = np.where(self.tokens == PADDING, -np.inf, self.log_probs).astype(np.float64)
-        top = weights.max(axis=1, keepdims=True)
-        mass: np.ndarray = np.minimum(top[:, 0] + np.log(np.exp(weights - top).sum(axis=1)), 0.0)
-        return mass
-
     def to_fst(self) -> pywrapfst.VectorFst:
         """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob."""
         return fst.lattice_to_fst(self.tokens, self.log_probs)
@@ -147,8 +139,8 @@ class SausageLattice(ArrayValues):
         return cls(*fst.fst_to_lattice(automaton))
 
     def top_arcs(self, k: int) -> SausageLattice:
-        """The lattice of each slot's ``k`` best arcs, best first."""
-        order = top_k(np.where(self.tokens == PADDING, -np.inf, self.log_probs), min(k, self.k))
+        """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
+        order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
         return SausageLattice(np.take_along_axis(self.tokens, order, axis=1), np.take_along_axis(self.log_probs, order, axis=1))
 
 
@@ -167,6 +159,13 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
     return np.take_along_axis(candidates, k - 1 - rising[:, ::-1], axis=1)
 
 
+def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token; of equally good ones the lowest id."""
+    weights = np.where(tokens == PADDING, -np.inf, log_probs)
+    best: np.ndarray = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(axis=-1)
+    return best
+
+
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
     """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3).
 
@@ -177,7 +176,7 @@ def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarra
     Returns:
         ``[slots]`` tokens: the continuation as far as the lattice holds it, then each slot's best arc.
     """
-    path = lattice.top_arcs(1).tokens[:, 0].copy()
+    path = best_tokens(lattice.tokens, lattice.log_probs)
     for slot, token in enumerate(list(continuation)[: lattice.slots]):
         if not (lattice.tokens[slot][lattice.log_probs[slot] > -np.inf] == token).any() or token == PADDING:
             break

@@ -19,7 +19,6 @@ MODEL = ASSETS / "model"
 TOKENIZER = MODEL / "tokenizer.json"
 LM = ASSETS / "lm.fst"
 PROMPTS = ASSETS / "prompts.jsonl"
-SETTINGS = ASSETS / "settings.json"
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,22 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Everything the demo needs.  alpha: the n-gram's weight, tuned on documents that are not among the prompts."""
+    """Everything the demo needs.
+
+    lm_file: the n-gram model's file; passed as ``lm``, the weights count that are stored beside it, which were tuned on documents that
+    are not among the prompts.
+    """
 
     model: BlockwiseLM
     tokenizer: Tokenizer
     lm: fst.NgramModel
     prompts: list[Prompt]
-    alpha: float
+    lm_file: Path = LM
 
 
 def load_prompts() -> list[Prompt]:
     """The bundled prompts."""
     return [Prompt(**json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-
-
-def settings() -> dict[str, float]:
-    """Tuned settings of the bundle: ``alpha``."""
-    record: dict[str, float] = json.loads(SETTINGS.read_text())
-    return record
 
 
 def load_bundle() -> Bundle:
@@ -61,5 +58,4 @@ def load_bundle() -> Bundle:
         tokenizer=Tokenizer.from_file(str(TOKENIZER)),
         lm=fst.NgramModel.load(LM),
         prompts=load_prompts(),
-        alpha=settings()["alpha"],
     )

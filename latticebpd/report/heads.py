@@ -79,19 +79,23 @@ def weights(measurements: Measurements) -> Section | None:
     items: list[Table | Plot] = []
     rows = []
     for measured in tuned:
-        items.append(
-            Plot(f"alpha-{slug(measured.name)}", f"{measured.name}: block efficiency by weight.", plots.weight_curves(measured.tunings))
-        )
-        for name, tuning in measured.tunings.items():
-            rows.append((measured.name, name, tuning.alpha, measured.alphas[name], f"{len(tuning.examples)} {tuning.unit}s"))
+        by = sorted({tuning.by for tunings in measured.tunings.values() for tuning in tunings})
+        caption = f"{measured.name}: block efficiency by weight, by {' or '.join(by)}."
+        items.append(Plot(f"alpha-{slug(measured.name)}", caption, plots.weight_curves(measured.tunings)))
+        for name, tunings in measured.tunings.items():
+            for tuning in tunings:
+                used = tuning.alpha if measurements.options.alpha is None else measurements.options.alpha
+                best = f"{tuning.alpha:g}{' (the last tried)' if tuning.at_edge else ''}"
+                rows.append((measured.name, name, tuning.system, best, used, f"{len(tuning.examples)} {tuning.unit}s", tuning.by))
     columns = (
-        Column("data set"), Column("language model"),
+        Column("data set"), Column("language model"), Column("system"),
         Column("best α", "The weight with the most tokens per call on the examples set aside.", text),
         Column("α of this report", "Given, stored with the model, or the best.", text),
         Column("tuned on", "Set aside for tuning; in no other number of this report.", text),
+        Column("by", "Decode: tokens per call of decodes of the examples. Position: mean over positions, where texts are not known.", text),
     )  # fmt: skip
     items.append(Table("alpha", "Weights of the language models (as table 8 of the paper)", columns, tuple(rows)))
-    lead = "A language model's log-probabilities count α times as much as the heads'."
+    lead = "A language model's log-probabilities count α times as much as the heads'; every system has a weight of its own."
     return Section("weights", "Weight of the language model", lead, items)
 
 

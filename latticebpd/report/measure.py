@@ -9,23 +9,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-import fst
 from latticebpd.analysis.comparison import Comparison, compare, describe
 from latticebpd.analysis.entropy import HeadEntropy, head_entropy
 from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.latency import Latency, rescoring_latency
 from latticebpd.analysis.oracle import OracleTally, tally
 from latticebpd.analysis.stream import blocks, watched
-from latticebpd.analysis.systems import ORACLE, VANILLA, System
-from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, tune
+from latticebpd.analysis.sweep import ALPHAS
+from latticebpd.analysis.systems import outcome
+from latticebpd.analysis.tuning import lattices_fingerprint, tune
+from latticebpd.drafting.names import ORACLE, VANILLA, SystemName, strategy_named
+from latticebpd.drafting.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.posteriors import arc_posteriors
-from latticebpd.scoring.rescoring import NgramRescorer, Rescorer, check_vocabulary, weight_of
+from latticebpd.scoring.rescoring import LanguageModel, Tuned, as_scorer, check_vocabulary, tunings_of
+from latticebpd.scoring.weights import Tuning
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)
 NODES = (8, 16, 32, 64, 128)
@@ -50,7 +53,7 @@ class DataSet:
 class Options:
     """What to measure.
 
-    alpha: weight of every language model; None takes what is stored with it, else the best on the examples set aside.
+    alpha: weight of every language model; None takes for each system what is stored with it, else the best on the examples set aside.
     tuning_examples: texts (or lattices, where the files do not number texts) to set aside, at most; never more than a quarter.
     budget: verified tokens per call that the system named best may need, at most.
     step: number of the lattice to draw; None looks for a telling one.
@@ -89,7 +92,7 @@ class Measured:
     """One data set.
 
     texts: how many, where it is known.  set_aside: examples that weights were tuned on, and that are in no other number.
-    alphas: the weight of each language model.  tunings: how each was, or would have been, tuned.
+    models: language models by name, each at its own weight for every system.  tunings: how these were, or would have been, tuned.
     """
 
     name: str
@@ -98,8 +101,8 @@ class Measured:
     oracle: OracleTally
     comparison: Comparison
     entropy: HeadEntropy | None
-    alphas: dict[str, float]
-    tunings: dict[str, Tuning] = field(default_factory=dict)
+    models: dict[str, LanguageModel]
+    tunings: dict[str, tuple[Tuning, ...]] = field(default_factory=dict)
 
     @property
     def decoded(self) -> bool:
@@ -153,9 +156,8 @@ def systems_of(names: Sequence[str]) -> list[str]:
 
 def measure(
     datasets: Sequence[DataSet],
-    models: Mapping[str, Rescorer],
+    models: Mapping[str, LanguageModel],
     options: Options | None = None,
-    stored: Mapping[str, Tuning] | None = None,
     vocab_size: int | None = None,
     watch: Watch | None = None,
 ) -> Measurements:
@@ -163,8 +165,8 @@ def measure(
 
     Args:
         datasets: at least one.
-        models: language models by name; the first is the one that most of the report is about.
-        stored: tunings that are stored with some of them.
+        models: language models by name; the first is the one that most of the report is about.  Tunings that are stored with a
+            model's file are used.
         vocab_size: for entropies of lattices that do not carry them; by default the first n-gram model's.
         watch: for progress.
 
@@ -174,27 +176,23 @@ def measure(
     options = options or Options()
     if not datasets:
         raise ValueError("expected at least one data set of lattices, got none")
+    ngrams = {name: scorer.lm for name, model in models.items() if isinstance(scorer := as_scorer(model), NgramScorer) and scorer.lm}
     if vocab_size is None:
-        vocab_size = next((model.lm.vocab_size for model in models.values() if _is_ngram(model)), None)  # type: ignore[attr-defined]
-    found = tuple(_measure_one(dataset, models, stored or {}, options, vocab_size, watch) for dataset in datasets)
+        vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
+    found = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
     first = next(blocks(datasets[0].paths))
     words = {name: describe(model) for name, model in models.items()}
     latency = None
     if options.latency:
-        ngram = next(((name, model.lm) for name, model in models.items() if _is_ngram(model)), None)  # type: ignore[attr-defined]
-        alpha = found[0].alphas[ngram[0]] if ngram else 1.0
-        latency = rescoring_latency(first, ngram[1] if ngram else None, alpha, count=options.latency_lattices)
-    return Measurements(found, words, _example(first, found[0], models, options.step), latency, options)
-
-
-def _is_ngram(model: Rescorer) -> bool:
-    return isinstance(model, NgramRescorer) and isinstance(model.lm, fst.NgramModel)
+        timed = as_scorer(found[0].models[next(iter(ngrams))], options.alpha, "16-best") if ngrams else NgramScorer(None)
+        assert isinstance(timed, NgramScorer)
+        latency = rescoring_latency(first, timed, count=options.latency_lattices)
+    return Measurements(found, words, _example(first, found[0], options), latency, options)
 
 
 def _measure_one(
     dataset: DataSet,
-    models: Mapping[str, Rescorer],
-    stored: Mapping[str, Tuning],
+    models: Mapping[str, LanguageModel],
     options: Options,
     vocab_size: int | None,
     watch: Watch | None,
@@ -203,33 +201,33 @@ def _measure_one(
         return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {doing}", done))
 
     def read(doing: str) -> Iterator[LatticeSet]:
-        for block in watched(without_any(blocks(dataset.paths), tunings.values()), watching(doing)):
+        for block in watched(without_any(blocks(dataset.paths), tunings), watching(doing)):
             for name, model in models.items():
                 check_vocabulary(model, block.fingerprint, owner=f"{dataset.name}'s model ({name})")
             yield block
 
-    tunings: dict[str, Tuning] = {}
+    tunings: list[Tuning] = []
     lattices, texts, has_entropy = _counted(read("texts"), dataset)
     fingerprint = lattices_fingerprint(dataset.paths)
     count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)
-    own: dict[str, Tuning] = {}
+    names = systems_of(list(models))
+    own: dict[str, tuple[Tuning, ...]] = {}
     for name, model in models.items():
-        if name in stored:
-            own[name] = stored[name]
+        if stored := tunings_of(model):
+            own[name] = stored
         elif count:
-            own[name], _ = tune(dataset.paths, model, "16-best", examples=count, seed=options.seed, on_piece=watching(f"weight of {name}"))
+            wanted = dict.fromkeys(str(system) for system in map(SystemName.parse, names) if system.chosen(models) == name)
+            watcher = watching(f"weights of {name}")
+            own[name] = tuple(tune(dataset.paths, model, each, ALPHAS, count, options.seed, watcher)[0] for each in wanted)
     # Tuned on other files, a weight costs these no examples.
-    tunings = {name: tuning for name, tuning in own.items() if tuning.lattices == fingerprint}
-    alphas = {
-        name: own[name].alpha if options.alpha is None and name in own else weight_of(model, options.alpha)
-        for name, model in models.items()
-    }
+    tunings = [tuning for each in own.values() for tuning in each if tuning.lattices == fingerprint]
+    weighed: dict[str, LanguageModel] = {name: Tuned(as_scorer(model), own.get(name, ())) for name, model in models.items()}
     oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))))
-    comparison = compare(read("systems"), systems_of(list(models)), dict(models) or None, dict(alphas) or None, options.seed)
+    comparison = compare(read("systems"), names, weighed or None, options.alpha, options.seed)
     entropy = head_entropy(read("entropy"), vocab_size) if has_entropy or vocab_size is not None else None
-    aside = frozenset(number for tuning in tunings.values() for number in tuning.examples)
+    aside = frozenset(number for tuning in tunings for number in tuning.examples)
     left = None if texts is None else texts - len(aside)
-    return Measured(dataset.name, left, len(aside), oracle, comparison, entropy, alphas, own)
+    return Measured(dataset.name, left, len(aside), oracle, comparison, entropy, weighed, own)
 
 
 def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:
@@ -252,26 +250,27 @@ def _counted(found: Iterator[LatticeSet], dataset: DataSet) -> tuple[int, int | 
     return lattices, len(texts) if numbered else None, has_entropy
 
 
-def _example(block: LatticeSet, measured: Measured, models: Mapping[str, Any], step: int | None) -> Example:
+def _example(block: LatticeSet, measured: Measured, options: Options) -> Example:
+    step = options.step
     if step is not None and not 0 <= step < len(block):
         raise ValueError(f"expected a step from 0 to {len(block) - 1}, got {step}")
-    name = "16-best" if models else "16-best:0-gram"
-    system = System.named(name, dict(models) or None, dict(measured.alphas) or None)
-    outcome, vanilla = system.run(block), System.named("vanilla").run(block)
+    name = "16-best" if measured.models else "16-best:0-gram"
+    found, vanilla = outcome(strategy_named(name, measured.models or None, options.alpha), block), outcome(Vanilla(), block)
     # Much is to be seen where the system gains much and the text does not repeat itself; not at a text's end.
     ordered = np.sort(block.continuation, axis=1)
     distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
-    telling = 2 * (outcome.lengths - vanilla.lengths) + distinct - 100 * (ordered[:, 0] < 0)
+    telling = 2 * (found.lengths - vanilla.lengths) + distinct - 100 * (ordered[:, 0] < 0)
     index = int(np.argmax(telling)) if step is None else step
-    first = next(iter(models), None)
-    after = None if first is None else arc_posteriors(block[index], models[first], measured.alphas[first], block.context_of(index))
+    first = next(iter(measured.models), None)
+    scorer = None if first is None else as_scorer(measured.models[first], options.alpha, name)
+    after = None if scorer is None else arc_posteriors(block[index], scorer, context=block.context_of(index))
     return Example(
         index,
         block[index],
         block.context_of(index),
         block.continuation[index].tolist(),
         name,
-        outcome.first[index].tolist(),
-        (int(vanilla.lengths[index]), int(outcome.lengths[index])),
+        found.first[index].tolist(),
+        (int(vanilla.lengths[index]), int(found.lengths[index])),
         after,
     )

@@ -1,4 +1,4 @@
-"""Rescoring with a ``kenlm.Model`` (optional extra): exact, through KenLM's own scorer.
+"""Scoring with a ``kenlm.Model`` (optional extra): exact, through KenLM's own scorer.
 
 KenLM's Python module answers one query at a time, so this is for models that exist only as KenLM binaries.  Where
 there is an ARPA file, ``fst.NgramModel`` gives the same scores from compiled code.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy as np
 from fst.lattices import slots_of
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.scoring.scorer import Context, checked_count, listed
+from latticebpd.scoring.weights import checked_alpha
 
 if TYPE_CHECKING:
     import kenlm
@@ -23,17 +26,26 @@ if TYPE_CHECKING:
 LN_10 = math.log(10.0)
 
 
-class KenlmRescorer:
+@dataclass(frozen=True, eq=False)
+class KenlmScorer:
     """Ranks a lattice's paths with KenLM.
 
     Args:
         model: a loaded ``kenlm.Model``, of any of KenLM's formats.
         words: the model's word for each token id; by default the id in decimal digits.  An id without a word counts
             as ``<unk>``.
+        alpha: its weight.
     """
 
-    def __init__(self, model: kenlm.Model, words: Mapping[int, str] | Sequence[str] | None = None) -> None:
-        self.model, self.words = model, words
+    model: kenlm.Model
+    words: Mapping[int, str] | Sequence[str] | None = None
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        checked_alpha(self.alpha)
+
+    def with_alpha(self, alpha: float) -> KenlmScorer:
+        return replace(self, alpha=alpha)
 
     def word(self, token: int) -> str:
         """The model's word for a token id."""
@@ -61,32 +73,31 @@ class KenlmRescorer:
             state, _ = self.step(state, token)
         return state
 
-    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
+        checked_count("p", p)
+        return [self._paths(lattice, listed(context), p) for lattice, context in zip(lattices, contexts, strict=True)]
+
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+        checked_count("num_nodes", num_nodes)
+        return [self._tree(lattice, listed(context), num_nodes) for lattice, context in zip(lattices, contexts, strict=True)]
+
+    def _paths(self, lattice: SausageLattice, context: list[int], p: int) -> Drafts:
         """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state, which decides all that follows."""
-        if p < 1:
-            raise ValueError(f"expected p >= 1, got {p}")
-        if not (alpha >= 0 and math.isfinite(alpha)):
-            raise ValueError(f"expected a finite alpha >= 0, got {alpha}")
         beams: dict[Any, list[tuple[float, tuple[int, ...]]]] = {self.state_after(context): [(0.0, ())]}
         for arcs in slots_of(lattice.tokens, lattice.log_probs):
             longer: dict[Any, list[tuple[float, tuple[int, ...]]]] = {}
             for state, prefixes in beams.items():
                 for token, log_prob in arcs:
                     following, lm_log_prob = self.step(state, token)
-                    gain = log_prob + alpha * lm_log_prob
+                    gain = log_prob + self.alpha * lm_log_prob
                     longer.setdefault(following, []).extend((score + gain, (*path, token)) for score, path in prefixes)
             beams = {state: heapq.nsmallest(p, prefixes, key=_rank) for state, prefixes in longer.items()}
         best = heapq.nsmallest(p, (prefix for prefixes in beams.values() for prefix in prefixes), key=_rank)
         return Drafts(np.array([path for _, path in best], dtype=np.int32), np.array([score for score, _ in best]))
 
-    def draft_tree(
-        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
-    ) -> DraftTree:
+    def _tree(self, lattice: SausageLattice, context: list[int], num_nodes: int) -> DraftTree:
         """Exact best-first tree: the most probable prefix is taken from a heap and its continuations put on it."""
-        if num_nodes < 1:
-            raise ValueError(f"expected num_nodes >= 1, got {num_nodes}")
         slots = slots_of(lattice.tokens, lattice.log_probs)
-        kept = np.zeros(lattice.slots) if kept_log_mass is None else kept_log_mass
         heap: list[tuple[float, tuple[int, ...], int, Any]] = []
         tokens: list[int] = []
         parents: list[int] = []
@@ -97,9 +108,9 @@ class KenlmRescorer:
                 return
             arcs = slots[len(path)]
             steps = [self.step(state, token) for token, _ in arcs]
-            values = np.array([log_prob + alpha * lm for (_, log_prob), (_, lm) in zip(arcs, steps, strict=True)])
+            values = np.array([log_prob + self.alpha * lm for (_, log_prob), (_, lm) in zip(arcs, steps, strict=True)])
             top = values.max()
-            conditionals = values - (top + math.log(np.exp(values - top).sum())) + kept[len(path)]
+            conditionals = values - (top + math.log(np.exp(values - top).sum()))
             for (token, _), (following, _), conditional in zip(arcs, steps, conditionals.tolist(), strict=True):
                 heapq.heappush(heap, (-(weight + conditional), (*path, token), node, following))
 
@@ -110,7 +121,7 @@ class KenlmRescorer:
             parents.append(parent)
             log_probs.append(-cost)
             expand(len(tokens) - 1, -cost, path, state)
-        return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs))
+        return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs), lattice)
 
 
 def _rank(prefix: tuple[float, tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:

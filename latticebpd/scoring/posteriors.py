@@ -8,8 +8,8 @@ import numpy as np
 
 import fst
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.scoring.ngram import NgramRescorer
-from latticebpd.scoring.rescoring import LanguageModel, as_rescorer, rescore, weight_of
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer
 
 BEAM = 256
 """Best paths that stand for all where a model's histories cannot be merged."""
@@ -23,11 +23,10 @@ def arc_posteriors(lattice: SausageLattice, lm: LanguageModel, alpha: float | No
     Args:
         lattice, lm, alpha, context: as for ``rescore``.
     """
-    rescorer = as_rescorer(lm)
-    weight = weight_of(rescorer, alpha)
-    if isinstance(rescorer, NgramRescorer):
-        return fst.arc_posteriors(lattice.tokens, lattice.log_probs, rescorer.lm, weight, context)
-    drafts = rescore(lattice, rescorer, BEAM, weight, context)
+    scorer = as_scorer(lm, alpha)
+    if isinstance(scorer, NgramScorer):
+        return fst.arc_posteriors(lattice.tokens, lattice.log_probs, scorer.lm, scorer.alpha, context)
+    (drafts,) = scorer.paths([lattice], [context], BEAM)
     shares = drafts.scores - np.logaddexp.reduce(drafts.scores)
     taken = drafts.tokens[:, :, None] == lattice.tokens  # [paths, slots, k]
     found: np.ndarray = np.logaddexp.reduce(np.where(taken, shares[:, None, None], -np.inf), axis=0)

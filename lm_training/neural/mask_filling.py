@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 
 from latticebpd.decoding.loop import generate
-from latticebpd.drafting.gad import GadDrafter
+from latticebpd.drafting import GadDrafter
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
 from lm_training.neural.training import Process, Trainer, trapezoid

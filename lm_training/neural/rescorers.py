@@ -21,7 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
-from latticebpd.scoring.neural.settings import RescorerSettings
+from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.batching import padded, rows_of_step
 from lm_training.neural.blockwise import ModelTexts
 from lm_training.neural.muon import Muon

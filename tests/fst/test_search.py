@@ -101,14 +101,13 @@ def test_nbest_without_model_equals_enumeration(lattice: tuple[np.ndarray, np.nd
 
 
 @settings(max_examples=300)
-@given(tables(), lattices(), st.integers(1, 100), ALPHAS, CONTEXTS, st.data())
+@given(tables(), lattices(), st.integers(1, 100), ALPHAS, CONTEXTS)
 def test_tree_equals_enumeration(
-    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], num_nodes: int, alpha: float, context: list[int], data: st.DataObject
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], num_nodes: int, alpha: float, context: list[int]
 ) -> None:
-    kept = data.draw(st.none() | st.lists(EXACT, min_size=len(lattice[0]), max_size=len(lattice[0])))
     lm = reference.ReferenceLM(table)
-    expected = reference.best_first_tree(*lattice, lm, 10_000, alpha, context, kept)
-    found = prefixes(*search.best_first_tree(*lattice, NgramModel.from_table(table), num_nodes, alpha, context, kept))
+    expected = reference.best_first_tree(*lattice, lm, 10_000, alpha, context)
+    found = prefixes(*search.best_first_tree(*lattice, NgramModel.from_table(table), num_nodes, alpha, context))
     # Softmax rounds, and not alike in C and Python: weights agree in order, prefixes have their own weight, none comes
     # twice, and each comes after its parent.
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
@@ -220,9 +219,7 @@ def test_batch_equals_single_calls_whatever_the_threads() -> None:
     contexts = rng.integers(0, 80, (40, 3))
     contexts[::2, :2] = -1
     batches = [search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads) for threads in (1, 2, 5)]
-    trees = [
-        search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, np.full((40, 6), -0.25), threads) for threads in (1, 2, 5)
-    ]
+    trees = [search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, threads) for threads in (1, 2, 5)]
     for other in batches[1:] + trees[1:]:
         for a, b in zip(batches[0] if len(other) == 3 else trees[0], other, strict=True):
             assert np.array_equal(a, b)
@@ -234,7 +231,7 @@ def test_batch_equals_single_calls_whatever_the_threads() -> None:
         assert np.array_equal(batches[0][0][i, :count], paths)
         assert np.array_equal(batches[0][1][i, :count], scores)
         assert (batches[0][0][i, count:] == -1).all()
-        nodes, parents, weights = search.best_first_tree(tokens[i], log_probs[i], lm, 20, 0.5, context, np.full(6, -0.25))
+        nodes, parents, weights = search.best_first_tree(tokens[i], log_probs[i], lm, 20, 0.5, context)
         count = trees[0][3][i]
         assert np.array_equal(trees[0][0][i, :count], nodes)
         assert np.array_equal(trees[0][1][i, :count], parents)
@@ -312,9 +309,7 @@ def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, op
         search.nbest_paths(tokens, log_probs, lm, **options)  # type: ignore[arg-type]
 
 
-def test_bad_kept_mass_and_node_count_are_named_in_the_error() -> None:
-    with pytest.raises(ValueError, match=r"slot 1: expected a finite kept_log_mass of at most 0, got 0\.5"):
-        search.best_first_tree([[1], [2]], [[0.0], [0.0]], None, kept_log_mass=[0.0, 0.5])
+def test_bad_node_count_is_named_in_the_error() -> None:
     with pytest.raises(ValueError, match=r"num_nodes from 1 to 2\^31 - 1, got 0"):
         search.best_first_tree([[1]], [[0.0]], None, num_nodes=0)
     with pytest.raises(ValueError, match="lattice 1, slot 0: expected distinct"):

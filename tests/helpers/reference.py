@@ -75,19 +75,17 @@ def best_first_tree(
     num_nodes: int,
     alpha: float,
     context: Sequence[int] = (),
-    kept_log_mass: Sequence[float] | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
     """The num_nodes best of all prefixes, enumerated: (prefix, log probability)."""
     slots = columns(tokens, log_probs)
     layer: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     everything = []
-    for t, slot in enumerate(slots):
+    for slot in slots:
         grown = []
         for prefix, total in layer:
             scores = [lp + (alpha * lm.log_prob(token, [*context, *prefix]) if lm is not None else 0.0) for token, lp in slot]
             normaliser = max(scores) + math.log(sum(math.exp(score - max(scores)) for score in scores))
-            kept = 0.0 if kept_log_mass is None else kept_log_mass[t]
-            grown += [((*prefix, token), total + (score - normaliser + kept)) for (token, _), score in zip(slot, scores, strict=True)]
+            grown += [((*prefix, token), total + (score - normaliser)) for (token, _), score in zip(slot, scores, strict=True)]
         everything += grown
         layer = grown
     return sorted(everything, key=lambda item: (-item[1], item[0]))[:num_nodes]

@@ -44,7 +44,7 @@ def test_every_public_name_exists(module: object) -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'rescoer'"):
+    with pytest.raises(AttributeError, match="No latticebpd attribute rescoer"):
         latticebpd.rescoer  # noqa: B018
 
 

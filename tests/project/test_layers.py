@@ -70,11 +70,9 @@ def runs_upwards(found: Import) -> bool:
 
 
 NOT_YET = {
-    "latticebpd.drafting.gad -> latticebpd.decoding.stopping",
     "latticebpd.models.mask_filling -> latticebpd.decoding.prompts",
     "latticebpd.models.mask_filling -> latticebpd.decoding.stopping",
     "latticebpd.scoring.neural.base -> latticebpd.decoding.stopping",
-    "latticebpd.scoring.rescoring -> latticebpd.analysis.tuning",
 }
 
 

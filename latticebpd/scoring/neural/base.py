@@ -1,11 +1,12 @@
 """What neural rescorers share: a model, the texts that it reads, and files.
 
-On disk a rescorer is the directory that ``save_pretrained`` of the model writes, and its settings (``settings.py``).  The
-directory of any causal LM serves too, with weight 1.
+On disk a rescorer is the directory that ``save_pretrained`` of the model writes, and its settings
+(``latticebpd.scoring.weights``).  The directory of any causal LM serves too, with weight 1.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,12 +24,12 @@ from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.models.base import BaseModel
 from latticebpd.models.loading import load_base
 from latticebpd.scoring.neural.reader import reader_for
-from latticebpd.scoring.neural.settings import RescorerSettings
+from latticebpd.scoring.scorer import Context
+from latticebpd.scoring.weights import RescorerSettings
 
 ROWS = 64
 """Lattices that are rescored together: what keeps a processor busy without filling its memory with caches."""
 
-Context = Sequence[int] | np.ndarray
 Self = TypeVar("Self", bound="CausalRescorer")
 
 
@@ -61,36 +62,23 @@ class CausalRescorer:
         """Its weight wherever none is given."""
         return self.settings.alpha
 
-    @alpha.setter
-    def alpha(self, alpha: float) -> None:
-        self.settings = replace(self.settings, alpha=alpha)
+    def with_alpha(self: Self, alpha: float) -> Self:
+        """The same model at another weight; what it has read is shared."""
+        found = copy.copy(self)
+        found.settings = replace(self.settings, alpha=alpha)
+        return found
 
     @property
     def tokenizer_fingerprint(self) -> str | None:
         return self.settings.tokenizer_fingerprint
 
-    def rescore_batch(self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Context]) -> list[Drafts]:
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         """The ``p`` best drafts of every lattice; lattices may differ in shape."""
         raise NotImplementedError
 
-    def draft_tree_batch(
-        self,
-        lattices: Sequence[SausageLattice],
-        num_nodes: int,
-        alpha: float,
-        contexts: Sequence[Context],
-        kept_log_mass: np.ndarray | None = None,
-    ) -> list[DraftTree]:
-        """The best prefix tree of every lattice; kept_log_mass: ``[n, slots]``, or None for certainty."""
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+        """The best prefix tree of every lattice."""
         raise NotImplementedError
-
-    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Context) -> Drafts:
-        return self.rescore_batch([lattice], p, alpha, [context])[0]
-
-    def draft_tree(
-        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Context, kept_log_mass: np.ndarray | None
-    ) -> DraftTree:
-        return self.draft_tree_batch([lattice], num_nodes, alpha, [context], None if kept_log_mass is None else kept_log_mass[None])[0]
 
     def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
         """Refuse to rescore for a model of another vocabulary; what is None is unknown."""
@@ -128,12 +116,12 @@ class CausalRescorer:
 
     def _groups(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]
-    ) -> Iterator[tuple[slice, list[SausageLattice], list[np.ndarray]]]:
+    ) -> Iterator[tuple[list[SausageLattice], list[np.ndarray]]]:
         """At most ``ROWS`` lattices at a time, and the texts before them."""
         for begin in range(0, len(lattices), ROWS):
             own = list(lattices[begin : begin + ROWS])
             texts = [self._text(context, lattice) for context, lattice in zip(contexts[begin : begin + ROWS], own, strict=True)]
-            yield slice(begin, begin + ROWS), own, texts
+            yield own, texts
 
     def _text(self, context: Context, lattice: SausageLattice) -> np.ndarray:
         """``[n]``, n >= 1: what the model reads before the lattice."""

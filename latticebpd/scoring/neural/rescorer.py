@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.scoring.neural.base import CausalRescorer, Context
+from latticebpd.scoring.neural.base import CausalRescorer
 from latticebpd.scoring.neural.search import Arcs, best_paths, best_trees, greedy_paths
-from latticebpd.scoring.neural.settings import checked_alpha
-from latticebpd.scoring.ngram import NgramRescorer
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.scorer import Context, checked_count
 
 
 class NeuralRescorer(CausalRescorer):
@@ -51,34 +51,24 @@ class NeuralRescorer(CausalRescorer):
             raise ValueError(f"expected beams >= 1, got {beams}")
         self.beams = beams
 
-    def rescore_batch(self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Context]) -> list[Drafts]:
-        _check_count("p", p)
-        if not checked_alpha(alpha):
-            return NgramRescorer(None).rescore_batch(lattices, p, 0.0, contexts)
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
+        width = max(self.beams, checked_count("p", p))
+        if not self.alpha:
+            return NgramScorer(None).paths(lattices, contexts, p)
         found: list[Drafts] = []
-        for _, own, texts in self._groups(lattices, contexts):
-            width = max(self.beams, p)
+        for own, texts in self._groups(lattices, contexts):
             if width == 1:
-                found += greedy_paths(self.reader, texts, Arcs.of(own), alpha)
+                found += greedy_paths(self.reader, texts, Arcs.of(own), self.alpha)
             else:
-                beams = best_paths(self.reader, texts, Arcs.of(own), width, alpha)
+                beams = best_paths(self.reader, texts, Arcs.of(own), width, self.alpha)
                 found += [Drafts(drafts.tokens[:p], drafts.scores[:p]) for drafts in beams]
         return found
 
-    def draft_tree_batch(
-        self,
-        lattices: Sequence[SausageLattice],
-        num_nodes: int,
-        alpha: float,
-        contexts: Sequence[Context],
-        kept_log_mass: np.ndarray | None = None,
-    ) -> list[DraftTree]:
-        _check_count("num_nodes", num_nodes)
-        checked_alpha(alpha)
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+        checked_count("num_nodes", num_nodes)
         found: list[DraftTree] = []
-        for rows, own, texts in self._groups(lattices, contexts):
-            kept = None if kept_log_mass is None else kept_log_mass[rows]
-            trees = best_trees(self.reader, texts, Arcs.of(own), num_nodes, alpha, kept)
+        for own, texts in self._groups(lattices, contexts):
+            trees = best_trees(self.reader, texts, Arcs.of(own), num_nodes, self.alpha)
             found += [replace(tree, lattice=lattice) for tree, lattice in zip(trees, own, strict=True)]
         return found
 
@@ -90,42 +80,27 @@ class ParallelNeuralRescorer(CausalRescorer):
     the exact best of that lattice.
     """
 
-    def rescore_batch(self, lattices: Sequence[SausageLattice], p: int, alpha: float, contexts: Sequence[Context]) -> list[Drafts]:
-        return NgramRescorer(None).rescore_batch(self.rescored(lattices, alpha, contexts), p, 0.0, contexts)
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
+        return NgramScorer(None).paths(self.rescored(lattices, contexts), contexts, p)
 
-    def draft_tree_batch(
-        self,
-        lattices: Sequence[SausageLattice],
-        num_nodes: int,
-        alpha: float,
-        contexts: Sequence[Context],
-        kept_log_mass: np.ndarray | None = None,
-    ) -> list[DraftTree]:
-        weighed = self.rescored(lattices, alpha, contexts, normalised=False)
-        trees = NgramRescorer(None).draft_tree_batch(weighed, num_nodes, 0.0, contexts, kept_log_mass)
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
+        trees = NgramScorer(None).trees(self.rescored(lattices, contexts, normalised=False), contexts, num_nodes)
         return [replace(tree, lattice=lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
-    def rescored(
-        self, lattices: Sequence[SausageLattice], alpha: float, contexts: Sequence[Context], normalised: bool = True
-    ) -> list[SausageLattice]:
+    def rescored(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], normalised: bool = True) -> list[SausageLattice]:
         """Every lattice with the weights ``log_prob + alpha * ln p(token | context, best arcs of the slots before)``.
 
         normalised: False may leave out a constant for each slot, which changes neither the order of paths nor trees.
         """
-        if not checked_alpha(alpha):
+        if not self.alpha:
             return list(lattices)
         found: list[SausageLattice] = []
-        for _, own, texts in self._groups(lattices, contexts):
+        for own, texts in self._groups(lattices, contexts):
             arcs = Arcs.of(own)
             best = np.take_along_axis(arcs.tokens, arcs.weights.argmax(axis=2)[:, :, None], axis=2)[:, :, 0].clip(min=0)
             outputs = self.reader.read(texts, best[:, :-1])
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
             said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
-            weights = arcs.weights + alpha * said.reshape(arcs.weights.shape)
+            weights = arcs.weights + self.alpha * said.reshape(arcs.weights.shape)
             found += [SausageLattice(lattice.tokens, weights[row, : lattice.slots, : lattice.k]) for row, lattice in enumerate(own)]
         return found
-
-
-def _check_count(name: str, count: int) -> None:
-    if count < 1:
-        raise ValueError(f"expected {name} >= 1, got {count}")

@@ -104,16 +104,11 @@ def best_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, width: i
     return found
 
 
-def best_trees(
-    reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, num_nodes: int, alpha: float, kept_log_mass: np.ndarray | None = None
-) -> list[DraftTree]:
+def best_trees(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, num_nodes: int, alpha: float) -> list[DraftTree]:
     """Of every lattice, exactly the ``num_nodes`` most probable prefixes, as ``latticebpd.draft_tree`` defines them.
 
     Weights fall along a path, so a prefix outside of the ``num_nodes`` best of those known so far can neither come back
     nor have descendants that do: each level reads just those of its prefixes that are among the best of all levels.
-
-    Args:
-        kept_log_mass: ``[n, slots]``, or None for certainty.
     """
     outputs, number = reader.read(texts), 0
     rows, slots = arcs.tokens.shape[:2]
@@ -125,8 +120,6 @@ def best_trees(
         tokens = arcs.tokens[parent_row, slot]
         values = arcs.weights[parent_row, slot] + alpha * outputs.scores(tokens)
         values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
-        if kept_log_mass is not None:
-            values = values + kept_log_mass[parent_row, slot][:, None]
         values = np.minimum(values, 0.0)  # rounding must not put a child before its parent
         entry, arc = np.nonzero(values > -np.inf)
         grown = parent_path[entry]

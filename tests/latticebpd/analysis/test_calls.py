@@ -8,7 +8,7 @@ import torch
 
 from latticebpd import BlockwiseLM, DraftTree, SausageLattice, State, TopBeta, TreeDrafter, VanillaDrafter, generate
 from latticebpd.analysis.calls import Call, End, read_calls
-from latticebpd.drafting.gad import GadTreeDrafter
+from latticebpd.drafting import GadTreeDrafter
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from latticebpd.scoring.posteriors import arc_posteriors
 from tests.helpers.blockwise_models import greedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -18,9 +18,11 @@ from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_syst
 from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.replay import accept_length
 from latticebpd.analysis.sweep import sweep_alpha
-from latticebpd.analysis.tuning import Tuning
+from latticebpd.drafting.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
+from latticebpd.scoring.rescoring import as_scorer
+from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
 from tests.helpers.trigrams import good_model
 
@@ -55,7 +57,6 @@ def test_outcomes_equal_drafting_and_verifying_one_by_one(found: LatticeSet, nam
 @settings(max_examples=20)
 def test_identities(found: LatticeSet) -> None:
     n = len(found)
-    found = replace(found, log_probs=found.log_probs - found.tokens.astype(np.float32) / 64)  # no ties: vanilla breaks them by column
     result = compare([found], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
     assert result.systems == ("vanilla", "1-best:0-gram", "256-best", "3-best", "oracle")
     np.testing.assert_array_equal(run_system("vanilla", found, None).lengths, lengths_of(ranks(found), 1))
@@ -122,27 +123,31 @@ def test_repetition_equals_counting_one_by_one(found: LatticeSet) -> None:
         assert result.repeats[row].tolist() == [sum(column) for column in zip(*counted, strict=True)]
 
 
+@dataclass(frozen=True)
 class Contrary:
-    """A rescorer of another kind: ranks paths from the worst, one lattice at a time."""
+    """A scorer of another kind: ranks paths from the worst."""
 
-    def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: Sequence[int]) -> Drafts:
-        everything = rescore(lattice, None, lattice.num_paths)
-        return Drafts(everything.tokens[::-1][:p], everything.scores[::-1][:p])
+    alpha: float = 1.0
 
-    def draft_tree(
-        self, lattice: SausageLattice, num_nodes: int, alpha: float, context: Sequence[int], kept_log_mass: np.ndarray | None
-    ) -> DraftTree:
-        return DraftTree.from_paths(self.rescore(lattice, 1, alpha, context).tokens).first(num_nodes)
+    def with_alpha(self, alpha: float) -> Contrary:
+        return Contrary(alpha)
+
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], p: int) -> list[Drafts]:
+        everything = [rescore(lattice, None, lattice.num_paths) for lattice in lattices]
+        return [Drafts(each.tokens[::-1][:p], each.scores[::-1][:p]) for each in everything]
+
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], num_nodes: int) -> list[DraftTree]:
+        return [DraftTree.from_paths(best.tokens).first(num_nodes) for best in self.paths(lattices, contexts, 1)]
 
 
 @given(found=lattice_sets())
 @settings(max_examples=20)
 def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
-    models = {"small": LM, "contrary": Contrary()}
-    result = compare([found], ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"], models, {"small": 0.5})
+    models = {"small": as_scorer(LM, 0.5), "contrary": Contrary()}
+    result = compare([found], ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"], models)
     assert result.counts[1].tolist() == np.bincount(run_system("2-best", found, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
     for row, p in ((3, 2), (4, 1)):
-        drafts = [Contrary().rescore(found[i], p, 1, []).tokens for i in range(len(found))]
+        drafts = [best.tokens for best in Contrary().paths([found[i] for i in range(len(found))], [], p)]
         trees = [DraftTree.from_paths(tokens) for tokens in drafts]
         if row == 4:
             trees = [tree.first(2) for tree in trees]
@@ -156,13 +161,21 @@ def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
 @given(found=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True))
 @settings(max_examples=20)
 def test_sweep_equals_one_comparison_for_each_weight(found: LatticeSet, alphas: list[float]) -> None:
-    swept = sweep_alpha([found], "3-best", LM, alphas)
-    for row, alpha in enumerate(alphas):
-        alone = compare([found], ["3-best"], LM, alpha)
-        assert swept.counts[row].tolist() == alone.counts[1].tolist()
-        assert swept.block_efficiency[row] == alone.block_efficiency[1]
-    best = swept.block_efficiency.max()
-    assert swept.best == min(alpha for alpha, value in zip(alphas, swept.block_efficiency, strict=True) if value == best)
+    for block in (found, replace(found, sequence=None)):
+        swept = sweep_alpha([block], "3-best", LM, alphas)
+        assert swept.alphas == tuple(sorted(alphas))
+        assert swept.by == ("position" if block.sequence is None else "decode")
+        for row, alpha in enumerate(swept.alphas):
+            alone = compare([block], ["3-best"], LM, alpha)
+            assert swept.counts[row].tolist() == alone.counts[1].tolist()
+            expected = alone.block_efficiency if block.sequence is None else alone.decoded_block_efficiency
+            assert swept.block_efficiency[row] == expected[1]
+        best = swept.block_efficiency.max()
+        assert swept.best == min(alpha for alpha, value in zip(swept.alphas, swept.block_efficiency, strict=True) if value == best)
+        parts = [sweep_alpha([block], "3-best", LM, [alpha]) for alpha in alphas]
+        joined = sum(parts[1:], parts[0])
+        assert (joined.alphas, joined.counts.tolist()) == (swept.alphas, swept.counts.tolist())
+        assert joined.walked.tolist() == swept.walked.tolist()
 
 
 @given(found=lattice_sets(min_size=4), drawn=st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 11))), max_size=3))
@@ -184,23 +197,21 @@ def test_lattices_of_two_origins_are_not_mixed() -> None:
         compare([found, replace(found, tokens=found.tokens[:, :, :1], log_probs=found.log_probs[:, :, :1])], [])
 
 
-def test_swapping_systems_swaps_wins_and_losses() -> None:
-    """Of two tied columns vanilla takes the first, the 0-gram's best path that of the lower token."""
+def test_ties_go_to_the_lowest_token_in_every_system() -> None:
+    """Weights are equal all over: the vanilla draft, the 0-gram's best path and the oracle's arcs behind a miss are the lowest ids."""
     rng = np.random.default_rng(0)
-    pairs = np.stack([np.sort(rng.permutation(9)[:2])[::-1] for _ in range(400 * 2)]).reshape(400, 2, 2).astype(np.int32)
+    tokens = np.stack([rng.permutation(9)[:3] for _ in range(400 * 2)]).reshape(400, 2, 3).astype(np.int32)
     wanted = rng.integers(0, 9, (400, 2)).astype(np.int32)
-
-    def outcomes(tokens: np.ndarray, continuation: np.ndarray) -> list[int]:
-        found = LatticeSet(tokens, np.zeros((400, 2, 2), np.float32), continuation, np.zeros((400, 1), np.int32))
-        wins_ties_losses: list[int] = compare([found], ["1-best:0-gram"]).outcomes[1].tolist()
-        return wins_ties_losses
-
-    low_against_high = outcomes(pairs, wanted)
-    # With all ids turned round and the columns too, vanilla takes what was the lower token and the best path the higher.
-    high_against_low = outcomes(np.ascontiguousarray(8 - pairs[:, :, ::-1]), 8 - wanted)
-    assert high_against_low == low_against_high[::-1]
-    assert low_against_high[0] > 0 < low_against_high[2]
-    assert low_against_high[0] != low_against_high[2]
+    found = LatticeSet(tokens, np.zeros((400, 2, 3), np.float32), wanted, np.zeros((400, 1), np.int32))
+    lowest = tokens.min(axis=2)
+    for name in ("vanilla", "1-best:0-gram"):
+        assert run_system(name, found).first.tolist() == lowest.tolist()
+    np.testing.assert_array_equal(lengths_of(ranks(found), 1), run_system("vanilla", found).lengths)
+    missing = ~(tokens == wanted[:, :, None]).any(axis=2)
+    assert run_system("oracle", found).first[missing].tolist() == lowest[missing].tolist()
+    states = [SausageLattice(tokens[i], np.zeros((2, 3))) for i in range(20)]
+    assert [tree.tokens.tolist() for tree in Vanilla().draft(states, [[]] * 20)] == lowest[:20].tolist()
+    assert [lattice.top_arcs(1).tokens[:, 0].tolist() for lattice in states] == lowest[:20].tolist()
 
 
 def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:

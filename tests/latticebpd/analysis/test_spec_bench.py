@@ -139,14 +139,14 @@ def test_command_prints_every_task_and_writes_the_answers(
     run: Callable[..., tuple[int, str, str]], questions: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "answers.jsonl"
-    status, out, _ = run("spec-bench", questions, "--limit", 1, "--max-new-tokens", 6, "--nodes", 4, "-o", output, "--json")
+    status, out, _ = run("spec-bench", questions, "--limit", 1, "--max-new-tokens", 6, "-s", "copies+4-tree", "-o", output, "--json")
     assert status == 0
     record = json.loads(out)
     assert [task["task"] for task in record["tasks"]] == ["mt_bench", "translation", "summarization", "overall"]
     assert record["differing_answers"] == 0
     assert record["cut_prompts"] == 1
     assert len(output.read_text().splitlines()) == 3
-    status, out, _ = run("spec-bench", questions, "--limit", 1, "--max-new-tokens", 4, "--no-copying", "--model", MODEL)
+    status, out, _ = run("spec-bench", questions, "--limit", 1, "--max-new-tokens", 4, "--system", "16-best", "--model", MODEL)
     assert status == 0
     assert "summarization" in out
     assert "overall" in out

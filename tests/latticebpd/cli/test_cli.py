@@ -125,7 +125,7 @@ def test_tokenizer_corpus_and_model_are_trained_from_text(run: Run, tmp_path: Pa
         "--num-layers", 1, "--num-heads", 3,
     )  # fmt: skip
     assert status == 0, err
-    status, out, _ = run("generate", "the cat", "--model", tmp_path / "model", "--nodes", 6, "--max-new-tokens", 8, "--json")
+    status, out, _ = run("generate", "the cat", "--model", tmp_path / "model", "--system", "6-tree", "--max-new-tokens", 8, "--json")
     assert status == 0
     assert json.loads(out)["tokens"] <= 8
     status, _, err = run(

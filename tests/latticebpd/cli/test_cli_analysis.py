@@ -11,13 +11,14 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from latticebpd.analysis import blocks, compare
-from latticebpd.analysis.tuning import Tuning, lattices_fingerprint, without
+from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.chat import PlainText
 from latticebpd.models.pretrained import load_tokenizer
+from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -104,7 +105,7 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     assert run(*arguments, "-o", tmp_path / "l.npz")[0] == 0
     trigram().save(tmp_path / "lm.fst")
     tuning = Tuning(0.5, "16-best", (0.5, 1.0), (1.0, 1.0), "text", (0, 3), 0, "sha256:0")
-    tuning.save(tmp_path / "tuned.json")
+    save_tunings(tmp_path / "tuned.json", [tuning])
     command = ("compare", tmp_path / "l.npz", "--lm", f"small={tmp_path / 'lm.fst'}", "--lm", f"big={tmp_path / 'lm.fst'}")
     options = ("-s", "3-best", "-s", "3-best:big", "-s", "3-best:0-gram", "--alpha", 0.5, "--alphas", "0.5,2")
     status, out, err = run(*command, *options, "--exclude", tmp_path / "tuned.json", "--json")
@@ -115,16 +116,17 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     rows = {row["system"]: row for row in record["systems"]}
     assert rows["3-best"]["block_efficiency"] == rows["3-best:big"]["block_efficiency"] == expected
     assert [sweep["system"] for sweep in record["alpha_sweep"]] == ["3-best", "3-best:big"]
-    assert record["alpha_sweep"][0]["block_efficiency"][0] == expected
+    assert record["alpha_sweep"][0]["block_efficiency"][0] == rows["3-best"]["decoded_block_efficiency"]
+    assert record["alpha_sweep"][0]["by"] == "decode"
     assert {"win_repair", "loss_regress", "longest_run", "relative_gain"} <= set(rows["3-best"])
     assert "tokens/call by weight" in run(*command, *options)[1]
-    replace(tuning, lattices=lattices_fingerprint([tmp_path / "l.npz"])).store(tmp_path / "lm.fst")
+    store_tunings(tmp_path / "lm.fst", [replace(tuning, lattices=lattices_fingerprint([tmp_path / "l.npz"]))])
     status, out, err = run(*command, "-s", "3-best", "--json")  # weight and examples are those stored with the model
     assert (status, json.loads(out)["lattices"]) == (0, 3 * 13)
     assert json.loads(out)["systems"][1]["block_efficiency"] == expected
-    assert "2 texts that small's weight was tuned on are left out" in " ".join(err.split())
+    assert "2 texts that small's weights were tuned on are left out" in " ".join(err.split())
     for options, message in (
-        (("--alphas", "a"), "expected --alphas as numbers"),
+        (("--alphas", "a"), "expected --alphas as weights"),
         (("-s", "3-best:none"), "expected a language model among 0-gram, small, big, got 'none'"),
         (("--exclude", tmp_path / "lm.fst"), "tune the weight again"),
         (("--lm", f"small={tmp_path / 'lm.fst'}"), "expected --lm as NAME=PATH with a name of its own"),

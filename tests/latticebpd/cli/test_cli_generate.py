@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,19 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+import fst
+from latticebpd import TreeDrafter, generate
+from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.models import bundle
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
+RECORD = Tuning(1.0, "8-best", (0.5, 1.0), (1.0, 2.0), "text", (0,), 0, "sha256:0")
 TEXT = "The history of the city"
+FEW_HEADS = ("-s", "5-tree", "--k", 4, "--alpha", 0.1, "--block-size", 3)
+SYSTEMS = ("greedy", "vanilla", "3-best", "3-best:0-gram", "16-tree", "8-tree:0-gram", "8-copies", "copies+8-tree", "copies+8-tree:0-gram")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +49,7 @@ def tiny_directory(tmp_path: Path) -> Path:
     return tmp_path / "gpt2"
 
 
-@pytest.mark.parametrize("options", [(), ("--nodes", 0), ("--no-copy",), ("--nodes", 5, "--k", 4, "--alpha", 0.1)])
+@pytest.mark.parametrize("options", [(), *(("-s", system) for system in SYSTEMS), FEW_HEADS])
 def test_text_streams_as_the_base_model_writes_it(run: Run, expected: str, options: tuple[object, ...]) -> None:
     status, out, err = run("generate", TEXT, "--max-new-tokens", 24, *options)
     assert (status, out) == (0, expected + "\n")
@@ -101,6 +110,56 @@ def test_sampling_repeats_with_a_seed(run: Run) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("rule", ["top-k:3", "distance:2", "min-block:3", "beta:5,3", "min-block:2,top-k:2"])
+def test_lenient_rules_keep_more_and_are_those_of_the_loop(run: Run, expected: str, rule: str) -> None:
+    options = ("generate", TEXT, "--max-new-tokens", 24, "--system", "16-tree", "--json")
+    exact, lenient = (json.loads(run(*options, "--accept", name)[1]) for name in ("exact", rule))
+    assert exact["text"] == expected
+    found = bundle.load_bundle()
+    drafter = TreeDrafter(found.model, found.lm_file, num_nodes=16)
+    ids = found.tokenizer.encode(TEXT).ids
+    out = generate(found.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
+    assert lenient["text"] == found.tokenizer.decode(out.sequences[0, len(ids) :].tolist())
+    assert lenient["calls"] == out.num_calls
+
+
+def test_sampling_may_be_asked_for_as_a_rule(run: Run) -> None:
+    options = ("generate", TEXT, "--max-new-tokens", 12, "--temperature", 1.2, "--top-k", 50, "--seed", 1, "--json")
+    assert run(*options, "--accept", "sample")[1] == run(*options)[1]
+
+
+def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In every command that rescores; each system's own."""
+    fst.NgramModel.load(bundle.LM).save(tmp_path / "lm.fst")
+    store_tunings(
+        tmp_path / "lm.fst", [replace(RECORD, alpha=alpha, system=system) for alpha, system in ((0.25, "8-best"), (4.0, "8-tree"))]
+    )
+    weights: list[float] = []
+
+    class Watched(NgramScorer):
+        def __post_init__(self) -> None:
+            weights.append(self.alpha)
+
+    monkeypatch.setattr("latticebpd.scoring.rescoring.NgramScorer", Watched)
+    questions, lines = tmp_path / "q.jsonl", tmp_path / "t.txt"
+    questions.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": [TEXT]}) + "\n")
+    lines.write_text(TEXT + "\n")
+    few = ("--lm", tmp_path / "lm.fst", "--max-new-tokens", 4)
+    heads = ("--model", bundle.MODEL, "--initial", "heads", *few)
+    for command, own in (
+        (("generate", TEXT, "--system", "8-tree", *few), 4.0),
+        (("generate", TEXT, "--system", "8-best", *few), 0.25),
+        (("generate", TEXT, "--system", "8-best", "--alpha", 3.0, *few), 3.0),
+        (("spec-bench", questions, "--system", "16-tree", *few), 4.0),
+        (("jacobi", lines, "--no-baselines", "--algorithm", "hybrid", *heads), 0.25),
+        (("ddg", lines, *heads), 0.25),
+    ):
+        weights.clear()
+        status, _, err = run(*command)
+        assert status == 0, err
+        assert weights[-1] == own, command
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -110,6 +169,13 @@ def test_sampling_repeats_with_a_seed(run: Run) -> None:
         (("x", "--model", "/none"), "/none: expected the directory of a model"),
         (("x", "--model", "."), "the base model cannot be read"),
         (("",), "at least one token"),
+        (("x", "-s", "oracle"), "the oracle, which has to know the text beforehand"),
+        (("x", "-s", "tree"), "expected greedy, N-copies, copies+N-tree, vanilla, P-best or N-tree"),
+        (("x", "-s", "copies+4-best"), "expected copies+N-tree, since only trees tell how sure they are"),
+        (("x", "-s", "heads+4-tree"), "expected greedy, N-copies, copies+N-tree"),
+        (("x", "--accept", "all"), "expected an acceptance rule exact, top-k:K"),
+        (("x", "--accept", "exact", "--temperature", "0.5"), "expected the rule sample with temperature"),
+        (("x", "--top-k", "5"), "expected the rule sample with top_k"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_line_and_status_2(

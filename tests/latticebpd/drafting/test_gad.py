@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel
 
 from latticebpd import DraftTree, MixtureDrafter, State, TopBeta, generate
-from latticebpd.drafting.gad import GadDrafter, GadPathsDrafter, GadTreeDrafter, MaskFiller
+from latticebpd.drafting import GadDrafter, GadPathsDrafter, GadTreeDrafter
+from latticebpd.models.mask_filler import MaskFiller
 from latticebpd.models.mask_filling import (
     DRAFTER_CONFIG,
     NonAutoregressiveModel,

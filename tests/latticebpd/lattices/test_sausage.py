@@ -108,7 +108,6 @@ def test_malformed_lattice_is_refused_by_name(tokens: list[object], log_probs: l
 def test_padding_may_carry_any_weight_and_counts_no_paths() -> None:
     lattice = SausageLattice([[4, -1], [5, 6], [7, 8]], [[-1.0, math.nan], [-1.0, -2.0], [0.0, -math.inf]])
     assert lattice.num_paths == 1 * 2 * 1
-    np.testing.assert_allclose(lattice.kept_log_mass, [-1.0, math.log(math.exp(-1) + math.exp(-2)), 0.0], rtol=1e-6)
 
 
 def test_number_of_paths_is_exact_beyond_64_bits() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis import lengths_of, ranks, run_system
@@ -101,7 +100,7 @@ def test_json_has_the_promised_shape(demo: Demo) -> None:
 
 @pytest.mark.parametrize("name", ["vanilla", "1-best", "16-best:0-gram", "16-best", "64-tree"])
 def test_oracle_accepts_at_least_as_much_at_every_position(bundle: Bundle, lattices: LatticeSet, name: str) -> None:
-    lengths = run_system(name, lattices, bundle.lm, bundle.alpha).lengths
+    lengths = run_system(name, lattices, bundle.lm_file).lengths
     oracle = lengths_of(ranks(lattices), 16)
     assert (oracle >= lengths).all()
     assert oracle.sum() > lengths.sum()
@@ -125,7 +124,6 @@ def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Bundle, latti
     assert lattices.context_of(0)[-1] == reference.sequences[0, len(prompt)]
     assert lattices.continuation[0].tolist() == reference.sequences[0, len(prompt) + 1 : len(prompt) + 9].tolist()
     assert reference.trace[0].tree.tokens.tolist() == first.top_arcs(1).tokens[:, 0].tolist()
-    torch.testing.assert_close(torch.from_numpy(first.kept_log_mass).exp() <= 1, torch.ones(8, dtype=torch.bool))
 
 
 def test_prompts_are_held_out_documents(bundle: Bundle) -> None:

@@ -22,19 +22,21 @@ import fst
 from latticebpd.analysis import blocks, compare, rescoring_latency, tally
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
 from latticebpd.analysis.theme import COLOURS, css_colours
-from latticebpd.analysis.tuning import Tuning, without
+from latticebpd.analysis.tuning import without
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.report import DataSet, Measurements, Options, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
-from latticebpd.scoring.rescoring import as_rescorer
+from latticebpd.report.measure import NODES, PATHS
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import Tuned, as_scorer
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
 from tests.helpers.trigrams import trigram
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MODELS = {"3-gram": as_rescorer(trigram()), "other": as_rescorer(trigram())}
+MODELS = {"3-gram": as_scorer(trigram()), "other": as_scorer(trigram())}
 OPTIONS = Options(latency=False, tuning_examples=2)
 
 
@@ -64,11 +66,14 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements, lattices: Path, written: Path) -> None:
     measured = found.sets[0]
-    tuning = measured.tunings["3-gram"]
+    tunings = {tuning.system: tuning for tuning in measured.tunings["3-gram"]}
+    assert set(tunings) == {*(f"{p}-best" for p in PATHS), *(f"{n}-tree" for n in NODES)}  # each at a weight of its own
+    assert {tuning.system for tuning in measured.tunings["other"]} == {"1-best", "16-best", "64-tree"}
+    tuning = tunings["16-best"]
     assert len(tuning.examples) == 2
     assert measured.set_aside == 2
     assert measured.texts == 6
-    assert measured.alphas["3-gram"] == tuning.alpha
+    assert as_scorer(measured.models["3-gram"], system="64-tree").alpha == tunings["64-tree"].alpha
     kept = list(without(blocks([lattices]), tuning))
     oracle, comparison = tally(kept, [1, 2, 4], [3, 5]), compare(kept, ["16-best", "64-tree:0-gram"], trigram(), tuning.alpha)
     assert {int(row["k"]) for row in rows_of(written / "oracle.csv")} == {1, 2, 4}
@@ -91,13 +96,14 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements
     (summary,) = rows_of(written / "summary.csv")
     assert float(summary["vanilla"]) == comparison.decoded_block_efficiency[0]
     assert float(summary["oracle"]) == comparison.decoded_block_efficiency[-1]
-    (weights, other) = rows_of(written / "alpha.csv")
-    assert float(weights["best α"]) == tuning.alpha
-    assert other["language model"] == "other"
+    weights = {(row["language model"], row["system"]): row for row in rows_of(written / "alpha.csv")}
+    own = weights["3-gram", "16-best"]
+    assert float(own["best α"].split()[0]) == tuning.alpha == float(own["α of this report"])
+    assert weights["other", "64-tree"]["by"] == "decode"
 
 
 def test_the_drawn_lattice_has_its_weights_before_and_after_rescoring(found: Measurements, written: Path) -> None:
-    step, alpha = found.example, found.sets[0].alphas["3-gram"]
+    step, alpha = found.example, as_scorer(found.sets[0].models["3-gram"], system="16-best").alpha
     assert step.after is not None
     expected = fst.arc_posteriors(step.lattice.tokens, step.lattice.log_probs, trigram(), alpha, step.context)
     assert np.array_equal(step.after, expected)
@@ -175,14 +181,13 @@ def test_the_same_input_gives_the_same_bytes(found: Measurements, lattices: Path
 
 
 def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements, lattices: Path) -> None:
-    tuning = replace(found.sets[0].tunings["3-gram"], alpha=0.5, examples=(0, 1, 2))
-    measured = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, OPTIONS, {"3-gram": tuning}).sets[0]
-    assert (measured.alphas["3-gram"], measured.texts, measured.set_aside) == (0.5, 5, 3)
-    elsewhere: Tuning = replace(tuning, lattices="sha256:other")
-    measured = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, OPTIONS, {"3-gram": elsewhere}).sets[0]
-    assert (measured.alphas["3-gram"], measured.texts, measured.set_aside) == (0.5, 8, 0)
+    tuning = replace(found.sets[0].tunings["3-gram"][0], alpha=0.5, examples=(0, 1, 2))
+    elsewhere = replace(tuning, lattices="sha256:other")
+    for stored, left in ((tuning, (5, 3)), (elsewhere, (8, 0))):
+        measured = measure([DataSet("tiny", (lattices,))], {"3-gram": Tuned(MODELS["3-gram"], (stored,))}, OPTIONS).sets[0]
+        assert (measured.comparison.signature.alpha, measured.texts, measured.set_aside) == ("0.5", *left)
     given = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)).sets[0]
-    assert (given.alphas["3-gram"], given.texts, given.set_aside, given.tunings) == (2.0, 8, 0, {})
+    assert (given.comparison.signature.alpha, given.texts, given.set_aside, given.tunings) == ("2", 8, 0, {})
 
 
 def test_lattices_without_texts_entropies_or_a_model_make_a_report_too(lattices: Path, tmp_path: Path) -> None:
@@ -214,14 +219,16 @@ def test_bad_requests_are_named(lattices: Path, tmp_path: Path) -> None:
 def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path) -> None:
     ticks = iter(range(10**6))
     block = next(blocks([lattices]))
-    found = rescoring_latency(block, trigram(), ps=(1, 2), slots=(2, 4, 6), ks=(2, 4, 8), count=5, repeats=2, clock=lambda: next(ticks))
+    found = rescoring_latency(
+        block, NgramScorer(trigram()), ps=(1, 2), slots=(2, 4, 6), ks=(2, 4, 8), count=5, repeats=2, clock=lambda: next(ticks)
+    )
     assert found.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
     assert np.isnan(found.by_shape[:, 2]).all()  # there are no 8 arcs
     assert (found.by_shape[:, :2] == 1000).all()
     with pytest.raises(ValueError, match="at least one lattice"):
-        rescoring_latency(block.take(np.zeros(0, int)), None)
+        rescoring_latency(block.take(np.zeros(0, int)), NgramScorer(None))
     with pytest.raises(ValueError, match="expected numbers >= 1"):
-        rescoring_latency(block, None, ps=(0,))
+        rescoring_latency(block, NgramScorer(None), ps=(0,))
 
 
 def test_tables_show_dashes_for_what_is_not_known() -> None:

@@ -1,4 +1,4 @@
-"""KenLM as a rescorer: the same drafts, trees and scores as the automaton of the same ARPA file."""
+"""KenLM as a scorer: the same drafts, trees and scores as the automaton of the same ARPA file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import fst
 from latticebpd import SausageLattice, draft_tree, rescore
-from latticebpd.scoring.kenlm import KenlmRescorer
+from latticebpd.scoring.kenlm import KenlmScorer
 from tests.helpers.trigrams import trigram
 
 kenlm = pytest.importorskip("kenlm", reason="the extra is not installed: pip install 'latticebpd[kenlm]'")
@@ -40,7 +40,7 @@ def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int]) -> None:
         expected, got = rescore(lattice, ours, p=20, alpha=0.7, context=context), rescore(lattice, theirs, p=20, alpha=0.7, context=context)
         np.testing.assert_allclose(got.scores, expected.scores, atol=1e-4)
         assert got.tokens.tolist() == expected.tokens.tolist()
-        tree, their_tree = (draft_tree(lattice, lm, 25, 0.7, context, lattice.kept_log_mass) for lm in (ours, theirs))
+        tree, their_tree = (draft_tree(lattice, lm, 25, 0.7, context) for lm in (ours, theirs))
         assert their_tree.tokens.tolist() == tree.tokens.tolist()
         assert their_tree.parents.tolist() == tree.parents.tolist()
         np.testing.assert_allclose(their_tree.log_probs, tree.log_probs, atol=1e-4)
@@ -49,10 +49,10 @@ def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int]) -> None:
 def test_ids_become_words_through_a_vocabulary(arpa: Path) -> None:
     theirs = kenlm.Model(str(arpa))
     lattice = SausageLattice([[0, 1], [1, 0]], np.zeros((2, 2)))
-    by_name = rescore(lattice, KenlmRescorer(theirs, words=["7", "9"]), p=4)
+    by_name = rescore(lattice, KenlmScorer(theirs, words=["7", "9"]), p=4)
     renamed = rescore(SausageLattice([[7, 9], [9, 7]], np.zeros((2, 2))), theirs, p=4)
     assert np.array([7, 9])[by_name.tokens].tolist() == renamed.tokens.tolist()
-    assert KenlmRescorer(theirs, words={0: "7"}).word(5) == "<unk>"
+    assert KenlmScorer(theirs, words={0: "7"}).word(5) == "<unk>"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [({"p": 0}, "p >= 1"), ({"alpha": -1.0}, "alpha >= 0")])

@@ -29,7 +29,7 @@ from latticebpd import (
 )
 from latticebpd.scoring.neural.base import CausalRescorer, first_kept
 from latticebpd.scoring.neural.reader import CachedReader, RecomputingReader
-from latticebpd.scoring.rescoring import check_vocabulary, draft_tree_batch, rescore_batch
+from latticebpd.scoring.rescoring import check_vocabulary
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 
@@ -117,7 +117,7 @@ def test_drafts_are_the_best_of_all_paths_where_the_beam_holds_every_prefix(
     batch: tuple[list[SausageLattice], list[list[int]]], alpha: float
 ) -> None:
     lattices, contexts = batch
-    found = NeuralRescorer(LLAMA, beams=27).rescore_batch(lattices, 5, alpha, contexts)
+    found = NeuralRescorer(LLAMA, alpha, beams=27).paths(lattices, contexts, 5)
     for lattice, context, drafts in zip(lattices, contexts, found, strict=True):
         best = enumerated(LLAMA, lattice, alpha, context)[:5]
         assert [tuple(path) for path in drafts.tokens.tolist()] == [path for _, path in best]
@@ -128,21 +128,11 @@ def test_drafts_are_the_best_of_all_paths_where_the_beam_holds_every_prefix(
 @given(batches(), st.integers(1, 40), st.sampled_from([0.0, 0.3, 2.5]))
 def test_tree_is_the_most_probable_set_of_prefixes(batch: tuple[list[SausageLattice], list[list[int]]], nodes: int, alpha: float) -> None:
     lattices, contexts = batch
-    for lattice, context, tree in zip(
-        lattices, contexts, NeuralRescorer(LLAMA).draft_tree_batch(lattices, nodes, alpha, contexts), strict=True
-    ):
+    for lattice, context, tree in zip(lattices, contexts, NeuralRescorer(LLAMA, alpha).trees(lattices, contexts, nodes), strict=True):
         weights = prefix_weights(LLAMA, lattice, alpha, context)
         assert tree.log_probs is not None
         np.testing.assert_allclose(tree.log_probs, sorted(weights.values(), reverse=True)[:nodes], atol=1e-4)
         np.testing.assert_allclose(tree.log_probs, [weights[prefix] for prefix in prefixes_of(tree)], atol=1e-4)
-
-
-def test_tree_pays_for_the_mass_that_slots_do_not_hold() -> None:
-    lattice, context = random_lattice(np.random.default_rng(1), 3, 3), [1, 2]
-    kept = np.log([0.9, 0.5, 0.2])
-    tree = draft_tree(lattice, NeuralRescorer(LLAMA), num_nodes=12, alpha=0.8, context=context, kept_log_mass=kept)
-    paid = {prefix: weight + kept[: len(prefix)].sum() for prefix, weight in prefix_weights(LLAMA, lattice, 0.8, context).items()}
-    np.testing.assert_allclose(tree.log_probs, sorted(paid.values(), reverse=True)[:12], atol=1e-4)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -152,7 +142,7 @@ def test_one_draft_is_algorithm_2(family: str) -> None:
     assert isinstance(rescorer.reader, RecomputingReader if family == "bloom" else CachedReader)
     lattices = [random_lattice(rng, 5, 4) for _ in range(6)]
     contexts = [rng.integers(0, VOCABULARY, length).tolist() for length in (1, 9, 4, 4, 2, 7)]
-    found = rescore_batch(lattices, rescorer, p=1, alpha=0.8, contexts=contexts)
+    found = rescorer.with_alpha(0.8).paths(lattices, contexts, 1)
     for lattice, context, drafts in zip(lattices, contexts, found, strict=True):
         assert drafts.tokens.tolist() == [greedy_path(model, lattice, 0.8, context)]
 
@@ -160,15 +150,15 @@ def test_one_draft_is_algorithm_2(family: str) -> None:
 @pytest.mark.parametrize("family", DECODERS)
 def test_cached_and_recomputed_rescoring_agree_while_texts_grow_shrink_and_change_places(family: str) -> None:
     model, rng = tiny(family, seed=1), np.random.default_rng(3)
-    cached, recomputing = NeuralRescorer(model), NeuralRescorer(model, use_cache=False)
+    cached, recomputing = NeuralRescorer(model, 0.7), NeuralRescorer(model, 0.7, use_cache=False)
     texts = [rng.integers(0, VOCABULARY, length).tolist() for length in (5, 1, 9)]
     for turn in range(6):
         lattices = [random_lattice(rng, 4, 3) for _ in texts]
-        one, other = (rescorer.rescore_batch(lattices, 1 + turn % 3, 0.7, texts) for rescorer in (cached, recomputing))
+        one, other = (rescorer.paths(lattices, texts, 1 + turn % 3) for rescorer in (cached, recomputing))
         for mine, theirs in zip(one, other, strict=True):
             assert mine.tokens.tolist() == theirs.tokens.tolist()
             np.testing.assert_allclose(mine.scores, theirs.scores, atol=1e-4)
-        trees, expected = (rescorer.draft_tree_batch(lattices, 9, 0.7, texts) for rescorer in (cached, recomputing))
+        trees, expected = (rescorer.trees(lattices, texts, 9) for rescorer in (cached, recomputing))
         for tree, other_tree in zip(trees, expected, strict=True):
             assert prefixes_of(tree) == prefixes_of(other_tree)
         if turn == 2:
@@ -251,7 +241,7 @@ def test_batched_rescoring_is_rescoring_one_by_one(kind: type[CausalRescorer], m
     rescorer = kind(tiny("gpt2", seed=4), alpha=0.6)
     lattices = [random_lattice(rng, rng.integers(1, 5), 3) for _ in range(9)]
     contexts = [rng.integers(0, VOCABULARY, rng.integers(1, 8)).tolist() for _ in lattices]
-    together, trees = rescore_batch(lattices, rescorer, 4, contexts=contexts), draft_tree_batch(lattices, rescorer, 7, contexts=contexts)
+    together, trees = rescorer.paths(lattices, contexts, 4), rescorer.trees(lattices, contexts, 7)
     for lattice, context, drafts, tree in zip(lattices, contexts, together, trees, strict=True):
         alone = rescore(lattice, rescorer, 4, context=np.array([-1, *context]))  # padding is no token
         assert alone.tokens.tolist() == drafts.tokens.tolist()
@@ -285,17 +275,17 @@ def test_constants_of_a_slot_change_nothing(kind: type[CausalRescorer]) -> None:
 @pytest.mark.parametrize("family", DECODERS)
 def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> None:
     model, rng = tiny(family, seed=1), np.random.default_rng(8)
-    rescorer = ParallelNeuralRescorer(model)
+    rescorer = ParallelNeuralRescorer(model, 0.7)
     lattices, contexts = [random_lattice(rng, slots, 4) for slots in (4, 2, 4)], [[1, 2, 3], [4], [5, 6]]
     for _ in range(2):
-        found = rescorer.rescored(lattices, 0.7, contexts)
+        found = rescorer.rescored(lattices, contexts)
         for lattice, context, mended in zip(lattices, contexts, found, strict=True):
             draft = lattice.top_arcs(1).tokens[:, 0].tolist()
             said = np.stack([log_probs_after(model, [*context, *draft[:slot]])[lattice.tokens[slot]] for slot in range(lattice.slots)])
             np.testing.assert_allclose(mended.log_probs, lattice.log_probs + 0.7 * said, atol=1e-4)
-            best = rescore(lattice, rescorer, p=5, alpha=0.7, context=context)
+            best = rescore(lattice, rescorer, p=5, context=context)
             assert best.tokens.tolist() == rescore(mended, None, p=5).tokens.tolist()
-            tree = draft_tree(lattice, rescorer, 12, alpha=0.7, context=context)
+            tree = draft_tree(lattice, rescorer, 12, context=context)
             assert prefixes_of(tree) == prefixes_of(draft_tree(mended, None, 12))
         contexts = [[*context, 9, 8] for context in contexts]
 
@@ -400,8 +390,8 @@ def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
 
 def test_settings_of_a_later_format_are_refused(tmp_path: Path) -> None:
     LLAMA.save_pretrained(tmp_path)
-    (tmp_path / "rescorer.json").write_text(json.dumps({"format_version": 2, "alpha": 1.0}))
-    with pytest.raises(ValueError, match="format 1, got 2; update latticebpd"):
+    (tmp_path / "rescorer.json").write_text(json.dumps({"format_version": 3, "alpha": 1.0}))
+    with pytest.raises(ValueError, match="format 2, got 3; update latticebpd"):
         NeuralRescorer.from_pretrained(tmp_path)
 
 
@@ -450,12 +440,12 @@ def test_rescoring_that_was_broken_off_leaves_no_false_memory(monkeypatch: pytes
     model, rng = tiny("gpt2", seed=1), np.random.default_rng(13)
     rescorer, fresh = NeuralRescorer(model), NeuralRescorer(model)
     lattices, texts = [random_lattice(rng, 3, 3) for _ in range(2)], [[1, 2, 3, 4], [5, 6, 7, 8]]
-    rescorer.rescore_batch(lattices, 1, 1.0, texts)
+    rescorer.paths(lattices, texts, 1)
     longer = [[*text, 9] for text in texts[::-1]]
     with monkeypatch.context() as broken:
         broken.setattr("latticebpd.verification.TreeVerifier.verify", lambda *_: (_ for _ in ()).throw(MemoryError))
         with pytest.raises(MemoryError):
-            rescorer.rescore_batch(lattices, 1, 1.0, longer)
-    again, expected = rescorer.rescore_batch(lattices, 1, 1.0, longer), fresh.rescore_batch(lattices, 1, 1.0, longer)
+            rescorer.paths(lattices, longer, 1)
+    again, expected = rescorer.paths(lattices, longer, 1), fresh.paths(lattices, longer, 1)
     assert [drafts.tokens.tolist() for drafts in again] == [drafts.tokens.tolist() for drafts in expected]
     np.testing.assert_allclose([drafts.scores for drafts in again], [drafts.scores for drafts in expected], atol=1e-4)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 import fst
 from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
-from latticebpd.scoring.rescoring import draft_tree_batch, rescore_batch
+from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.trigrams import trigram
 
@@ -59,12 +60,9 @@ def test_drafts_are_the_best_of_all_paths(lattice: SausageLattice, p: int, alpha
 
 
 @settings(max_examples=60, deadline=None)
-@given(lattices(), st.integers(1, 200), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3), st.booleans())
-def test_tree_is_the_most_probable_set_of_prefixes(
-    lattice: SausageLattice, nodes: int, alpha: float, context: list[int], keep: bool
-) -> None:
-    mass = lattice.kept_log_mass if keep else None
-    tree = draft_tree(lattice, LM, num_nodes=nodes, alpha=alpha, context=context, kept_log_mass=mass)
+@given(lattices(), st.integers(1, 200), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3))
+def test_tree_is_the_most_probable_set_of_prefixes(lattice: SausageLattice, nodes: int, alpha: float, context: list[int]) -> None:
+    tree = draft_tree(lattice, LM, num_nodes=nodes, alpha=alpha, context=context)
     weights: dict[tuple[int, ...], float] = {(): 0.0}
     for slot in range(lattice.slots):
         for prefix in [prefix for prefix in weights if len(prefix) == slot]:
@@ -75,7 +73,7 @@ def test_tree_is_the_most_probable_set_of_prefixes(
             top = max(arcs.values())
             total = top + math.log(sum(math.exp(value - top) for value in arcs.values()))
             for token, value in arcs.items():
-                weights[(*prefix, token)] = weights[prefix] + value - total + (float(mass[slot]) if mass is not None else 0.0)
+                weights[(*prefix, token)] = weights[prefix] + value - total
     del weights[()]
     best = sorted(weights.values(), reverse=True)[:nodes]
     assert tree.log_probs is not None
@@ -116,16 +114,27 @@ def test_rewritten_model_file_is_read_again(tmp_path: Path) -> None:
     assert scores[0] != scores[1]
 
 
-def test_a_rescorer_object_is_used_as_it_is() -> None:
-    class Reverse:
-        def rescore(self, lattice: SausageLattice, p: int, alpha: float, context: object) -> Drafts:
-            return Drafts(lattice.tokens[:, ::-1].T[:p], np.zeros(p))
+@dataclass(frozen=True)
+class Reverse:
+    """A user's own scorer: the worst arcs, and its weight as their score."""
 
-        def draft_tree(self, lattice: SausageLattice, num_nodes: int, alpha: float, context: object, kept_log_mass: object) -> DraftTree:
-            return DraftTree.empty()
+    alpha: float = 0.25
 
+    def with_alpha(self, alpha: float) -> Reverse:
+        return Reverse(alpha)
+
+    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], p: int) -> list[Drafts]:
+        return [Drafts(lattice.tokens[:, ::-1].T[:p], np.full(p, self.alpha)) for lattice in lattices]
+
+    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[object], num_nodes: int) -> list[DraftTree]:
+        return [DraftTree.empty() for _ in lattices]
+
+
+def test_a_scorer_of_ones_own_is_used_as_it_is_and_at_the_weight_that_is_asked_for() -> None:
     lattice = SausageLattice([[3, 1], [2, 5]], np.zeros((2, 2)))
     assert rescore(lattice, Reverse(), p=1).tokens.tolist() == [[1, 5]]
+    assert rescore(lattice, Reverse(), p=1).scores.tolist() == [0.25]
+    assert rescore(lattice, Reverse(), p=1, alpha=2.0).scores.tolist() == [2.0]
     assert len(draft_tree(lattice, Reverse())) == 0
 
 
@@ -160,15 +169,15 @@ def test_model_of_another_vocabulary_is_refused_with_both_names() -> None:
         PathsDrafter(model, trigram(vocab=40))
 
 
-def test_batch_without_contexts_and_of_several_shapes_is_each_lattice_alone() -> None:
+def test_batch_of_several_shapes_is_each_lattice_alone() -> None:
     rng = np.random.default_rng(3)
     lattices = [
         SausageLattice(rng.permutation(6)[None, :k].repeat(slots, 0), -rng.random((slots, k))) for slots, k in ((2, 3), (4, 3), (2, 3))
     ]
-    for contexts in (None, [[], [], []], [[1], [], [2, 3]]):
-        drafts, trees = rescore_batch(lattices, LM, 4, 0.8, contexts), draft_tree_batch(lattices, LM, 6, 0.8, contexts)
-        for row, lattice in enumerate(lattices):
-            context = contexts[row] if contexts else []
+    scorer = as_scorer(LM, 0.8)
+    for contexts in ([[], [], []], [[1], [], [2, 3]]):
+        drafts, trees = scorer.paths(lattices, contexts, 4), scorer.trees(lattices, contexts, 6)
+        for row, (lattice, context) in enumerate(zip(lattices, contexts, strict=True)):
             assert drafts[row].tokens.tolist() == rescore(lattice, LM, 4, 0.8, context).tokens.tolist()
             alone = draft_tree(lattice, LM, 6, 0.8, context)
             assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (alone.tokens.tolist(), alone.parents.tolist())

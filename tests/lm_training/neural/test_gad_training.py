@@ -297,9 +297,9 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(directories: tup
 def test_the_command_translates_with_drafter_and_verifier(directories: tuple[Path, Path], run: Run) -> None:
     verifier, drafter = directories
     common = ["generate", "ax by", "--max-new-tokens", 12, "--json", "--model", verifier]
-    plain = run(*common, "--no-copy")
-    for options in ([], ["--beta", 1, "--tau", 5.0], ["--block-size", 2]):
-        status, out, err = run(*common, "--drafter", "gad", "--drafter-model", drafter, *options)
+    plain = run(*common, "--system", "greedy")
+    for options in ([], ["--accept", "beta:1,5"], ["--block-size", 2], ["-s", "4-best"], ["-s", "copies+6-tree", "-k", 3]):
+        status, out, err = run(*common, "--drafter-model", drafter, *options)
         assert status == 0, err
         assert json.loads(out)["text"] == json.loads(plain[1])["text"]
 
@@ -307,13 +307,12 @@ def test_the_command_translates_with_drafter_and_verifier(directories: tuple[Pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "{drafter}", "--drafter", "gad", "--drafter-model", "{verifier}"], "expected an autoregressive model as verifier"),
-        (["--model", "{verifier}", "--drafter", "gad", "--drafter-model", "{verifier}"], "which can only verify"),
+        (["--model", "{drafter}", "--drafter-model", "{verifier}"], "expected an autoregressive model as verifier"),
+        (["--model", "{verifier}", "--drafter-model", "{verifier}"], "which can only verify"),
         (["--model", "{drafter}"], "expected an autoregressive model as verifier"),
-        (["--model", "{verifier}", "--drafter", "gad"], "expected --drafter-model"),
-        (["--drafter", "gad", "--drafter-model", "{drafter}"], "expected --model"),
-        (["--model", "{verifier}", "--drafter", "magic"], "expected --drafter"),
-        (["--model", "{verifier}", "--beta", "3"], "expected --drafter gad"),
+        (["--drafter-model", "{drafter}"], "expected --model"),
+        (["--model", "{verifier}", "-s", "magic"], "expected greedy, N-copies"),
+        (["--model", "{verifier}", "-s", "vanilla"], "a model without heads"),
     ],
 )
 def test_roles_given_the_wrong_way_round_are_refused(directories: tuple[Path, Path], run: Run, arguments: list[str], message: str) -> None:

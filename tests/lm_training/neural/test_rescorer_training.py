@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import NeuralRescorer, SausageLattice, rescore
 from latticebpd.lattices.texts import Texts
-from latticebpd.scoring.neural import RescorerSettings
+from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.corpus import train_tokenizer
 from lm_training.neural.rescorers import PRESETS, RescorerObjective, RescorerShape, RescorerTraining, new_rescorer, train_rescorer
 from lm_training.neural.training import Trainer, cosine

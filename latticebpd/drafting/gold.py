@@ -1,41 +1,23 @@
-"""Drafters that know the answer: upper bounds, and material for tests."""
+"""A drafter that knows the answer: an upper bound, and material for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from latticebpd.drafting.base import State
-from latticebpd.drafting.heads import HasHeads, HeadsDrafter
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.sausage import SausageLattice, oracle_path
-
-
-class OracleDrafter(HeadsDrafter):
-    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3).
-
-    Args:
-        continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
-            or, for a single prompt, just its tokens.
-    """
-
-    def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
-        super().__init__(model, k)
-        self.continuations = by_row(continuations)
-
-    def draft(self, lattices: list[SausageLattice], states: Sequence[State]) -> list[DraftTree]:
-        return [
-            DraftTree.from_paths([oracle_path(lattice, remaining(self.continuations, state)).tolist()], lattice)
-            for lattice, state in zip(lattices, states, strict=True)
-        ]
 
 
 class GoldDrafter:
     """A known text, ``block_size`` tokens at a time: every draft is right if the base model writes that text.
 
     Args:
-        continuations: as for ``OracleDrafter``; a row whose text has run out drafts nothing.
+        continuations: the base model's own output after the prompt: one for every row of the batch, or, for a single prompt, just its
+            tokens; a row whose text has run out drafts nothing.
         block_size: tokens drafted per call.
     """
+
+    needs_hidden = False
 
     def __init__(self, continuations: Sequence[int] | Sequence[Sequence[int]], block_size: int = 8) -> None:
         self.continuations, self.block_size = by_row(continuations), block_size

@@ -1,0 +1,132 @@
+"""What is drafted from lattices: the best tokens, the best paths, the best tree, or what hindsight says.
+
+A *strategy* turns lattices into draft trees (``draft``), while a text is decoded; and stored lattices, many at a time, into
+arrays of the same drafts (``draft_stored``), for analyses that have no model at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, oracle_path
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.scorer import Context, Scorer
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPaths:
+    """Drafts of ``n`` lattices.  tokens: ``[n, p, slots]``, best path first.  counts: ``[n]`` how many paths there are."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTrees:
+    """Draft trees of ``n`` lattices.  tokens, parents: ``[n, nodes]``, best node first, -1 behind the last."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+
+
+class Strategy(Protocol):
+    """Turns lattices into draft trees."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        """One tree for each lattice, of any shapes; contexts: all tokens before each."""
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths | StoredTrees:
+        """The same drafts of stored lattices; ``threads`` does not change them."""
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        return [DraftTree.from_paths(best_tokens(lattice.tokens, lattice.log_probs)[None], lattice) for lattice in lattices]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        return _one_path(best_tokens(lattices.tokens, lattices.log_probs))
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3)."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        """contexts: what follows each lattice's place in the base model's own text, instead of what comes before it."""
+        return [
+            DraftTree.from_paths(oracle_path(lattice, following)[None], lattice)
+            for lattice, following in zip(lattices, contexts, strict=True)
+        ]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        wanted = lattices.continuation
+        held = ((lattices.tokens == wanted[:, :, None]) & (lattices.log_probs > -np.inf)).any(axis=2) & (wanted != PADDING)
+        reached = np.logical_and.accumulate(held, axis=1)
+        return _one_path(np.where(reached, wanted, best_tokens(lattices.tokens, lattices.log_probs)))
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The ``p`` best rescored paths (Kim 2024, section 7.2), as a prefix tree."""
+
+    scorer: Scorer
+    p: int = 16
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        drafts = self.scorer.paths(lattices, contexts, self.p)
+        return [DraftTree.from_paths(best.tokens, lattice) for best, lattice in zip(drafts, lattices, strict=True)]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        if isinstance(self.scorer, NgramScorer):
+            return StoredPaths(*self.scorer.path_arrays(lattices, self.p, threads))
+        drafts = [found.tokens for found in self.scorer.paths(*_listed(lattices), self.p)]
+        return StoredPaths(_stacked(drafts, lattices.tokens.shape[1:2]), np.array([len(rows) for rows in drafts], np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
+
+    Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
+    depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
+    text it makes no difference (`benchmarks/README.md`).
+    """
+
+    scorer: Scorer
+    num_nodes: int = 64
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        return self.scorer.trees(lattices, contexts, self.num_nodes)
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        if isinstance(self.scorer, NgramScorer):
+            return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
+        trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
+        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+
+
+def _one_path(tokens: np.ndarray) -> StoredPaths:
+    return StoredPaths(tokens[:, None], np.ones(len(tokens), np.int64))
+
+
+def _listed(lattices: LatticeSet) -> tuple[list[SausageLattice], list[Context]]:
+    """The lattices one by one, and what comes before each."""
+    rows = range(len(lattices))
+    return [lattices[row] for row in rows], [lattices.context_of(row) for row in rows]
+
+
+def _stacked(rows: Sequence[np.ndarray], shape: tuple[int, ...] = ()) -> np.ndarray:
+    """``[n, longest, *shape]``: arrays of several lengths, -1 behind the short ones."""
+    result = np.full((len(rows), max(map(len, rows), default=0), *shape), PADDING, np.int32)
+    for row, values in zip(result, rows, strict=True):
+        row[: len(values)] = values
+    return result
