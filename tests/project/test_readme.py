@@ -78,21 +78,6 @@ def test_examples_of_guides_run_on_the_bundled_model(
         assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
 
 
-def test_contributing_example_drafts_losslessly() -> None:
-    import torch
-
-    from latticebpd import generate
-    from tests.helpers.blockwise_models import tiny_model
-
-    (example,) = python_blocks((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    names: dict[str, type] = {}
-    exec(example, names)
-    model = tiny_model()
-    out = generate(model, [3, 1, 4], names["RepeatDrafter"](), max_new_tokens=20)
-    reference = model.base.generate(torch.tensor([[3, 1, 4]]), do_sample=False, max_new_tokens=20, pad_token_id=0)
-    assert torch.equal(out.sequences, reference)
-
-
 def test_pictures_and_modules_of_the_architecture_are_those_there_are() -> None:
     """After a module or a room came or went: ``python docs/draw.py``."""
     draw = runpy.run_path(str(ROOT / "docs" / "draw.py"))
