@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,6 +106,24 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, on any error they are deleted.
+
+    What is half-written never stands under its own name.
+    """
+    directory = Path(directory)
+    temporary = directory / f".{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in sorted(temporary.iterdir()):
+            path.replace(directory / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def release(array: np.ndarray) -> None:

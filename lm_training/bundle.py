@@ -34,8 +34,9 @@ from latticebpd.models.loading import load_base
 from latticebpd.scoring.weights import store_tunings
 from lm_training.data.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
-from lm_training.neural.heads import HeadTraining, train_heads
+from lm_training.neural.blockwise import train_blockwise
+from lm_training.neural.heads import train_heads
+from lm_training.neural.options import BlockwiseShape, BlockwiseTraining, HeadTraining
 from lm_training.ngram.estimation import estimate
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
@@ -131,7 +132,7 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
     store_tunings(lm, tunings)
 
 
-def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle.ASSETS) -> None:
+def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundle.ASSETS) -> None:
     """Run all stages; ``work`` keeps what they hand on."""
     work.mkdir(parents=True, exist_ok=True)
     assets.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     # Training and distilling go on from what is there, or return at once when it is complete.
-    model = train_blockwise(corpus, validation, work / "blockwise", ModelShape(), options, end_of_text_id(tokenizer), fingerprint)
+    model = train_blockwise(corpus, validation, work / "blockwise", BlockwiseShape(), options, end_of_text_id(tokenizer), fingerprint)
     model.save_pretrained(work / "half", dtype=torch.float16)
     base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
     for tokens, directory, count in ((corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)):
@@ -175,7 +176,7 @@ def make(data: Path, work: Path, options: TrainingOptions, assets: Path = bundle
             distill(base, beginnings, work / directory, DISTILLED, on_batch=lambda done, _: bar.advance(task, done))  # noqa: B023
     written = load_distilled(work / "distilled")
     torch.manual_seed(HEADS.seed)
-    model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, ModelShape.num_heads, HEAD_WIDTH), fingerprint)
+    model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, BlockwiseShape.num_heads, HEAD_WIDTH), fingerprint)
     train_heads(model, written, load_distilled(work / "distilled-held-out"), work / "heads", HEADS)
     model.save_pretrained(path(bundle.MODEL), dtype=torch.float16)
     shutil.copyfile(work / "tokenizer.json", path(bundle.TOKENIZER))
@@ -201,7 +202,7 @@ def main(
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model and prompts again."""
     quiet_transformers()
-    make(data, work, TrainingOptions(steps=steps, compile=compile), assets)
+    make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class ShardDirectory:
     """A directory that a command fills, or has filled.
 
     path: the directory.  settings_name: of the JSON file in it.  command: that fills it, for messages.
-    holds: what is in it, for messages: "lattices".
+    holds: what is in it, for messages: "lattices".  suffix: of the shards' files.
     count: from the settings to the number of shards; a KeyError, TypeError or ValueError where they do not tell.
     """
 
@@ -41,11 +41,12 @@ class ShardDirectory:
     settings_name: str
     command: str
     holds: str
+    suffix: str = ".npz"
     count: Callable[[dict[str, Any]], int] = lambda settings: _whole_number("num_shards", settings["num_shards"])
 
-    def file(self, number: int, kind: str = "shard", suffix: str = ".npz") -> Path:
+    def file(self, number: int, kind: str = "shard") -> Path:
         """A file of a shard."""
-        return self.path / f"{kind}-{number:05d}{suffix}"
+        return self.path / f"{kind}-{number:05d}{self.suffix}"
 
     @property
     def is_ours(self) -> bool:
@@ -71,7 +72,7 @@ class ShardDirectory:
             ValueError: the directory is none of ours, or shards are missing.
         """
         count = self.count(self.settings())
-        there = {path.name for path in self.path.glob("shard-*.npz")}  # the settings may say any number; these take room
+        there = {path.name for path in self.path.glob(f"shard-*{self.suffix}")}  # the settings may say any number; these take room
         wanted = (self.file(number) for number in range(min(count, len(there) + 1)))
         files = [path for path in wanted if path.name in there]
         if len(files) < count:
@@ -113,7 +114,7 @@ class ShardDirectory:
             ValueError: the directory holds anything that we have not made.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        shards = [path for path in self.path.glob("shard-*.npz") if self.is_ours and path.name[6:-4].isdigit()]
+        shards = [path for path in self.path.glob(f"shard-*{self.suffix}") if self.is_ours and path.stem[6:].isdigit()]
         ours = {self.path / self.settings_name, *shards}
         strange = sorted(path.name for path in self.path.iterdir() if path not in ours and not path.name.startswith("."))
         if strange:

@@ -6,14 +6,20 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import drafter, encode, rescorer, translation
+from lm_training.cli.options import DATA, DEVICE, VALIDATION, run_directory, with_options
+from lm_training.neural.options import BlockwiseShape, BlockwiseTraining, HeadTraining
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
 app.command("drafter")(drafter.drafter)
 app.command("encode")(encode.encode)
 app.command("rescorer")(rescorer.rescorer)
 app.command("translation")(translation.translation)
+
+
+BESIDE = ("tokenizer_config.json", "chat_template.jinja")
+"""What belongs to a tokenizer.json."""
 
 
 @app.command()
@@ -37,24 +43,18 @@ def tokenizer(
 
 
 @app.command()
+@with_options
 def blockwise(
     corpus: list[Path] = typer.Argument(..., help="Token ids (.npy), as written by `latticebpd train encode`."),
     validation: Path = typer.Option(..., help="Token ids of documents that are not in the corpus (.npy)."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json the corpus was encoded with."),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory of the model; an interrupted run in it goes on."
-    ),
-    steps: int = typer.Option(6000, min=1, help="Updates in all."),
-    batch_size: int = typer.Option(8, min=1, help="Texts per update."),
-    sequence_length: int = typer.Option(256, min=16, help="Tokens per sequence."),
-    learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms, heads."),
-    muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate: the transformer's matrices."),
-    hidden_size: int = typer.Option(256, min=8, help="Width of the transformer."),
-    num_layers: int = typer.Option(4, min=1, help="Layers of the transformer."),
-    num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
-    seed: int = typer.Option(0, help="Seed of everything random."),
-    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
-    compile: bool = typer.Option(False, "--compile", help="Use torch.compile; faster, needs a C++ compiler at run time."),
+    output: Path = run_directory("the model"),
+    hidden_size: int = typer.Option(BlockwiseShape.hidden_size, min=8, help="Width of the transformer."),
+    num_layers: int = typer.Option(BlockwiseShape.num_layers, min=1, help="Layers of the transformer."),
+    num_heads: int = typer.Option(BlockwiseShape.num_heads, min=2, help="Predictions per position, the base model's own included."),
+    *,
+    options: BlockwiseTraining,
+    device: str = DEVICE,
 ) -> None:
     """Train a small transformer and its block heads from scratch.
 
@@ -63,17 +63,15 @@ def blockwise(
 
     Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o model[/bold]
     """
-    import shutil
-
     from fst.fingerprint import vocabulary_fingerprint
+    from lm_training.cli.running import bring, finish
     from lm_training.data.corpus import end_of_text_id, load_tokens
-    from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
-    from lm_training.neural.plots import CSV, PNG, write_plots
-    from lm_training.neural.training import LOG, Process
+    from lm_training.neural.blockwise import train_blockwise
+    from lm_training.neural.training import Process
 
     bpe = load_tokenizer(tokenizer)
     tokens, held_out = load_tokens(corpus), load_tokens([validation])
-    shape = ModelShape(
+    shape = BlockwiseShape(
         vocab_size=bpe.get_vocab_size(),
         hidden_size=hidden_size,
         num_layers=num_layers,
@@ -81,148 +79,136 @@ def blockwise(
         intermediate_size=(hidden_size * 11 // 4) // 8 * 8,
         num_heads=num_heads,
     )
-    options = TrainingOptions(
-        steps=steps,
-        batch_size=batch_size,
-        sequence_length=sequence_length,
-        learning_rate=learning_rate,
-        muon_learning_rate=muon_learning_rate,
-        seed=seed,
-        compile=compile,
-    )
+    fingerprint = vocabulary_fingerprint(bpe.get_vocab())
     with Process.join(device) as process:
-        if process.rank == 0:
-            output.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(tokenizer, output / "tokenizer.json")
-        train_blockwise(
-            tokens,
-            held_out,
-            output,
-            shape,
-            options,
-            eos_id=end_of_text_id(bpe),
-            tokenizer_fingerprint=vocabulary_fingerprint(bpe.get_vocab()),
-            process=process,
-            progress=err.is_terminal,
-        )
-        if process.rank == 0:
-            write_plots(output)
-            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
+        bring([tokenizer], output, process)
+        train_blockwise(tokens, held_out, output, shape, options, end_of_text_id(bpe), fingerprint, process, err.is_terminal)
+        finish(output, options, process)
 
 
 @app.command()
+@with_options
 def heads(
-    data: list[Path] = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, or token ids (.npy)."),
-    validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
+    data: list[Path] = DATA,
+    validation: Path = VALIDATION,
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory of the blockwise model; an interrupted run in it goes on."
-    ),
+    output: Path = run_directory("the blockwise model"),
     num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
     kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Width of a head's hidden layer; the model's own width by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
-    warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
-    fine_tune: bool = typer.Option(False, "--fine-tune/--freeze-base", help="Teach the base model too; frozen, its output never changes."),
-    steps: int = typer.Option(2000, min=1, help="Updates in all."),
-    batch_size: int = typer.Option(32, min=1, help="Texts per update, over all processes."),
-    sequence_length: int = typer.Option(256, min=3, help="Tokens per sequence of a .npy corpus."),
-    learning_rate: float = typer.Option(1e-3, min=0.0, help="Peak rate of the heads."),
-    base_learning_rate: float = typer.Option(1e-4, min=0.0, help="Peak rate of the base model, with --fine-tune."),
-    warmup_steps: int = typer.Option(100, min=0, help="Updates until the rates peak; then they follow a cosine to zero."),
-    objective: str = typer.Option(
-        "position", help="position: one head at each position; batch: one head per update (Stern); joint: every head everywhere (Kim)."
+    shortlist: int | None = typer.Option(
+        None, min=1, help="Let heads know only so many tokens, those that the text uses most; the others are never drafted."
     ),
-    head_weights: str | None = typer.Option(None, help="Relative weights of heads 2, 3, ..., such as 1,0.8,0.6; equal by default."),
-    accumulate: int = typer.Option(1, min=1, help="Parts into which each process cuts its share of a batch, to save memory."),
-    precision: str = typer.Option("float32", help="float32, or bfloat16: mixed precision."),
+    warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
+    sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
     base_dtype: str = typer.Option("float32", help="Type in which the base model is kept and written: float32, bfloat16 or float16."),
-    fsdp: bool = typer.Option(False, "--fsdp", help="Deal the weights out over the processes, for bases that do not fit on one device."),
-    validation_every: int = typer.Option(250, min=1, help="Updates between measurements."),
-    checkpoint_every: int = typer.Option(250, min=1, help="Updates between checkpoints."),
-    serving_prompts: int = typer.Option(8, min=0, help="Validation prompts that are decoded to measure block efficiency."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
-    seed: int = typer.Option(0, help="Seed of everything random."),
-    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
-    compile: bool = typer.Option(False, "--compile", help="Use torch.compile; needs a C++ compiler at run time."),
+    *,
+    options: HeadTraining,
+    device: str = DEVICE,
 ) -> None:
     """Attach block heads to a causal language model and train them.
 
-    Best on text that the model wrote itself (`latticebpd distill`), since that is what decides acceptance. The run can
-    be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    Best on text that the model wrote itself (`latticebpd distill`), since that is what decides acceptance. Where hidden
+    states stand beside all texts (`distill --hidden`, `train hidden`), the frozen base model is not run. The run can be
+    killed at any time; the same command goes on from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train heads distilled --validation distilled-held-out --model model -o with-heads[/bold]
     """
     quiet_transformers()
-    import shutil
-
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.lattices.texts import Texts
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, new_heads
     from latticebpd.models.loading import load_base
-    from lm_training.data.loading import load_texts
-    from lm_training.neural.heads import HeadTraining, train_heads
-    from lm_training.neural.plots import CSV, PNG, write_plots
-    from lm_training.neural.selection import EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
-    from lm_training.neural.training import LOG, Process
+    from lm_training.cli.running import bring, finish
+    from lm_training.data.shortlist import coverage, shortlist_of
+    from lm_training.neural.heads import load_head_data, train_heads
+    from lm_training.neural.training import Process
 
-    selections: dict[str, Selection] = {"position": OneHeadPerPosition(), "batch": OneHeadPerBatch(), "joint": EveryHead()}
-    precisions = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    dtypes = precisions | {"float16": torch.float16}
-    if objective not in selections:
-        raise ValueError(f"expected --objective {', '.join(selections)}, got {objective!r}")
-    if precision not in precisions:
-        raise ValueError(f"expected --precision {', '.join(precisions)}, got {precision!r}")
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if base_dtype not in dtypes:
         raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
-    if base_dtype != "float32" and fine_tune:
+    if base_dtype != "float32" and options.fine_tune:
         raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing")
     if warm_start and not is_blockwise(model):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
-    options = HeadTraining(
-        steps=steps,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        base_learning_rate=base_learning_rate if fine_tune else None,
-        warmup_steps=warmup_steps,
-        selection=selections[objective],
-        head_weights=_weights(head_weights),
-        accumulate=accumulate,
-        precision=precisions[precision],
-        validation_every=validation_every,
-        checkpoint_every=checkpoint_every,
-        serving_prompts=serving_prompts,
-        seed=seed,
-        compile=compile,
-        fsdp=fsdp,
-    )
+    if warm_start and shortlist is not None:
+        raise ValueError("expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own")
     warm = BlockwiseLM.from_pretrained(model) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_base(model, dtypes[base_dtype]), dtypes[base_dtype])
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if BaseModel.of(base).encodes and windows:
         raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
-    learnt = Texts.joined([load_texts(path, sequence_length) for path in data])
-    held_out = load_texts(validation, sequence_length)
+    learnt, held_out = load_head_data(data, [validation], sequence_length, with_states=not options.fine_tune)
     vocabulary = tokenizer or Path(model) / "tokenizer.json"
-    torch.manual_seed(seed)
+    torch.manual_seed(options.seed)
+    tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
     with Process.join(device) as process:
-        blockwise = warm or BlockwiseLM(base, new_heads(base, kind, num_heads, intermediate_size, num_layers).float())
+        blockwise = warm or BlockwiseLM(base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float())
         if tokenizer is not None or vocabulary.exists():
             blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
-        first = process.rank == 0
-        if first and vocabulary.exists():
-            output.mkdir(parents=True, exist_ok=True)
-            for file in (vocabulary, vocabulary.with_name("tokenizer_config.json")):
-                if file.exists() and file.resolve() != (output / file.name).resolve():
-                    shutil.copyfile(file, output / file.name)
+        if process.rank == 0 and tokens is not None:
+            shares = f"{coverage(learnt.texts, tokens):.2%} of the text, {coverage(held_out.texts, tokens):.2%} of held-out text"
+            err.print(f"shortlist: {len(tokens)} tokens, {shares}")
+        if process.rank == 0 and learnt.states is not None:
+            err.print("hidden states are read from their files; the base model is not run for them")
+        bring([vocabulary, *(vocabulary.with_name(name) for name in BESIDE)], output, process)
         train_heads(blockwise, learnt, held_out, output, options, process, progress=err.is_terminal)
-        if first:
-            write_plots(output)
-            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
+        finish(output, options, process)
+
+
+@app.command()
+def hidden(
+    data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."),
+    model: str = typer.Option(..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."),
+    layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
+    shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a killed run loses the shard it was at."),
+    part: str | None = typer.Option(None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."),
+    batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
+    base_dtype: str = typer.Option("float32", help="Type in which the model is loaded: float32, bfloat16 or float16."),
+    device: str = DEVICE,
+) -> None:
+    """Keep the hidden states that texts were written from, beside the texts, so that `train heads` never runs the model.
+
+    One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written token.
+    The same command goes on where a killed one stopped.
+
+    Example: [bold]latticebpd train hidden written --model model[/bold]
+    """
+    quiet_transformers()
+    import torch
+
+    from latticebpd.cli.console import positive_numbers
+    from latticebpd.lattices.shards import parse_part
+    from latticebpd.models.loading import load_base
+    from lm_training.cli.reporting import reporting
+    from lm_training.data.hidden_states import SHARD_TEXTS, add_states, states_directory
+    from lm_training.data.loading import load_texts
+    from lm_training.neural.labels import ModelTexts
+
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if base_dtype not in dtypes:
+        raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
+    chosen, mine = positive_numbers("--layers", layers) if layers else [], parse_part(part)
+    texts = []
+    for path in data:
+        if not path.is_dir() and path.suffix != ".npz":
+            raise ValueError(f"{path}: expected texts (.npz) or a directory of them, found neither")
+        texts.append(load_texts(path, 0))
+    base = load_base(model, dtypes[base_dtype])
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
+    for path, found in zip(data, texts, strict=True):
+        ModelTexts.of(base, found, str(path))
+        directory = states_directory(path)
+        with reporting(f"{directory.path}", len(found)) as report:
+            add_states(base, found, directory, chosen, shard_texts or SHARD_TEXTS, mine, batch_tokens, report)
+        err.print(f"{directory.path}: hidden states of {found.num_labels} tokens{'' if mine[1] == 1 else ', part by part'}")
 
 
 @app.command()
@@ -235,13 +221,3 @@ def plot(directory: Path = typer.Argument(..., help="Directory of any training r
 
     write_plots(directory)
     err.print(f"{directory / PNG}, {directory / CSV}")
-
-
-def _weights(text: str | None) -> tuple[float, ...] | None:
-    """The numbers of ``--head-weights``; ValueError where it holds anything else."""
-    if text is None:
-        return None
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"expected --head-weights as numbers separated by commas, such as 1,0.8,0.6, got {text!r}") from None

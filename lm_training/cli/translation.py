@@ -6,29 +6,27 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_folder
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from lm_training.cli.options import DEVICE, VALIDATION, run_directory, with_options
+from lm_training.neural.options import TranslationTraining
 
 
+@with_options
 def translation(
     pairs: list[Path] = typer.Argument(
         ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
     ),
-    validation: Path = typer.Option(..., help="The same kind of data, not among what is learnt."),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory of the model; an interrupted run in it goes on."
-    ),
+    validation: Path = VALIDATION,
+    output: Path = run_directory("the model"),
     source: str = typer.Option("en", help="Field of the sentence to translate."),
     target: str = typer.Option("de", help="Field of its translation."),
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
     vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to be used again."),
     model: Path | None = typer.Option(None, help="Directory of such a model to begin with, its tokenizer and shape kept."),
-    steps: int = typer.Option(2000, min=1, help="Updates in all."),
-    batch_tokens: int = typer.Option(4096, min=64, help="Source and target tokens per update, padding included."),
-    learning_rate: float = typer.Option(2e-3, min=0.0, help="AdamW's peak rate: embedding, norms and biases."),
-    muon_learning_rate: float = typer.Option(5e-3, min=0.0, help="Muon's peak rate: the layers' matrices."),
-    seed: int = typer.Option(0, help="Seed of everything random."),
-    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
+    *,
+    options: TranslationTraining,
+    device: str = DEVICE,
 ) -> None:
     """Train a small Marian translation model, from scratch or from another one's weights.
 
@@ -38,15 +36,18 @@ def translation(
     Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o translator[/bold]
     """
     quiet_transformers()
+    from dataclasses import asdict
+
     import torch
 
+    from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
+    from lm_training.cli.running import begins, finish
     from lm_training.data.corpus import end_of_text_id
     from lm_training.data.loading import load_texts
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-    from lm_training.neural.plots import CSV, PNG, write_plots
-    from lm_training.neural.training import LOG, Process
-    from lm_training.neural.translation import SHAPES, TranslationTraining, load_translator, new_translator, train_translation
+    from lm_training.neural.training import Process
+    from lm_training.neural.translation import SHAPES, load_translator, new_translator, train_translation
 
     if model is not None and tokenizer is not None:
         raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
@@ -70,20 +71,15 @@ def translation(
     padding = bpe.token_to_id(PADDING)
     if padding is None:
         raise ValueError(f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}")
-    options = TranslationTraining(
-        steps=steps, batch_tokens=batch_tokens, learning_rate=learning_rate, muon_learning_rate=muon_learning_rate, seed=seed
-    )
-    torch.manual_seed(seed)
+    torch.manual_seed(options.seed)
     if model is not None:
-        translator = load_translator(model)
+        translator, begins_with = load_translator(model), None
     else:
         translator = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
+        begins_with = {**asdict(SHAPES[shape]), "vocabulary": vocabulary_fingerprint(bpe.get_vocab())}
     with Process.join(device) as process:
-        if process.rank == 0:
-            output.mkdir(parents=True, exist_ok=True)
+        if begins(output, process):
             save_tokenizer(bpe, output)
         learnt = Texts.joined([load(path) for path in pairs])
-        train_translation(learnt, load(validation), output, translator, options, process, progress=err.is_terminal)
-        if process.rank == 0:
-            write_plots(output)
-            err.print(f"{output}: trained for {steps} steps; {LOG}, {CSV}, {PNG}")
+        train_translation(learnt, load(validation), output, translator, options, process, err.is_terminal, begins_with)
+        finish(output, options, process)

@@ -84,7 +84,7 @@ def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[in
 
 def distilled_directory(path: str | os.PathLike[str]) -> ShardDirectory:
     """What `distill` fills."""
-    return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", _num_shards)
+    return ShardDirectory(Path(path), SETTINGS, "latticebpd distill", "text", count=_num_shards)
 
 
 def _num_shards(settings: dict[str, Any]) -> int:

@@ -159,7 +159,7 @@ def write_encoded(shards: Iterator[EncodedShard], path: Path, on_shard: Callable
 
 def encoded_directory(path: str | os.PathLike[str]) -> ShardDirectory:
     """What ``latticebpd train encode`` fills."""
-    return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", _num_shards)
+    return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", count=_num_shards)
 
 
 def _num_shards(settings: dict[str, Any]) -> int:

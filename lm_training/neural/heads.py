@@ -7,83 +7,89 @@ published perhaps, while its heads learn in float32: the hidden states are what 
 
 from __future__ import annotations
 
+import hashlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
-from lm_training.neural.blockwise import BlockwiseObjective
-from lm_training.neural.selection import OneHeadPerPosition, Selection
-from lm_training.neural.training import LoopOptions, Process, Trainer, cosine
-
-
-@dataclass(frozen=True)
-class HeadTraining(LoopOptions):
-    """How to train heads, beside what every run can be told.
-
-    batch_size: sequences per update, over all processes and parts.
-    learning_rate: AdamW's peak rate for the heads; the rate follows a cosine after the warm-up.
-    base_learning_rate: the same for the base model; None freezes it.
-    selection: which pairs of head and position are scored.
-    head_weights: relative weights of heads 2..h; equal by default.
-    """
-
-    batch_size: int = 32
-    learning_rate: float = 1e-3
-    base_learning_rate: float | None = None
-    weight_decay: float = 0.01
-    warmup_steps: int = 100
-    selection: Selection = field(default_factory=OneHeadPerPosition)
-    head_weights: tuple[float, ...] | None = None
-    validation_sequences: int = 64
-    serving_prompts: int = 8
-    seed: int = 0
+from latticebpd.models.heads import Heads
+from latticebpd.models.loading import weights_fingerprint
+from lm_training.data.hidden_states import HiddenStates, load_states
+from lm_training.data.loading import load_texts
+from lm_training.neural.blockwise import BlockwiseObjective, HeadData
+from lm_training.neural.options import HeadTraining
+from lm_training.neural.training import Process, Trainer
 
 
 def train_heads(
     model: BlockwiseLM,
-    data: Texts,
-    validation: Texts,
+    data: HeadData | Texts,
+    validation: HeadData | Texts,
     directory: str | os.PathLike[str],
     options: HeadTraining,
     process: Process | None = None,
     progress: bool = True,
 ) -> BlockwiseLM:
-    """Train the heads of ``model`` in place, or go on with the run in ``directory``, where the finished model is written."""
-    process = process or Process()
-    frozen = options.base_learning_rate is None
+    """Train the heads of ``model`` in place, or go on with the run in ``directory``, where the finished model is written.
+
+    With kept hidden states the frozen base model is run for nothing but measuring block efficiency.
+
+    Raises:
+        ValueError: data that do not fit the model, hidden states of another model, or a run in ``directory`` that began otherwise.
+    """
+    process, data, validation = process or Process(), HeadData.of(data), HeadData.of(validation)
     model.heads.requires_grad_(True)
-    if frozen:
+    if not options.fine_tune:
         model.base.requires_grad_(False)
     elif not any(parameter.requires_grad for parameter in model.base.parameters()):
         raise ValueError("expected a base model with parameters that require gradients, to fine-tune it, got one without; load it anew")
+    base = weights_fingerprint(model.base)
+    for given in (data, validation):
+        if given.states is not None and given.states.model != base:
+            raise ValueError(
+                f"expected hidden states of the model whose heads are trained ({base}), got some of another ({given.states.model}); "
+                "make them with this model, in the type in which it is loaded"
+            )
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
-        groups = [{"params": list(model.heads.parameters()), "lr": options.learning_rate}]
-        if not frozen:
+        groups: list[dict[str, Any]] = [{"params": list(model.heads.parameters()), "lr": options.learning_rate}]
+        if options.fine_tune:
             # Some weights are constants, such as Marian's sinusoidal positions.
             taught = [parameter for parameter in model.base.parameters() if parameter.requires_grad]
             groups.append({"params": taught, "lr": options.base_learning_rate})
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
 
-    objective = BlockwiseObjective(
-        model,
-        data,
-        validation,
-        options.batch_size,
-        make_optimizers,
-        options.selection,
-        base_weight=0.0 if frozen else 1.0,
-        head_weights=options.head_weights,
-        seed=options.seed,
-        validation_sequences=options.validation_sequences,
-        serving_prompts=options.serving_prompts,
-        record=options.record(),
-    )
-    schedule = cosine(options.steps, options.warmup_steps)
-    Trainer.of(objective, directory, schedule, options, process).run(progress)
+    made_of = {"base": base, "heads": {"kind": model.heads.kind, **model.heads.settings()}, "warm_start": _learnt(model.heads)}
+    tokens = model.shortlist
+    made_of["shortlist"] = None if tokens is None else f"{len(tokens)} tokens, {hashlib.sha256(tokens.tobytes()).hexdigest()[:16]}"
+    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, made_of)
+    Trainer(objective, Path(directory), options, process).run(progress)
     model.eval()
     return model
+
+
+@torch.no_grad()
+def _learnt(heads: Heads) -> str | None:
+    """A hash of heads that have learnt something; None for new ones, which hand on any state as it is."""
+    state = torch.linspace(-1, 1, heads.hidden_size, dtype=heads.dtype, device=next(heads.parameters()).device)[None]
+    new = all(torch.equal(heads.alone(index, state), state) for index in range(heads.num_heads - 1))
+    return None if new else weights_fingerprint(heads)
+
+
+def load_head_data(paths: Sequence[Path], validation: Sequence[Path], window: int, with_states: bool = True) -> tuple[HeadData, HeadData]:
+    """What heads learn from and are measured by: the texts of files and directories, with hidden states where all of them have some."""
+    texts = {path: load_texts(path, window) for path in (*paths, *validation)}
+    states = {path: load_states(path, found) for path, found in texts.items()} if with_states else {}
+    kept = {path: found for path, found in states.items() if found is not None}
+
+    def joined(chosen: Sequence[Path]) -> HeadData:
+        together = HiddenStates.joined([kept[path] for path in chosen]) if len(kept) == len(texts) else None
+        return HeadData(Texts.joined([texts[path] for path in chosen]), together)
+
+    return joined(paths), joined(validation)

@@ -19,61 +19,25 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import MarianMTModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import GadDrafter
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.loading import weights_fingerprint
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
-from lm_training.neural.training import Process, Trainer, trapezoid
-from lm_training.neural.translation import TranslationObjective, TranslationTraining
+from lm_training.neural.optimizers import adamw_and_muon
+from lm_training.neural.options import DrafterTraining
+from lm_training.neural.training import Objective, Process, Trainer
+from lm_training.neural.translation import PairSampler, nothing
 
 UNLABELLED = -100
-
-
-@dataclass(frozen=True)
-class DrafterTraining(TranslationTraining):
-    """How to train a drafter; the rates suit one that begins with its verifier's weights.
-
-    windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not hold
-        text and masks.  They share the encoder's and the text's columns, so eight windows cost about three times what one does.
-    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, evenly on a
-        logarithmic scale; None, as in the paper, always fills as many as the block size.
-    slot_decay: each token of a window weighs so much of what the one before it does; 1, as in the paper, all alike.  A token
-        is accepted only if all before it are, so that the first ones decide most.
-    reveal_first, reveal_last: glancing's ratio at the first and the last update.
-    serving_sources: so many validation sources are translated, to measure tokens per call.
-    """
-
-    learning_rate: float = 1e-3
-    muon_learning_rate: float = 2e-3
-    label_smoothing: float = 0.0
-    windows: int = 8
-    smallest_block: int | None = None
-    slot_decay: float = 1.0
-    reveal_first: float = 0.5
-    reveal_last: float = 0.3
-    serving_sources: int = 32
-
-    def __post_init__(self) -> None:
-        for name in ("reveal_first", "reveal_last"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"expected {name} from 0 to 1, got {getattr(self, name)}")
-        if not 0.0 < self.slot_decay <= 1.0:
-            raise ValueError(f"expected slot_decay above 0, at most 1, got {self.slot_decay}")
-        if self.windows < 1:
-            raise ValueError(f"expected windows >= 1, got {self.windows}")
-
-    def reveal_ratio(self, step: int) -> float:
-        """Glancing's ratio at an update, counted from 0."""
-        done = step / max(1, self.steps - 1)
-        return self.reveal_first + (self.reveal_last - self.reveal_first) * done
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +75,14 @@ def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) 
     return inside & (order < (ratio * wrong).round())
 
 
-class DrafterObjective(TranslationObjective):
-    """Teaches a drafter; batches and optimizers are those of translation models.
+class DrafterObjective(Objective[Windows]):
+    """Teaches a drafter, on windows of the pairs that a translation model's batches are made of.
 
     Args:
         drafter: the model, on the device where it is to be trained.
         data, validation: sources and the teacher's translations, each with its end of text.
         serve: tokens per call of a drafter's decoding, for the log; None leaves it out.
+        made_of: what a run that goes on must have begun with, beside data and options.
     """
 
     def __init__(
@@ -127,7 +92,9 @@ class DrafterObjective(TranslationObjective):
         validation: Texts,
         options: DrafterTraining,
         serve: Callable[[NonAutoregressiveModel], float] | None = None,
+        made_of: dict[str, Any] | None = None,
     ) -> None:
+        super().__init__(options)
         smallest = options.smallest_block or drafter.block_size
         if not 1 <= smallest <= drafter.block_size:
             raise ValueError(f"expected smallest_block from 1 to {drafter.block_size} (the drafter's block size), got {smallest}")
@@ -138,23 +105,25 @@ class DrafterObjective(TranslationObjective):
                     f"expected {name} targets that leave room for {drafter.block_size} masks in {drafter.max_positions} positions, "
                     f"got {longest} together; use a smaller block"
                 )
-        super().__init__(cast(MarianMTModel, drafter.base), data, validation, options)
-        self.drafter, self.drafting, self.smallest, self.serve = drafter, options, smallest, serve
+        self.options: DrafterTraining = options
+        self.drafter, self.validation, self.smallest, self.serve, self._made_of = drafter, validation, smallest, serve, made_of or {}
+        self.pairs = PairSampler(drafter.base, data, options.batch_tokens, options.seed)
+        self.tokens_per_step = self.pairs.tokens_per_batch
 
-    def batch(self, step: int, part: int, parts: int) -> Windows:  # type: ignore[override]
+    def batch(self, step: int, part: int, parts: int) -> Windows:
         """Prefixes, windows and priorities are drawn for the whole step, so that every part sees its own rows' alike."""
-        whole = super().batch(step, 0, 1)
-        rng = np.random.default_rng([self.drafting.seed, step])
+        whole = self.pairs.batch(step, 0, 1)
+        rng = np.random.default_rng([self.options.seed, step])
         most = self.drafter.block_size
         slots = min(most, int(self.smallest * ((most + 1) / self.smallest) ** rng.random()))
         targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
-        prefixes = [rng.integers(1, max(2, len(target)), min(self.drafting.windows, room)).tolist() for target in targets]
+        prefixes = [rng.integers(1, max(2, len(target)), min(self.options.windows, room)).tolist() for target in targets]
         windows = self.windows(whole.sources, whole.mask, targets, prefixes, slots, rng, slice(part, None, parts))
         labels = [min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
-        seed = (self.drafting.seed * 1_000_003 + step) * 1009 + part
-        return replace(windows, reveal=self.drafting.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
+        seed = (self.options.seed * 1_000_003 + step) * 1009 + part
+        return replace(windows, reveal=self.options.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
 
     def windows(
         self,
@@ -174,7 +143,7 @@ class DrafterObjective(TranslationObjective):
             for window, prefix in enumerate(drawn):
                 following = target[prefix : prefix + slots]
                 labels[row, window, : len(following)] = following
-        start = int(self.model.config.decoder_start_token_id)
+        start = self.pairs.model.start_id
         texts = [[start, *target[: max(drawn)]] for target, drawn in zip(targets[part], prefixes[part], strict=True)] or [[start]]
         lengths = [[1 + prefix for prefix in drawn] for drawn in prefixes[part]] or [[1] * windows]
         return Windows(
@@ -190,14 +159,13 @@ class DrafterObjective(TranslationObjective):
 
     def importance(self, slots: int) -> np.ndarray:
         """``[slots]``: what each token of a window weighs."""
-        weights: np.ndarray = self.drafting.slot_decay ** np.arange(slots)
+        weights: np.ndarray = self.options.slot_decay ** np.arange(slots)
         return weights
 
-    def forward(self, batch: Windows) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, batch: Windows) -> dict[str, Tensor]:
         """``loss``, smoothed, in nats per token of the windows; ``accuracy`` of the first filling; both weighted by slot."""
         if not len(batch.sources):  # more parts than sentences
-            nothing = sum(parameter.sum() for parameter in self.model.parameters()) * 0.0
-            return {"loss": cast(Tensor, nothing), "accuracy": torch.zeros(())}
+            return {"loss": nothing(self.drafter), "accuracy": torch.zeros(())}
         if self.training:
             torch.manual_seed(batch.seed)
         source = self.drafter.encode(batch.sources, batch.mask)
@@ -215,7 +183,7 @@ class DrafterObjective(TranslationObjective):
             tokens[np.nonzero(places)[0], columns.slots[places]] = batch.labels[revealed].cpu().numpy()
             columns, scored = replace(columns, tokens=tokens), inside & ~revealed
         logits = self.drafter.logits(self.drafter(source, columns).unflatten(1, inside.shape[1:])[scored])
-        smoothing = self.drafting.label_smoothing
+        smoothing = self.options.label_smoothing
         losses = F.cross_entropy(logits, batch.labels[scored], label_smoothing=smoothing, reduction="none")
         if right is None:  # nothing was revealed, so this filling is the first
             right = importance[inside][logits.detach().argmax(dim=-1) == batch.labels[scored]].sum()
@@ -233,10 +201,8 @@ class DrafterObjective(TranslationObjective):
         """Accuracy by place in the window, of windows behind prefixes drawn once and for all; tokens per call as served."""
         slots = self.drafter.block_size
         right, count = np.zeros(slots), np.zeros(slots)
-        order = np.argsort(self.validation.lengths, kind="stable")
-        rng = np.random.default_rng(self.drafting.seed)
-        for first in range(0, len(order), 64):
-            pairs = self.collate(self.validation, order[first : first + 64], 1.0)
+        rng = np.random.default_rng(self.options.seed)
+        for pairs in self.pairs.held_out(self.validation):
             targets = [row[row != UNLABELLED].tolist() for row in pairs.labels.cpu().numpy()]
             prefixes = [[int(rng.integers(1, max(2, len(target))))] for target in targets]
             batch = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(None))
@@ -248,6 +214,12 @@ class DrafterObjective(TranslationObjective):
         if self.serve is not None:
             record["tokens_per_call"] = round(self.serve(self.drafter), 4)
         return record
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return adamw_and_muon(self.drafter, self.options, betas=(0.9, 0.98))
+
+    def made_of(self) -> dict[str, Any]:
+        return {"data": self.pairs.data.fingerprint(), **self._made_of}
 
     def save(self, directory: Path) -> None:
         self.drafter.save_pretrained(directory)
@@ -281,9 +253,12 @@ def train_drafter(
     def serve(drafter: NonAutoregressiveModel) -> float:
         return generate(verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128).block_efficiency
 
-    objective = DrafterObjective(drafter.to(process.device), data, validation, options, serve if sources else None)
+    made_of = {
+        "verifier": weights_fingerprint(verifier), "drafter": weights_fingerprint(drafter), "block_size": drafter.block_size,
+        "anchored": drafter.anchored, "dropout": drafter.base.config.dropout,
+    }  # fmt: skip
+    objective = DrafterObjective(drafter.to(process.device), data, validation, options, serve if sources else None, made_of)
     torch.manual_seed(options.seed)
-    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
-    Trainer.of(objective, directory, schedule, options, process).run(progress)
+    Trainer(objective, Path(directory), options, process).run(progress)
     drafter.eval()
     return drafter

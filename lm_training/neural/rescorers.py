@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
+from latticebpd.models.loading import weights_fingerprint
 from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.batching import padded, rows_of_step
-from lm_training.neural.blockwise import ModelTexts
-from lm_training.neural.muon import Muon
-from lm_training.neural.training import Objective, Process, Trainer, cosine
+from lm_training.neural.labels import ModelTexts
+from lm_training.neural.optimizers import adamw_and_muon
+from lm_training.neural.options import RescorerTraining
+from lm_training.neural.training import Objective, Process, Trainer
 
 
 @dataclass(frozen=True)
@@ -49,32 +51,6 @@ PRESETS = {
 """The last three have Table 6's shapes and are called as there.  The totals are the paper's own, over a vocabulary of about
 50,000 tokens; stock GPT-2 of these shapes has 24, 41 and 83 million parameters over 50,257.  ``tiny`` (0.5M parameters beside
 the token embedding) and ``small`` (2M) train on two processor cores."""
-
-
-@dataclass(frozen=True)
-class RescorerTraining:
-    """How to train a rescorer.
-
-    batch_size: sequences per update, over all processes and parts.
-    learning_rate: AdamW's peak rate: embeddings, norms and biases.  muon_learning_rate: Muon's, for all other matrices; None
-        leaves everything to AdamW.  The rates follow a cosine after the warm-up.
-    accumulate: parts in which each process computes its share of a batch, to save memory.
-    precision: ``torch.bfloat16`` computes in mixed precision.
-    """
-
-    steps: int = 2000
-    batch_size: int = 32
-    learning_rate: float = 2e-3
-    muon_learning_rate: float | None = 5e-3
-    weight_decay: float = 0.01
-    warmup_steps: int = 100
-    accumulate: int = 1
-    precision: torch.dtype = torch.float32
-    validation_every: int = 250
-    checkpoint_every: int = 250
-    validation_sequences: int = 64
-    seed: int = 0
-    compile: bool = False
 
 
 def new_rescorer(shape: RescorerShape, vocab_size: int, eos_id: int | None = None) -> PreTrainedModel:
@@ -107,7 +83,7 @@ class NextTokenBatch:
     weights: Tensor
 
 
-class RescorerObjective(Objective):
+class RescorerObjective(Objective[NextTokenBatch]):
     """Teaches a causal language model.
 
     Args:
@@ -115,6 +91,8 @@ class RescorerObjective(Objective):
         data: what to learn.
         validation: the same kind of data, not among ``data``.
         tokenizer_fingerprint: stored with the finished rescorer.
+        keep_settings: leave the settings that are there.
+        begins_with: what the model is before it is trained.
     """
 
     def __init__(
@@ -124,8 +102,10 @@ class RescorerObjective(Objective):
         validation: Texts,
         options: RescorerTraining,
         tokenizer_fingerprint: str | None = None,
+        keep_settings: bool = False,
+        begins_with: Any = None,
     ) -> None:
-        super().__init__()
+        super().__init__(options)
         if BaseModel.of(model).encodes:
             raise ValueError(f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})")
         self.data, self.validation = (
@@ -133,16 +113,18 @@ class RescorerObjective(Objective):
         )
         if not data.num_labels or not validation.num_labels:
             raise ValueError("expected sequences with tokens behind their prompts, got prompts alone")
-        self.model, self.training_options, self.tokenizer_fingerprint = model, options, tokenizer_fingerprint
+        self.options: RescorerTraining = options
+        self.model, self.source, self.begins_with = model, data, begins_with
+        self.tokenizer_fingerprint, self.keep_settings = tokenizer_fingerprint, keep_settings
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
         self._takes_positions_to_keep = BaseModel.of(model).takes("logits_to_keep")
 
     def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
-        size = self.training_options.batch_size
+        size = self.options.batch_size
         if parts > size:
             raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {size}; use fewer parts")
-        chosen = rows_of_step(len(self.data), size, step, self.training_options.seed)
+        chosen = rows_of_step(len(self.data), size, step, self.options.seed)
         labels = int((self.data.lengths[chosen] - self.data.prompt_lengths[chosen]).sum())
         return self.labelled(self.data, chosen[part::parts], parts / max(1, labels))
 
@@ -168,28 +150,13 @@ class RescorerObjective(Objective):
         return {"loss": losses @ batch.weights.flatten()}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """AdamW, and Muon for the transformer's matrices."""
-        options = self.training_options
-        embeddings = {id(module.weight) for module in self.model.modules() if isinstance(module, torch.nn.Embedding)}
-        output = self.model.get_output_embeddings()
-        embeddings |= {id(output.weight)} if output is not None else set()
-        matrices: list[Tensor] = []
-        others: list[Tensor] = []
-        for parameter in self.model.parameters():
-            of_matrix = parameter.ndim == 2 and id(parameter) not in embeddings and options.muon_learning_rate is not None
-            (matrices if of_matrix else others).append(parameter)
-        found: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(others, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay)
-        ]
-        if matrices:
-            found.append(Muon(matrices, lr=options.muon_learning_rate or 0.0, weight_decay=options.weight_decay, momentum=0.95))
-        return found
+        return adamw_and_muon(self.model, self.options, output=self.model.get_output_embeddings())
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
         """Mean cross-entropy, perplexity, and how often the best token is the right one."""
         loss = hits = labels = 0.0
-        for index in range(min(self.training_options.validation_sequences, len(self.validation))):
+        for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.labelled(self.validation, [index], 1.0)
             if batch.labels.numel():
                 logits = self.logits(batch)[0].float()
@@ -202,13 +169,13 @@ class RescorerObjective(Objective):
         mean = loss / labels
         return {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, 700.0)), 2), "accuracy": round(hits / labels, 4)}
 
-    def options(self) -> dict[str, Any]:
-        return {name: str(value) if isinstance(value, torch.dtype) else value for name, value in asdict(self.training_options).items()}
+    def made_of(self) -> dict[str, Any]:
+        return {"data": self.source.fingerprint(), "model": self.begins_with}
 
     def save(self, directory: Path) -> None:
-        """The model, and its settings; a weight that has been tuned already stays."""
+        """The model, and its settings."""
         self.model.save_pretrained(directory)
-        if not RescorerSettings.stored(directory):
+        if not self.keep_settings:
             RescorerSettings(tokenizer_fingerprint=self.tokenizer_fingerprint).save(directory)
 
 
@@ -221,21 +188,18 @@ def train_rescorer(
     tokenizer_fingerprint: str | None = None,
     process: Process | None = None,
     progress: bool = True,
+    begins_with: Any = None,
 ) -> PreTrainedModel:
-    """Train ``model`` in place, or go on with the run in ``directory``, where the finished rescorer is written."""
+    """Train ``model`` in place, or go on with the run in ``directory``, where the finished rescorer is written.
+
+    Args:
+        begins_with: what the model is before it is trained, a new one's shape, say; by default a hash of its weights.
+    """
     process = process or Process()
+    begins_with = begins_with or weights_fingerprint(model)
     torch.nn.Module.to(model, process.device)  # `transformers` wraps its own `to` in a way that hides its type
-    Trainer(
-        RescorerObjective(model, data, validation, options, tokenizer_fingerprint),
-        Path(directory),
-        options.steps,
-        cosine(options.steps, options.warmup_steps),
-        validation_every=options.validation_every,
-        checkpoint_every=options.checkpoint_every,
-        accumulate=options.accumulate,
-        precision=options.precision,
-        compile=options.compile,
-        process=process,
-    ).run(progress)
+    keep = RescorerSettings.stored(directory)  # of a finished run, with a weight that may have been tuned
+    objective = RescorerObjective(model, data, validation, options, tokenizer_fingerprint, keep, begins_with)
+    Trainer(objective, Path(directory), options, process).run(progress)
     model.eval()
     return model

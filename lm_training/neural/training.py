@@ -9,14 +9,15 @@ into parts over processes (``torchrun``) and over time (``accumulate``) without 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,50 +28,35 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fst.files import replacing
+from fst.files import replacing, replacing_files, require_writable
+from lm_training.neural.options import LoopOptions
 from lm_training.neural.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
 
 STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
 LOG = "training-log.jsonl"
 
-Schedule = Callable[[int], float]
-"""Step -> factor in [0, 1] of every learning rate."""
+Batch = TypeVar("Batch")
 
 
-def trapezoid(steps: int, warmup_steps: int, decay_fraction: float) -> Schedule:
-    """Linear warm-up, plateau, linear fall over the last ``decay_fraction`` of the steps."""
+class Objective(nn.Module, Generic[Batch]):
+    """What is trained: where batches come from, and the loss of one.
 
-    def factor(step: int) -> float:
-        rise = (step + 1) / max(1, warmup_steps)
-        fall = (steps - step) / max(1.0, decay_fraction * steps)
-        return min(1.0, rise, fall)
-
-    return factor
-
-
-def cosine(steps: int, warmup_steps: int, floor: float = 0.0) -> Schedule:
-    """Linear warm-up, then half a cosine wave down to ``floor``."""
-
-    def factor(step: int) -> float:
-        rise = (step + 1) / max(1, warmup_steps)
-        done = min(1.0, max(0.0, (step - warmup_steps) / max(1, steps - warmup_steps)))
-        return min(rise, floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
-
-    return factor
-
-
-class Objective(nn.Module):
-    """What is trained.  Parameters that do not require gradients are neither trained nor stored in checkpoints."""
+    Parameters that do not require gradients are neither trained nor stored in checkpoints.
+    """
 
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
-    def batch(self, step: int, part: int, parts: int) -> Any:
+    def __init__(self, options: LoopOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def batch(self, step: int, part: int, parts: int) -> Batch:
         """Part ``part`` of ``parts`` of a step's batch."""
         raise NotImplementedError
 
-    def forward(self, batch: Any) -> dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """``loss``, and further scalars or vectors for the log; each one's mean over the parts is the step's."""
         raise NotImplementedError
 
@@ -82,9 +68,9 @@ class Objective(nn.Module):
         """Measurements on held-out data, for the log."""
         return {}
 
-    def options(self) -> dict[str, Any]:
-        """Settings, for the record."""
-        return {}
+    def made_of(self) -> dict[str, Any]:
+        """Hashes of data and of models to begin with, and shapes: what a run that goes on must agree with, beside the options."""
+        raise NotImplementedError
 
     def save(self, directory: Path) -> None:
         """Write the finished model."""
@@ -93,30 +79,6 @@ class Objective(nn.Module):
     def save_whole(self, directory: Path, weights: dict[str, Tensor]) -> None:
         """Write the finished model from whole weights and buffers, by name; its own are dealt out over the processes."""
         raise ValueError(f"expected an objective that can be trained with its weights dealt out, got {type(self).__name__}")
-
-
-@dataclass(frozen=True)
-class LoopOptions:
-    """How long to train, and how a step is computed.
-
-    validation_every, checkpoint_every: updates between measurements, and between checkpoints.
-    accumulate: parts in which each process computes its share of a batch, to save memory.
-    precision: ``torch.bfloat16`` computes in mixed precision; weights stay as they are.
-    compile: use ``torch.compile``.
-    fsdp: deal the weights out over the processes, for models that do not fit on one device.
-    """
-
-    steps: int = 2000
-    validation_every: int = 250
-    checkpoint_every: int = 250
-    accumulate: int = 1
-    precision: torch.dtype = torch.float32
-    compile: bool = False
-    fsdp: bool = False
-
-    def record(self) -> dict[str, Any]:
-        """Every option, for JSON."""
-        return {name: str(value) if isinstance(value, torch.dtype) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -168,42 +130,24 @@ class Trainer:
     Args:
         objective: what is trained, on its process's device.
         directory: checkpoints, log and the finished model.
-        steps: updates in all.
-        schedule: factor of the learning rates at each step.
-        accumulate: parts that each process computes one after another before an update.
-        precision: ``torch.bfloat16`` computes in mixed precision; weights stay as they are.
         clip_norm: gradients are scaled down to this norm.
-        compile: use ``torch.compile``.
-        fsdp: deal the weights out over the processes; with a single one there is nothing to deal.
+        fsdp: whether weights are dealt out over the processes; with a single one there is nothing to deal.
     """
 
-    objective: Objective
+    objective: Objective[Any]
     directory: Path
-    steps: int
-    schedule: Schedule
-    validation_every: int = 250
-    checkpoint_every: int = 250
-    accumulate: int = 1
-    precision: torch.dtype = torch.float32
-    clip_norm: float = 1.0
-    compile: bool = False
-    fsdp: bool = False
+    options: LoopOptions
     process: Process = field(default_factory=Process)
+    clip_norm: float = 1.0
     step: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
+    fsdp: bool = field(init=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
-    @classmethod
-    def of(
-        cls, objective: Objective, directory: str | os.PathLike[str], schedule: Schedule, options: LoopOptions, process: Process
-    ) -> Trainer:
-        """A run as the options have it."""
-        chosen = {field.name: getattr(options, field.name) for field in fields(LoopOptions)}
-        return cls(objective, Path(directory), schedule=schedule, process=process, **chosen)
-
     def __post_init__(self) -> None:
+        require_writable(self.directory, "folder")
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.fsdp = self.fsdp and self.process.world > 1
+        self.fsdp = self.options.fsdp and self.process.world > 1
         if self.fsdp:
             shard(self.objective, self.process.device)
         self.optimizers = self.objective.optimizers()
@@ -213,7 +157,8 @@ class Trainer:
     def run(self, progress: bool = True) -> None:
         """Train to the last step, logging and writing checkpoints on the way; write the finished model."""
         self.restore()
-        module: Any = torch.compile(self.objective) if self.compile else self.objective
+        options, schedule = self.options, self.options.schedule
+        module: Any = torch.compile(self.objective) if options.compile else self.objective
         if self.process.world > 1 and not self.fsdp:
             module = DistributedDataParallel(module)
         columns = (
@@ -226,51 +171,54 @@ class Trainer:
         )
         first = self.process.rank == 0
         with Progress(*columns, console=Console(stderr=True), disable=not (progress and first)) as bar:
-            task = bar.add_task("training", total=self.steps, completed=self.step, status="")
-            while self.step < self.steps:
+            task = bar.add_task("training", total=options.steps, completed=self.step, status="")
+            while self.step < options.steps:
                 started = time.perf_counter()
-                values = self.update(module)
+                values = self.update(module, schedule(self.step))
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 if not math.isfinite(values["loss"]):
                     rates = ", ".join(str(rate) for rates in self._peak_rates for rate in rates)
                     raise ValueError(f"the loss is {values['loss']} at step {self.step}; lower the learning rate (now {rates})")
-                last = self.step == self.steps
+                last = self.step == options.steps
                 rate = self.objective.tokens_per_step / seconds
                 if first or self.fsdp:  # dealt out weights are gathered by all processes together
                     record = {"step": self.step, **values, "tokens_per_second": round(rate)}
-                    if self.step % self.validation_every == 0 or last:
+                    if self.step % options.validation_every == 0 or last:
                         record["validation"] = self.validate()
                     if first:
                         with open(self.directory / LOG, "a", encoding="utf-8") as log:
                             log.write(json.dumps(record) + "\n")
-                    if self.step % self.checkpoint_every == 0 or last:
+                    if self.step % options.checkpoint_every == 0 or last:
                         self.checkpoint()
                 bar.update(task, completed=self.step, status=f"loss {values['loss']:.3f}, {rate:,.0f} tokens/s")
         self.objective.eval()
         if self.fsdp:
             weights = whole_state(self.objective)
             if first:
-                self.objective.save_whole(self.directory, weights)
+                with replacing_files(self.directory) as directory:
+                    self.objective.save_whole(directory, weights)
         elif first:
-            self.objective.save(self.directory)
+            with replacing_files(self.directory) as directory:
+                self.objective.save(directory)
         if self.process.world > 1:
             dist.barrier()
 
-    def update(self, module: Any) -> dict[str, Any]:
-        """One step; returns its values for the log, means over all parts."""
+    def update(self, module: Any, factor: float) -> dict[str, Any]:
+        """One step at ``factor`` times the peak rates; returns its values for the log, means over all parts."""
         self.objective.train()
         sums: dict[str, Tensor] = {}
-        parts = self.process.world * self.accumulate
-        for turn in range(self.accumulate):
-            batch = self.objective.batch(self.step, self.process.rank * self.accumulate + turn, parts)
-            together = self.process.world == 1 or turn == self.accumulate - 1
+        turns = self.options.accumulate
+        parts = self.process.world * turns
+        for turn in range(turns):
+            batch = self.objective.batch(self.step, self.process.rank * turns + turn, parts)
+            together = self.process.world == 1 or turn == turns - 1
             if self.fsdp:
                 sync_gradients(self.objective, together)
             with contextlib.nullcontext() if together or self.fsdp else module.no_sync():
-                with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.precision == torch.bfloat16):
+                with torch.autocast(self.process.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"):
                     values = module(batch)
-                (values["loss"] / self.accumulate).backward()
+                (values["loss"] / turns).backward()
             for name, value in values.items():
                 sums[name] = sums.get(name, 0) + value.detach().float() / parts
         if self.process.world > 1:
@@ -278,7 +226,6 @@ class Trainer:
                 dist.all_reduce(value)
         trained = [parameter for optimizer in self.optimizers for parameter in _parameters(optimizer)]
         torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
-        factor = self.schedule(self.step)
         for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
@@ -303,7 +250,7 @@ class Trainer:
                     tensors[f"optimizer{number}.{index}.{name}"] = whole(torch.as_tensor(value))
         if self.process.rank:
             return
-        record = {"step": self.step, "options": self.objective.options(), "seconds": self.seconds}
+        record = {"step": self.step, "options": self.options.record(), "made_of": self.made_of, "seconds": self.seconds}
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
         with replacing(self.directory / STATE_STEP) as temporary:
@@ -317,8 +264,9 @@ class Trainer:
         try:
             with safe_open(path, framework="pt") as file:
                 record = json.loads(file.metadata()["training"])
+            self._compare(record)
             tensors = load_file(path)
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{path}: expected a checkpoint of this program: {error}; choose another directory") from error
         with torch.no_grad():
             for name, parameter in self._trained():
@@ -340,6 +288,27 @@ class Trainer:
         self.step, self.seconds = int(record["step"]), float(record["seconds"])
         if self.process.rank == 0:
             self._trim_log()
+
+    @functools.cached_property
+    def made_of(self) -> dict[str, Any]:
+        """What a run that goes on must have been started with."""
+        whole = {"objective": type(self.objective).__name__, **self.objective.made_of(), **self.options.record(free=False)}
+        known: dict[str, Any] = json.loads(json.dumps(whole))
+        return known
+
+    def _compare(self, record: dict[str, Any]) -> None:
+        """ValueError where the checkpoint is of another run; one of an earlier version that does not say so is believed."""
+        found, wanted = record.get("made_of", {}), self.made_of
+        for name in sorted(found.keys() & wanted.keys()):
+            if found[name] != wanted[name]:
+                raise ValueError(
+                    f"{self.directory}: holds a run with {name} {found[name]}, asked for is {wanted[name]}; "
+                    "choose another directory, or go on with the same"
+                )
+        if int(record["step"]) > self.options.steps:
+            raise ValueError(
+                f"{self.directory}: expected at least {record['step']} steps, which the run there has made, got {self.options.steps}"
+            )
 
     def _trim_log(self) -> None:
         log = self.directory / LOG

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel
+from transformers import MarianConfig, MarianMTModel, PreTrainedModel
 
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
+from latticebpd.models.loading import weights_fingerprint
 from latticebpd.models.mask_filling import load_verifier
 from lm_training.data.batching import padded
-from lm_training.neural.muon import Muon
-from lm_training.neural.training import LoopOptions, Objective, Process, Trainer, trapezoid
+from lm_training.neural.optimizers import adamw_and_muon
+from lm_training.neural.options import TranslationTraining
+from lm_training.neural.training import Objective, Process, Trainer
 
 
 @dataclass(frozen=True)
@@ -44,26 +47,6 @@ SHAPES = {
     "base": TranslationShape(),
     "small": TranslationShape(hidden_size=128, encoder_layers=2, decoder_layers=2, attention_heads=2, intermediate_size=512),
 }
-
-
-@dataclass(frozen=True)
-class TranslationTraining(LoopOptions):
-    """How to train.
-
-    batch_tokens: source and target tokens of an update together, padding included.
-    learning_rate: AdamW's peak rate, for embedding, norms and biases; muon_learning_rate: Muon's, for the layers' matrices.
-        Rates warm up, stay, and fall linearly over the last ``decay_fraction`` of the steps.
-    """
-
-    checkpoint_every: int = 100
-    batch_tokens: int = 4096
-    learning_rate: float = 2e-3
-    muon_learning_rate: float = 5e-3
-    weight_decay: float = 0.01
-    label_smoothing: float = 0.1
-    warmup_steps: int = 100
-    decay_fraction: float = 0.5
-    seed: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,25 +101,24 @@ def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
     return model
 
 
-class TranslationObjective(Objective):
-    """Label-smoothed cross-entropy of the targets, averaged over their tokens."""
+class PairSampler:
+    """Deals sentence pairs out in batches of about one length; every epoch anew.
 
-    def __init__(
-        self,
-        model: MarianMTModel,
-        data: Texts,
-        validation: Texts,
-        options: TranslationTraining,
-    ) -> None:
-        super().__init__()
-        self.model, self.data, self.validation, self.training_options = model, data, validation, options
-        self.cuts = batch_cuts(data, options.batch_tokens)
-        self.tokens_per_step = len(data.tokens) // (len(self.cuts) - 1)
+    Args:
+        model: whose padding and start token are used, on the device where batches are wanted.
+        data: the pairs.
+        batch_tokens: source and target tokens of a batch together, padding included.
+    """
+
+    def __init__(self, model: PreTrainedModel, data: Texts, batch_tokens: int, seed: int) -> None:
+        self.model, self.data, self.seed = BaseModel.of(model), data, seed
+        self.cuts = batch_cuts(data, batch_tokens)
+        self.tokens_per_batch = len(data.tokens) // (len(self.cuts) - 1)
 
     def batch(self, step: int, part: int, parts: int) -> PairBatch:
-        """Sentences of about one length; every epoch deals them out anew."""
+        """Part of a step's pairs."""
         epoch, index = divmod(step, len(self.cuts) - 1)
-        order, turns = _epoch_plan(self.data, self.training_options.seed, epoch, len(self.cuts) - 1)
+        order, turns = _epoch_plan(self.data, self.seed, epoch, len(self.cuts) - 1)
         turn = turns[index]
         rows = order[self.cuts[turn] : self.cuts[turn + 1]]
         labels = int((self.data.lengths[rows] - self.data.prompt_lengths[rows]).sum())
@@ -144,21 +126,44 @@ class TranslationObjective(Objective):
 
     def collate(self, data: Texts, rows: np.ndarray, weight: float) -> PairBatch:
         """Pad the chosen pairs."""
-        config, device = self.model.config, self.model.device
-        pad = int(config.pad_token_id or 0)
+        device, pad = self.model.device, self.model.pad_id or 0
         sources = [data[row][: data.prompt_lengths[row]] for row in rows.tolist()]
         targets = [data[row][data.prompt_lengths[row] :] for row in rows.tolist()]
         source, mask = (torch.from_numpy(array).to(device) for array in padded(sources, pad))
         labels = torch.from_numpy(padded(targets, -100)[0]).to(device)
-        inputs = F.pad(labels[:, :-1].masked_fill(labels[:, :-1] < 0, pad), (1, 0), value=config.decoder_start_token_id)
+        inputs = F.pad(labels[:, :-1].masked_fill(labels[:, :-1] < 0, pad), (1, 0), value=self.model.start_id)
         return PairBatch(source, mask, inputs, labels, weight)
+
+    def held_out(self, data: Texts, size: int = 64) -> Iterator[PairBatch]:
+        """All of other pairs, from short to long."""
+        order = np.argsort(data.lengths, kind="stable")
+        for first in range(0, len(order), size):
+            yield self.collate(data, order[first : first + size], 1.0)
+
+
+class TranslationObjective(Objective[PairBatch]):
+    """Label-smoothed cross-entropy of the targets, averaged over their tokens.
+
+    Args:
+        begins_with: what the model is before it is trained.
+    """
+
+    def __init__(self, model: MarianMTModel, data: Texts, validation: Texts, options: TranslationTraining, begins_with: Any = None) -> None:
+        super().__init__(options)
+        self.options: TranslationTraining = options
+        self.model, self.validation, self.begins_with = model, validation, begins_with
+        self.pairs = PairSampler(model, data, options.batch_tokens, options.seed)
+        self.tokens_per_step = self.pairs.tokens_per_batch
+
+    def batch(self, step: int, part: int, parts: int) -> PairBatch:
+        return self.pairs.batch(step, part, parts)
 
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
         """``loss``, smoothed, in nats per target token."""
         if not len(batch.sources):  # more parts than sentences
-            return {"loss": sum(parameter.sum() for parameter in self.model.parameters()) * 0.0}  # type: ignore[dict-item]
+            return {"loss": nothing(self.model)}
         logits = self.logits(batch)
-        smoothing = self.training_options.label_smoothing
+        smoothing = self.options.label_smoothing
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing, reduction="sum")
         return {"loss": loss * batch.weight}
 
@@ -169,22 +174,12 @@ class TranslationObjective(Objective):
         return logits
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Muon for the layers' matrices, AdamW for the embedding, norms and biases."""
-        options, embedding = self.training_options, self.model.get_input_embeddings().weight
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        matrices = [parameter for parameter in trained if parameter.ndim == 2 and parameter is not embedding]
-        others = [parameter for parameter in trained if parameter.ndim != 2 or parameter is embedding]
-        return [
-            torch.optim.AdamW(others, lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=options.weight_decay),
-            Muon(matrices, lr=options.muon_learning_rate, weight_decay=options.weight_decay, momentum=0.95),
-        ]
+        return adamw_and_muon(self.model, self.options, betas=(0.9, 0.98))
 
     def validate(self) -> dict[str, Any]:
         """Cross-entropy without smoothing, perplexity and accuracy per target token of the held-out pairs."""
         loss, right, count = 0.0, 0, 0
-        order = np.argsort(self.validation.lengths, kind="stable")
-        for first in range(0, len(order), 64):
-            batch = self.collate(self.validation, order[first : first + 64], 1.0)
+        for batch in self.pairs.held_out(self.validation):
             logits, labels = self.logits(batch).flatten(0, 1), batch.labels.flatten()
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(-1) == labels).sum())
@@ -192,11 +187,16 @@ class TranslationObjective(Objective):
         mean = loss / max(count, 1)
         return {"loss": round(mean, 4), "perplexity": round(math.exp(min(mean, 700.0)), 3), "accuracy": round(right / max(count, 1), 4)}
 
-    def options(self) -> dict[str, Any]:
-        return self.training_options.record()
+    def made_of(self) -> dict[str, Any]:
+        return {"data": self.pairs.data.fingerprint(), "model": self.begins_with}
 
     def save(self, directory: Path) -> None:
         self.model.save_pretrained(directory)
+
+
+def nothing(module: torch.nn.Module) -> Tensor:
+    """A loss of 0 that depends on every weight, as the processes of a step expect of each other."""
+    return sum((parameter.sum() for parameter in module.parameters()), torch.zeros(())) * 0.0
 
 
 def _sizes(data: Texts) -> np.ndarray:
@@ -240,23 +240,24 @@ def train_translation(
     options: TranslationTraining,
     process: Process | None = None,
     progress: bool = True,
+    begins_with: Any = None,
 ) -> MarianMTModel:
     """Train ``model`` on pairs, or go on with the run in ``directory``; returns the model.
 
     Args:
         data, validation: pairs as `lm_training.data.pairs.encode_pairs` makes them, or as `distill` writes them.
         model: a model of `new_translator`, or one that is to be taught further.
+        begins_with: what the model is before it is trained, a new one's shape, say; by default a hash of its weights.
     """
     process = process or Process()
-    limit = BaseModel.of(model).max_positions or 0
+    limit = int(model.config.max_position_embeddings)
     for name, pairs in (("training", data), ("validation", validation)):
         longest = int(_sizes(pairs).max(initial=0))
         if longest > limit:
             raise ValueError(f"expected {name} sentences of at most {limit} tokens (the model's positions), got one of {longest}")
     torch.manual_seed(options.seed)
+    begins_with = begins_with or weights_fingerprint(model)
     torch.nn.Module.to(model, process.device)  # `transformers` wraps its own `to` in a way that hides its type
-    objective = TranslationObjective(model, data, validation, options)
-    schedule = trapezoid(options.steps, options.warmup_steps, options.decay_fraction)
-    Trainer.of(objective, directory, schedule, options, process).run(progress)
+    Trainer(TranslationObjective(model, data, validation, options, begins_with), Path(directory), options, process).run(progress)
     model.eval()
     return model

@@ -19,7 +19,8 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from lm_training.data.distill import DistillOptions, distill, load_distilled
 from lm_training.neural.blockwise import BlockwiseObjective
-from lm_training.neural.heads import HeadTraining, train_heads
+from lm_training.neural.heads import train_heads
+from lm_training.neural.options import HeadTraining
 from lm_training.neural.selection import EveryHead
 from tests.helpers.tiny_families import tiny
 
@@ -69,7 +70,7 @@ def test_losses_are_those_of_the_sequences_one_by_one(family: str) -> None:
     base, data = tiny_base(family), uneven(5)
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=4))
     torch.nn.init.normal_(model.heads.down, std=0.3)  # type: ignore[arg-type]
-    objective = BlockwiseObjective(model, data, data, 5, lambda model: [], EveryHead(), base_weight=1.0)
+    objective = BlockwiseObjective(model, data, data, QUICK, lambda model: [])
     sums, counts = np.zeros(4), np.zeros(4)
     for index, prompt in enumerate(data.prompt_lengths.tolist()):
         source, target = data[index][:prompt].tolist(), data[index][prompt:].tolist()
@@ -79,7 +80,7 @@ def test_losses_are_those_of_the_sequences_one_by_one(family: str) -> None:
             for place in range(len(target) - head):
                 sums[head] -= float(every[place, head, target[place + head]])
                 counts[head] += 1
-    values = objective(objective.labelled(objective.data, list(range(5)), EveryHead(), [0]))
+    values = objective(objective.data.batch(list(range(5)), EveryHead(), np.ones(objective.model.num_heads, bool), [0]))
     assert float(values["base_loss"]) == pytest.approx(sums[0] / counts[0], rel=1e-5)
     np.testing.assert_allclose(values["head_losses"].numpy(), sums[1:] / counts[1:], rtol=1e-5)
 
@@ -105,12 +106,12 @@ def test_fine_tuning_leaves_constants_alone(tmp_path: Path) -> None:
     base, data = tiny_base("marian"), uneven()
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=3))
-    train_heads(model, data, data, tmp_path, replace(QUICK, steps=2, base_learning_rate=1e-2), progress=False)
+    train_heads(model, data, data, tmp_path, replace(QUICK, steps=2, fine_tune=True, base_learning_rate=1e-2), progress=False)
     same = {name for name, parameter in base.named_parameters() if torch.equal(before[name], parameter)}
     assert same == {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
     base.requires_grad_(False)
     with pytest.raises(ValueError, match="parameters that require gradients, to fine-tune it, got one without; load it anew"):
-        train_heads(model, data, data, tmp_path / "again", replace(QUICK, base_learning_rate=1e-2), progress=False)
+        train_heads(model, data, data, tmp_path / "again", replace(QUICK, fine_tune=True, base_learning_rate=1e-2), progress=False)
 
 
 def translations(count: int) -> Texts:
@@ -136,7 +137,7 @@ def test_heads_of_a_toy_translator_reach_the_full_block(tmp_path: Path) -> None:
     )  # fmt: skip
     model, data, held_out = BlockwiseLM(base, new_heads(base, "feed-forward", 5)), translations(32), translations(7)
     options = replace(
-        QUICK, steps=80, batch_size=8, learning_rate=1e-2, base_learning_rate=1e-2, selection=EveryHead(), validation_every=80,
+        QUICK, steps=80, batch_size=8, learning_rate=1e-2, fine_tune=True, base_learning_rate=1e-2, objective="joint", validation_every=80,
         checkpoint_every=80,
     )  # fmt: skip
     train_heads(model, data, held_out, tmp_path, options, progress=False)

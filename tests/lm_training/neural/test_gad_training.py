@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from latticebpd import GadDrafter, generate
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
 from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pair_tokenizer
-from lm_training.neural.mask_filling import UNLABELLED, DrafterObjective, DrafterTraining, Windows, glance, train_drafter
-from lm_training.neural.training import Trainer, cosine
+from lm_training.neural.mask_filling import UNLABELLED, DrafterObjective, Windows, glance, train_drafter
+from lm_training.neural.options import DrafterTraining
+from lm_training.neural.training import Trainer
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 from tests.helpers.translators import verifier_of
@@ -61,8 +63,8 @@ def test_the_ratio_falls_from_a_half_to_three_tenths() -> None:
     assert ratios[-1] == pytest.approx(0.3)
     assert np.allclose(np.diff(ratios), -0.02)
     assert DrafterTraining(steps=1).reveal_ratio(0) == 0.5
-    with pytest.raises(ValueError, match=r"expected reveal_first from 0 to 1, got 1\.5"):
-        DrafterTraining(reveal_first=1.5)
+    with pytest.raises(ValueError, match=r"expected reveal from 0 to 1, got 1\.5"):
+        DrafterTraining(reveal=(1.5, 0.3))
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +105,7 @@ class Spy(torch.nn.Module):
 
 @pytest.mark.parametrize("anchored", [False, True])
 def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anchored: bool) -> None:
-    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal_first=1.0), anchored=anchored)
+    trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal=(1.0, 0.3)), anchored=anchored)
     batch = trained.batch(0, 0, 1)
     trained.drafter = spy = Spy(trained.drafter)  # type: ignore[assignment]
     trained.eval()
@@ -143,7 +145,7 @@ def test_windows_follow_their_prefix_and_end_with_the_text(anchored: bool) -> No
     trained = objective(anchored=anchored)
     ends, lengths = 0, set()
     for step in range(5):
-        batch, pair = trained.batch(step, 0, 1), super(DrafterObjective, trained).batch(step, 0, 1)
+        batch, pair = trained.batch(step, 0, 1), trained.pairs.batch(step, 0, 1)
         for row, prefix, labels in windows_of(batch):
             target = [token for token in pair.labels[row].tolist() if token != UNLABELLED]
             window = [token for token in labels if token != UNLABELLED]
@@ -186,7 +188,7 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool) -> No
 
 @pytest.mark.parametrize(("anchored", "decay"), [(False, 1.0), (True, 1.0), (True, 0.5)])
 def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool, decay: float) -> None:
-    options = DrafterTraining(steps=10, batch_tokens=128, reveal_first=0.0, reveal_last=0.0, label_smoothing=0.0, slot_decay=decay)
+    options = DrafterTraining(steps=10, batch_tokens=128, reveal=(0.0, 0.0), label_smoothing=0.0, slot_decay=decay)
     trained = objective(options, anchored=anchored)
     trained.eval()
     batch = trained.batch(0, 0, 1)
@@ -220,13 +222,14 @@ def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -
 
         trained.batch = batch  # type: ignore[method-assign]
         torch.manual_seed(17 if dies_at is None else 18)
-        trainer = Trainer(trained, directory, 6, cosine(6, 1), validation_every=100, checkpoint_every=2)
+        options = replace(trained.options, steps=6, warmup_steps=1, validation_every=100, checkpoint_every=2)
+        trainer = Trainer(trained, directory, options)
         if dies_at is not None:
             with pytest.raises(KeyboardInterrupt):
                 trainer.run(progress=False)
             return weights(directory, None)
         trainer.run(progress=False)
-        return dict(trained.model.state_dict())
+        return dict(trained.drafter.state_dict())
 
     unbroken, resumed = weights(tmp_path / "one", None), weights(tmp_path / "two", 5)
     assert all(torch.equal(unbroken[name], resumed[name]) for name in unbroken)

@@ -36,8 +36,8 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.neural.heads import HeadTraining, train_heads
-from lm_training.neural.selection import EveryHead, OneHeadPerBatch
+from lm_training.neural.heads import train_heads
+from lm_training.neural.options import HeadTraining
 from lm_training.neural.training import Process
 from tests.helpers.blockwise_models import tiny_model
 
@@ -162,17 +162,17 @@ def test_heads_attach_to_any_family(config: PretrainedConfig, distilled: Path, t
 def test_fine_tuning_teaches_the_base_too(distilled: Path, tmp_path: Path) -> None:
     model, data = untrained(), load_distilled(distilled)
     before = {name: parameter.clone() for name, parameter in model.base.named_parameters()}
-    train_heads(model, data, data, tmp_path, replace(QUICK, base_learning_rate=1e-3), progress=False)
+    train_heads(model, data, data, tmp_path, replace(QUICK, fine_tune=True, base_learning_rate=1e-3), progress=False)
     assert all(not torch.equal(before[name], parameter) for name, parameter in model.base.named_parameters())
     assert "base_loss" in json.loads((tmp_path / "training-log.jsonl").read_text().splitlines()[0])
 
 
-@pytest.mark.parametrize("selection", [EveryHead(), OneHeadPerBatch()])
-def test_accumulated_parts_learn_what_one_batch_learns(distilled: Path, tmp_path: Path, selection: EveryHead | OneHeadPerBatch) -> None:
+@pytest.mark.parametrize("objective", ["joint", "batch", "position"])
+def test_accumulated_parts_learn_what_one_batch_learns(distilled: Path, tmp_path: Path, objective: str) -> None:
     data = load_distilled(distilled)
     losses = []
     for accumulate in (1, 3):
-        options = replace(QUICK, selection=selection, accumulate=accumulate)
+        options = replace(QUICK, objective=objective, accumulate=accumulate)
         train_heads(untrained(), data, data, tmp_path / str(accumulate), options, progress=False)
         losses.append([json.loads(line)["loss"] for line in (tmp_path / str(accumulate) / "training-log.jsonl").open()])
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-5)
@@ -180,7 +180,7 @@ def test_accumulated_parts_learn_what_one_batch_learns(distilled: Path, tmp_path
 
 def test_mixed_precision_learns_much_the_same(distilled: Path, tmp_path: Path) -> None:
     data = load_distilled(distilled)
-    model = train_heads(untrained(), data, data, tmp_path, replace(QUICK, precision=torch.bfloat16), progress=False)
+    model = train_heads(untrained(), data, data, tmp_path, replace(QUICK, precision="bfloat16"), progress=False)
     reference = train_heads(untrained(), data, data, tmp_path / "reference", QUICK, progress=False)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     final = [json.loads((tmp_path / run / "training-log.jsonl").read_text().splitlines()[-1])["loss"] for run in ("", "reference")]

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ from latticebpd import NeuralRescorer, SausageLattice, rescore
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.corpus import train_tokenizer
-from lm_training.neural.rescorers import PRESETS, RescorerObjective, RescorerShape, RescorerTraining, new_rescorer, train_rescorer
-from lm_training.neural.training import Trainer, cosine
+from lm_training.neural.options import RescorerTraining, Schedule, cosine
+from lm_training.neural.rescorers import PRESETS, RescorerObjective, RescorerShape, new_rescorer, train_rescorer
+from lm_training.neural.training import Trainer
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
@@ -90,12 +91,20 @@ def test_parts_of_a_step_add_up_to_its_loss_and_gradient(parts: int) -> None:
     torch.testing.assert_close([parameter.grad for parameter in trained.parameters() if parameter.grad is not None], expected)
 
 
+class Part(RescorerTraining):
+    """The first steps of a run of six."""
+
+    @property
+    def schedule(self) -> Schedule:
+        return cosine(6, self.warmup_steps)
+
+
 def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     data = random_sequences()
     train_rescorer(model(), data, data, tmp_path / "whole", QUICK, progress=False)
     for steps in (2, 4, 6):  # as if killed behind a checkpoint; the schedule is that of the whole run
         objective = RescorerObjective(model(seed=0 if steps == 2 else steps), data, data, QUICK)
-        Trainer(objective, tmp_path / "parts", steps, cosine(6, 2), validation_every=3, checkpoint_every=2).run(progress=False)
+        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run(progress=False)
     one, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -153,7 +162,7 @@ def test_muon_trains_the_matrices_and_adamw_the_rest() -> None:
     others = [parameter for group in adamw.param_groups for parameter in group["params"]]
     trained = model()
     assert len(matrices) + len(others) == len(list(trained.parameters()))
-    assert len(RescorerObjective(trained, data, data, replace(QUICK, muon_learning_rate=None)).optimizers()) == 1
+    assert len(RescorerObjective(trained, data, data, replace(QUICK, muon_learning_rate=0.0)).optimizers()) == 1
 
 
 def test_data_that_the_model_cannot_read_is_refused() -> None:

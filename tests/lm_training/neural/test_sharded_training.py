@@ -20,7 +20,8 @@ from latticebpd import VanillaDrafter, generate
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.loading import load_base
-from lm_training.neural.blockwise import ModelShape, TrainingOptions, train_blockwise
+from lm_training.neural.blockwise import train_blockwise
+from lm_training.neural.options import BlockwiseShape, BlockwiseTraining
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
@@ -121,4 +122,4 @@ def test_killed_run_goes_on_exactly_and_in_one_process_as_well(work: Path) -> No
 def test_models_from_scratch_are_refused(tmp_path: Path) -> None:
     tokens = np.ones(900, np.uint16)
     with pytest.raises(ValueError, match="Muon updates matrices as wholes; leave fsdp out"):
-        train_blockwise(tokens, tokens, tmp_path, ModelShape(vocab_size=9), TrainingOptions(fsdp=True), 0)
+        train_blockwise(tokens, tokens, tmp_path, BlockwiseShape(vocab_size=9), BlockwiseTraining(fsdp=True), 0)

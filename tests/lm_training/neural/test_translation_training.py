@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from latticebpd.cli import app
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import MASK, PADDING, Pair, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+from lm_training.neural.options import TranslationTraining
 from lm_training.neural.training import Trainer
 from lm_training.neural.translation import (
     TranslationObjective,
     TranslationShape,
-    TranslationTraining,
     batch_cuts,
     load_translator,
     new_translator,
@@ -77,7 +77,7 @@ def test_encoded_pairs_decode_to_their_sentences_and_end_once(tmp_path):
 def test_every_epoch_deals_out_every_pair_once_in_batches_that_fit():
     data = rule_pairs(50)
     trained = objective(data, batch_tokens=64)
-    batches = len(trained.cuts) - 1
+    batches = len(trained.pairs.cuts) - 1
     wanted = sorted(tuple(data[index].tolist()) for index in range(50))
     orders = []
     for epoch in range(2):
@@ -114,8 +114,8 @@ def test_parts_of_a_batch_have_the_loss_and_gradient_of_the_whole():
 def test_padding_changes_no_loss():
     trained, data = objective(rule_pairs(1)), rule_pairs(4)
     trained.eval()
-    together = trained(trained.collate(data, np.arange(4), 1.0))["loss"]
-    alone = sum(trained(trained.collate(data, np.array([row]), 1.0))["loss"] for row in range(4))
+    together = trained(trained.pairs.collate(data, np.arange(4), 1.0))["loss"]
+    alone = sum(trained(trained.pairs.collate(data, np.array([row]), 1.0))["loss"] for row in range(4))
     torch.testing.assert_close(together, alone)
 
 
@@ -137,10 +137,10 @@ def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path
         written = loaded.generate(torch.tensor([held_out[index][:cut].tolist()]), do_sample=False, num_beams=1, max_new_tokens=12)
         assert written[0, 1:].tolist() == held_out[index][cut:].tolist()
 
-    def dies(trainer, module, update=Trainer.update):
+    def dies(trainer, module, factor, update=Trainer.update):
         if trainer.step == 120:
             raise KeyboardInterrupt
-        return update(trainer, module)
+        return update(trainer, module, factor)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "update", dies)

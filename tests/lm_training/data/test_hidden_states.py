@@ -1,0 +1,208 @@
+"""Kept hidden states: the same loss as with the base model, which then is not run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from latticebpd.cli import app
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.base import BaseModel
+from latticebpd.models.blockwise import BlockwiseLM, new_heads
+from lm_training.data.hidden_states import HiddenStates, add_states, load_states, states_directory
+from lm_training.data.shortlist import coverage, shortlist_of
+from lm_training.neural.blockwise import HeadData
+from lm_training.neural.heads import load_head_data, train_heads
+from lm_training.neural.options import HeadTraining
+from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.tiny_families import tiny
+
+QUICK = HeadTraining(steps=5, batch_size=4, warmup_steps=2, validation_every=5, checkpoint_every=5, serving_prompts=0, learning_rate=1e-2)
+
+
+def texts(count: int = 11, seed: int = 0) -> Texts:
+    """Prompts of 1 to 5 tokens and what follows them, 3 to 12 more."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, count)
+    return Texts.of_rows([rng.integers(2, 23, length + rng.integers(3, 13)) for length in lengths], lengths.tolist(), np.uint16)
+
+
+def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
+    data.save(path)
+    add_states(base, data, states_directory(path), **{"shard_texts": 4, "batch_tokens": 40, **more})  # type: ignore[arg-type]
+    found = load_states(path, data)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "opt", "bloom", "t5", "marian", "bart"])
+def test_states_are_those_that_each_written_token_was_chosen_from(family: str, tmp_path: Path) -> None:
+    base, data = tiny(family, seed=3, eos=7), texts()
+    found = kept(base, tmp_path / "t.npz", data, layers=[1, 2])
+    stock = BaseModel.of(base)
+    for index, (text, prompt) in enumerate(data.items()):
+        with torch.no_grad():
+            if stock.encodes:
+                out = base(torch.tensor([text[:prompt]]), decoder_input_ids=torch.tensor([[stock.start_id, *text[prompt:-1]]]),
+                           output_hidden_states=True)  # fmt: skip
+                layers, begin = out.decoder_hidden_states, 0
+            else:
+                layers, begin = base(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states, prompt - 1
+        for name, expected in (("last", layers[-1]), ("layer-1", layers[1]), ("layer-2", layers[2])):
+            states = found.of_text(index, name)
+            assert states.dtype == torch.float16
+            torch.testing.assert_close(states.float(), expected[0, begin:], atol=2e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+@pytest.mark.parametrize("objective", ["position", "joint", "batch"])
+@pytest.mark.parametrize("shortlist", [False, True])
+def test_training_from_states_has_the_same_losses_and_never_runs_the_base(
+    family: str, objective: str, shortlist: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, data, held_out = tiny(family, seed=3, eos=7), texts(), texts(5, 1)
+    kept(base, tmp_path / "t.npz", data)
+    kept(base, tmp_path / "v.npz", held_out)
+    tokens = shortlist_of(data, BaseModel.of(base).vocab_size, 15) if shortlist else None
+    logs = []
+    for with_states in (False, True):
+        torch.manual_seed(0)
+        model = BlockwiseLM(base, new_heads(base, "feed-forward", 4, shortlist=tokens))
+        learnt, measured = load_head_data([tmp_path / "t.npz"], [tmp_path / "v.npz"], 0, with_states)
+        options = replace(QUICK, objective=objective)
+        directory = tmp_path / str(with_states)
+        if with_states:
+            for part in (base.get_decoder(), base.base_model):
+                monkeypatch.setattr(part, "forward", None)  # nothing that is called
+        train_heads(model, learnt, measured, directory, options, progress=False)
+        logs.append([json.loads(line) for line in (directory / "training-log.jsonl").read_text().splitlines()])
+    for without, with_them in zip(*logs, strict=True):
+        assert with_them["loss"] == pytest.approx(without["loss"], abs=1e-3)
+        np.testing.assert_allclose(with_them["head_losses"], without["head_losses"], atol=1e-3)
+    first, second = (log[-1]["validation"] for log in logs)
+    assert second["loss"] == pytest.approx(first["loss"], abs=1e-3)
+    assert second["base_loss"] == pytest.approx(first["base_loss"], abs=1e-3)
+    assert first.keys() == second.keys()
+    if shortlist:
+        assert first["coverage"] == second["coverage"] < 1
+
+
+def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: Path) -> None:
+    """Against losses token by token, over the list's tokens alone."""
+    base, data = tiny_model().base, texts()
+    tokens = shortlist_of(data, 23, 12)
+    counts = np.bincount(np.concatenate([data[index][length:] for index, length in enumerate(data.prompt_lengths)]), minlength=23)
+    assert sorted(counts[tokens].tolist(), reverse=True) == sorted(counts.tolist(), reverse=True)[:12]
+    assert coverage(data, tokens) == pytest.approx(counts[tokens].sum() / counts.sum())
+    torch.manual_seed(0)
+    model = BlockwiseLM(base, new_heads(base, "stern", 3, shortlist=tokens))
+    torch.nn.init.normal_(model.heads.down, std=0.2)  # type: ignore[arg-type]
+    losses: list[list[float]] = [[], []]
+    hits, labels = np.zeros(2), np.zeros(2)
+    with torch.no_grad():
+        for text, prompt in data.items():
+            hidden = base.model(torch.tensor([text])).last_hidden_state[0]
+            log_probs = model.head_logits(hidden).log_softmax(-1)
+            for head in range(2):
+                for place in range(prompt - 1, len(text) - 2 - head):
+                    said = text[place + 2 + head]
+                    labels[head] += 1
+                    if said in tokens:
+                        losses[head].append(-float(log_probs[place, head, tokens.tolist().index(said)]))
+                        hits[head] += int(tokens[int(log_probs[place, head].argmax())]) == said
+    options = replace(QUICK, objective="joint", steps=1, batch_size=11, learning_rate=0.0)
+    train_heads(model, data, data, tmp_path, options, progress=False)
+    record = json.loads((tmp_path / "training-log.jsonl").read_text())
+    np.testing.assert_allclose(record["head_losses"], [np.mean(each) for each in losses], atol=1e-4)
+    np.testing.assert_allclose(record["validation"]["head_accuracy"]["top-1"], hits / labels, atol=1e-4)
+    assert record["validation"]["coverage"] == pytest.approx(sum(map(len, losses)) / labels.sum(), abs=1e-4)
+
+
+def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
+    base, data = tiny_model().base, texts()
+    whole = kept(base, tmp_path / "whole.npz", data)
+    data.save(tmp_path / "parts.npz")
+    directory = states_directory(tmp_path / "parts.npz")
+
+    def killed(done: int, tokens: int) -> None:
+        if directory.file(0).exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_states(base, data, directory, shard_texts=4, part=(0, 2), on_text=killed)
+    with pytest.raises(ValueError, match=r"2 of 3 shards are missing, first shard-00001\.safetensors; run the same `latticebpd"):
+        load_states(tmp_path / "parts.npz", data)
+    assert sorted(path.name for path in directory.path.iterdir()) == ["hidden.json", "shard-00000.safetensors"]
+    for index in range(2):
+        add_states(base, data, directory, shard_texts=4, part=(index, 2))
+    parts = load_states(tmp_path / "parts.npz", data)
+    assert parts is not None
+    for index in range(len(data)):
+        torch.testing.assert_close(parts.of_text(index), whole.of_text(index), atol=1e-3, rtol=1e-3)
+
+
+def test_states_of_other_texts_models_or_layers_are_refused(tmp_path: Path) -> None:
+    base, data = tiny_model().base, texts()
+    states = kept(base, tmp_path / "t.npz", data)
+    assert load_states(tmp_path / "none.npz", data) is None
+    for other in (texts(seed=5), texts(12), Texts.of_rows([data[index] for index in range(11)], [1] * 11, np.uint16)):
+        with pytest.raises(ValueError, match="found those of others"):
+            load_states(tmp_path / "t.npz", other)
+    with pytest.raises(ValueError, match=r"holds hidden states made with layers \[\], asked for is \[1\]"):
+        add_states(base, data, states_directory(tmp_path / "t.npz"), layers=[1], shard_texts=4)
+    with pytest.raises(ValueError, match="holds hidden states made with model sha256"):
+        add_states(tiny_model(seed=5).base, data, states_directory(tmp_path / "t.npz"), shard_texts=4)
+    with pytest.raises(ValueError, match="expected layers from 1 to 2"):
+        add_states(base, data, states_directory(tmp_path / "u.npz"), layers=[3])
+    another = tiny_model(seed=5).base
+    model = BlockwiseLM(another, new_heads(another, "stern", 3))
+    with pytest.raises(ValueError, match="expected hidden states of the model whose heads are trained"):
+        train_heads(model, HeadData(data, states), data, tmp_path / "out", QUICK, progress=False)
+    model = BlockwiseLM(tiny_model().base, new_heads(base, "stern", 3))
+    with pytest.raises(ValueError, match="expected a frozen base model with kept hidden states"):
+        train_heads(model, HeadData(data, states), data, tmp_path / "out", replace(QUICK, fine_tune=True), progress=False)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"num_shards": 3}', b'{"num_shards": 3, "model": 1, "shard_texts": 0}'])
+def test_damaged_settings_are_a_value_error(tmp_path: Path, content: bytes) -> None:
+    data = texts()
+    kept(tiny_model().base, tmp_path / "t.npz", data)
+    (tmp_path / "t.hidden/hidden.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"hidden\.json: expected settings as `latticebpd train hidden` writes them"):
+        load_states(tmp_path / "t.npz", data)
+
+
+def test_damaged_shards_are_a_value_error(tmp_path: Path) -> None:
+    data = texts()
+    kept(tiny_model().base, tmp_path / "t.npz", data)
+    shard = tmp_path / "t.hidden/shard-00001.safetensors"
+    whole = shard.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1], whole.replace(b"last", b"lost"), whole.replace(b'"texts"', b'"taxes"')):
+        shard.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"shard-00001\.safetensors: expected hidden states"):
+            load_states(tmp_path / "t.npz", data)
+
+
+def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
+    tiny_model().base.save_pretrained(tmp_path / "model")
+    for name, count in (("t", 11), ("v", 4)):
+        texts(count, len(name)).save(tmp_path / f"{name}.npz")
+    files = [str(tmp_path / "t.npz"), str(tmp_path / "v.npz")]
+    result = CliRunner().invoke(app, ["train", "hidden", *files, "--model", str(tmp_path / "model")], catch_exceptions=False)
+    assert result.exit_code == 0
+    command = ["train", "heads", files[0], "--validation", files[1], "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
+    more = ["--num-heads", "4", "--steps", "4", "--shortlist", "15", "--serving-prompts", "1", "--warmup-steps", "1", "--device", "cpu"]
+    result = CliRunner().invoke(app, command + more, catch_exceptions=False)
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "hidden states are read from their files" in said
+    assert "shortlist: 15 tokens" in said
+    model = BlockwiseLM.from_pretrained(tmp_path / "out")
+    assert model.shortlist is not None
+    assert len(model.shortlist) == 15
