@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.console import err, quiet_transformers
-from lm_training.cli.options import DEVICE, VALIDATION, run_directory, with_options
+from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import DrafterTraining
 
 
@@ -16,7 +16,7 @@ def drafter(
     data: list[Path] = typer.Argument(..., help="Sources and translations: directories made by `latticebpd distill`, or pairs (.npz)."),
     validation: Path = VALIDATION,
     model: Path = typer.Option(..., help="Directory of the verifier, an encoder–decoder; the drafter begins with its weights."),
-    output: Path = run_directory("the drafter"),
+    output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(
         True, help="Have the text's last column say the first token, as the verifier's does; --no-anchored: a mask, as in the paper."

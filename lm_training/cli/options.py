@@ -55,8 +55,6 @@ def _parameter(each: Field[Any], annotation: Any) -> inspect.Parameter:
 DATA = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
 VALIDATION = typer.Option(..., help="The same kind of data, not among what is learnt.")
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one.")
-
-
-def run_directory(of: str) -> Any:
-    """The option that names the folder of a run."""
-    return typer.Option(..., "--output", "-o", callback=writable_folder, help=f"Directory of {of}; an interrupted run in it goes on.")
+OUTPUT = typer.Option(
+    ..., "--output", "-o", callback=writable_folder, help="Directory of what is trained; an interrupted run in it goes on."
+)

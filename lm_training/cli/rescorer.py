@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
-from lm_training.cli.options import DATA, DEVICE, VALIDATION, run_directory, with_options
+from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import RescorerTraining
 
 
@@ -15,7 +15,7 @@ from lm_training.neural.options import RescorerTraining
 def rescorer(
     data: list[Path] = DATA,
     validation: Path = VALIDATION,
-    output: Path = run_directory("the rescorer"),
+    output: Path = OUTPUT,
     tokenizer: Path = typer.Option(..., help="tokenizer.json of the base model; the data is encoded with it."),
     preset: str | None = typer.Option(None, help="Shape of a new model: tiny, small, or the paper's 32m, 61m, 94m."),
     model: str | None = typer.Option(None, help="Go on from this causal LM instead: a directory or a hub's name."),

@@ -8,7 +8,7 @@ import typer
 
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import drafter, encode, rescorer, translation
-from lm_training.cli.options import DATA, DEVICE, VALIDATION, run_directory, with_options
+from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import BlockwiseShape, BlockwiseTraining, HeadTraining
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
@@ -48,7 +48,7 @@ def blockwise(
     corpus: list[Path] = typer.Argument(..., help="Token ids (.npy), as written by `latticebpd train encode`."),
     validation: Path = typer.Option(..., help="Token ids of documents that are not in the corpus (.npy)."),
     tokenizer: Path = typer.Option(..., help="tokenizer.json the corpus was encoded with."),
-    output: Path = run_directory("the model"),
+    output: Path = OUTPUT,
     hidden_size: int = typer.Option(BlockwiseShape.hidden_size, min=8, help="Width of the transformer."),
     num_layers: int = typer.Option(BlockwiseShape.num_layers, min=1, help="Layers of the transformer."),
     num_heads: int = typer.Option(BlockwiseShape.num_heads, min=2, help="Predictions per position, the base model's own included."),
@@ -92,7 +92,7 @@ def heads(
     data: list[Path] = DATA,
     validation: Path = VALIDATION,
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = run_directory("the blockwise model"),
+    output: Path = OUTPUT,
     num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
     kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Width of a head's hidden layer; the model's own width by default."),

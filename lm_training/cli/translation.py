@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
-from lm_training.cli.options import DEVICE, VALIDATION, run_directory, with_options
+from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import TranslationTraining
 
 
@@ -17,7 +17,7 @@ def translation(
         ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
     ),
     validation: Path = VALIDATION,
-    output: Path = run_directory("the model"),
+    output: Path = OUTPUT,
     source: str = typer.Option("en", help="Field of the sentence to translate."),
     target: str = typer.Option("de", help="Field of its translation."),
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
