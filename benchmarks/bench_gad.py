@@ -41,7 +41,7 @@ from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
-from latticebpd.analysis.calls import read_calls
+from latticebpd.analysis.calls import read_calls, scorer_of
 from latticebpd.drafting import LatticeDrafter, Masks, Vanilla
 from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
@@ -302,8 +302,7 @@ def memory(setting: Setting) -> list[list[Any]]:
         masks = Masks(setting.drafter, 1, setting.block_size)
         drafter, filler = LatticeDrafter(masks, Vanilla()), masks.filler
         generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)])
-        cache = filler.cache
-        layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers] if cache is not None else []
+        layers = [*filler.cache.past.self_attention_cache.layers, *filler.cache.past.cross_attention_cache.layers]
         kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + filler.source.hidden.nbytes)
     sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
     rows = [[name, sum(parameter.nbytes for parameter in model.parameters()) / 2**20] for name, model in sizes.items()]
@@ -341,8 +340,8 @@ def trace(setting: Setting, path: Path, count: int) -> None:
         for row, source in enumerate(setting.sources[:count]):
             drafter = GadDrafter(setting.drafter, setting.block_size)
             out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
-            calls = read_calls(setting.verifier, source, out)
-            decodes.append(TracedDecode(f"{name}, sentence {row + 1}", setting.texts[row], int(out.sequences[0, 1]), calls))
+            calls = read_calls(setting.verifier, source, out, scorer_of(drafter))
+            decodes.append(TracedDecode(f"{name}, sentence {row + 1}", setting.texts[row], out.sequences[0, 1:].tolist(), calls))
 
     def decoded(tokens: Sequence[int]) -> str:
         return setting.tokenizer.decode(list(tokens), skip_special_tokens=False)

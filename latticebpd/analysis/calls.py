@@ -15,12 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.decoding.loop import Generated, Step, generate
+from latticebpd.drafting.base import Drafter
 from latticebpd.drafting.gold import GoldDrafter
+from latticebpd.drafting.mixture import MixtureDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
+from latticebpd.scoring.scorer import Scorer
 
 
 class End(Enum):
@@ -84,35 +87,35 @@ def read_calls(
     prompt: Sequence[int],
     out: Generated,
     lm: LanguageModel = None,
-    alpha: float | None = None,
     row: int = 0,
 ) -> list[Call]:
     """The calls of one row of a traced decode; the model reads the row's text once more.
 
     Args:
         prompt: the row's prompt, or an encoder–decoder's source, without padding.
-        lm, alpha: what the lattices were rescored with.
+        lm: what the lattices were rescored with; a scorer brings its weight, and ``scorer_of`` tells a drafter's.
 
     Raises:
         ValueError: the decode was not traced.
     """
-    steps = [step for step in _trace(out) if step.row == row]
-    written = [int(out.sequences[row, out.prompt_length]), *(token for step in steps for token in step.committed)]
+    written = [token for block in out.blocks(row) for token in block]
+    steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
     text = [*(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).encodes else prompt), *written]
-    found, start = [], 1
+    found, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
         lattice = step.tree.lattice
-        after = None if lattice is None else arc_posteriors(lattice, lm, alpha, text[: len(text) - len(written) + start])
+        after = None if lattice is None else arc_posteriors(lattice, lm, context=text[: len(text) - len(written) + start])
         found.append(Call(step, start, _places(step, choices[start:]), why_it_ended(step), after))
         start += len(step.committed)
     return found
 
 
-def _trace(out: Generated) -> list[Step]:
-    if out.trace is None:
-        raise ValueError("expected a decode with a trace, got one without; pass trace=True")
-    return out.trace
+def scorer_of(drafter: Drafter) -> Scorer | None:
+    """What a drafter's lattices are rescored with; None where nothing is."""
+    if isinstance(drafter, MixtureDrafter):
+        return scorer_of(drafter.first) or scorer_of(drafter.second)
+    return getattr(getattr(drafter, "strategy", None), "scorer", None)
 
 
 def why_it_ended(step: Step) -> End:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.cli.blocks import blocks_text
-from latticebpd.cli.console import err, out, print_json, quiet_transformers
+from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +47,9 @@ def generate(
     top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."),
     seed: int | None = typer.Option(None, help="Seed of the sampling."),
     show_blocks: bool = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed."),
+    trace: Path | None = typer.Option(
+        None, callback=writable_file, help="Write a page that shows the decode call by call: lattices, trees, verdicts, why drafts ended."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the text and its cost as one JSON object."),
 ) -> None:
     """Continue a text; under exact acceptance the output is what the base model alone would write, whatever the drafts.
@@ -100,13 +103,21 @@ def generate(
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if streaming else None,
         stop_strings=stop or None,
         tokenizer=tokenizer,
-        trace=show_blocks,
+        trace=show_blocks or trace is not None,
     )
     if json:
         print_json(_record(found, tokenizer))
     elif show_blocks:
-        shown = "" if base.encodes else text
-        out.print(blocks_text(shown, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
+        before = "" if base.encodes else text
+        out.print(blocks_text(before, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
+    if trace is not None:
+        from latticebpd.analysis.calls import read_calls, scorer_of
+        from latticebpd.report import TracedDecode, write_trace
+
+        calls = read_calls(served, ids, found, scorer_of(drafter))
+        shown = TracedDecode("The decode", text, [token for block in found.blocks() for token in block], calls)
+        how = f"{directory.name} · {system} · {accept or ('sample' if temperature else 'exact')}"
+        write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(f"{found.num_tokens} tokens in {found.num_calls} calls after the prefill", style="dim")
 

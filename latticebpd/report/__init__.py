@@ -14,10 +14,21 @@ from latticebpd.analysis.hardware import ModelShape
 from latticebpd.report import drafts, heads, machine
 from latticebpd.report.measure import DataSet, Measurements, Options, measure
 from latticebpd.report.page import Headline, Report
-from latticebpd.report.trace import TracedDecode, trace_page
+from latticebpd.report.trace import TracedDecode, trace_page, write_trace
 from latticebpd.report.wording import system_label
 
-__all__ = ["DataSet", "Headline", "Measurements", "Options", "Report", "TracedDecode", "make_report", "measure", "trace_page"]
+__all__ = [
+    "DataSet",
+    "Headline",
+    "Measurements",
+    "Options",
+    "Report",
+    "TracedDecode",
+    "make_report",
+    "measure",
+    "trace_page",
+    "write_trace",
+]
 
 DEFINITIONS = (
     ("call", "One forward pass of the model that commits tokens. The prefill, which yields each text's first token, is counted apart."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from markupsafe import Markup
 
 from fst.drawing import lattice_svg
 from latticebpd.analysis.calls import Call, End
+from latticebpd.decoding.jacobi.pieces import piece
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.report import kit
 
@@ -26,13 +28,13 @@ Word = Callable[[int], str]
 class TracedDecode:
     """One decode on the page.
 
-    title: its heading.  prompt: the text before, or an encoder–decoder's source.  first: the prefill's token.  calls: of
-    ``latticebpd.analysis.calls.read_calls``.
+    title: its heading.  prompt: the text before, or an encoder–decoder's source.  written: the new tokens, those that the prefill
+    committed included.  calls: of ``latticebpd.analysis.calls.read_calls``.
     """
 
     title: str
     prompt: str
-    first: int
+    written: Sequence[int]
     calls: Sequence[Call]
 
 
@@ -51,17 +53,24 @@ def trace_page(title: str, subtitle: str, decodes: Sequence[TracedDecode], decod
     return kit.render("trace", title, subtitle, decodes=[_decode(each, decode, visible, most) for each in decodes])
 
 
+def write_trace(path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any) -> None:
+    """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
+    kit.write(path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token)))
+
+
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:
-    written = [decoded.first, *(token for call in decoded.calls for token in call.step.committed)]
+    written = list(decoded.written)
+    first = decoded.calls[0].start if decoded.calls else len(written)
     pieces = _pieces(written, decode)
     ends = Counter(call.end for call in decoded.calls)
     calls = len(decoded.calls)
     return {
         "title": decoded.title,
         "prompt": decoded.prompt,
-        "first": pieces[0],
-        "tokens": len(written),
-        "block_efficiency": (len(written) - 1) / calls if calls else float("nan"),
+        "first": "".join(pieces[:first]),
+        "before": first,
+        "tokens": len(written) - first,
+        "block_efficiency": (len(written) - first) / calls if calls else float("nan"),
         "verified": sum(len(call.step.tree) for call in decoded.calls) / calls if calls else float("nan"),
         "ends": [(end.value, ends[end]) for end in End if ends[end]],
         "calls": [_call(number, call, written, pieces, word, most) for number, call in enumerate(decoded.calls, 1)],

@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import BlockwiseLM, DraftTree, SausageLattice, State, TopBeta, TreeDrafter, VanillaDrafter, generate
-from latticebpd.analysis.calls import Call, End, read_calls
+from latticebpd import (
+    BlockwiseLM,
+    DraftTree,
+    MixtureDrafter,
+    PromptNgramDrafter,
+    SausageLattice,
+    State,
+    TopBeta,
+    TreeDrafter,
+    VanillaDrafter,
+    generate,
+)  # fmt: skip
+from latticebpd.analysis.calls import Call, End, read_calls, scorer_of
 from latticebpd.drafting import GadTreeDrafter
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from latticebpd.scoring.posteriors import arc_posteriors
@@ -80,8 +91,11 @@ def test_each_cause_of_an_end_is_told_apart(model: BlockwiseLM) -> None:
 
 def test_weights_after_rescoring_are_those_of_the_calls_own_text(model: BlockwiseLM) -> None:
     lm = trigram()
-    out = generate(model, PROMPT, TreeDrafter(model, lm, num_nodes=12, alpha=0.7, k=4), max_new_tokens=20, trace=True)
-    calls = read_calls(model, PROMPT, out, lm, 0.7)
+    drafter = TreeDrafter(model, lm, num_nodes=12, alpha=0.7, k=4)
+    out = generate(model, PROMPT, drafter, max_new_tokens=20, trace=True)
+    assert scorer_of(MixtureDrafter(PromptNgramDrafter(), drafter)) is scorer_of(drafter)
+    assert scorer_of(VanillaDrafter(model)) is None
+    calls = read_calls(model, PROMPT, out, scorer_of(drafter))
     assert len(calls) > 2
     for call in calls:
         lattice = call.step.tree.lattice

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from latticebpd.models import bundle
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
+from tests.helpers.pages import check_page
 from tests.helpers.tiny_families import tiny
 
 RECORD = Tuning(1.0, "8-best", (0.5, 1.0), (1.0, 2.0), "text", (0,), 0, "sha256:0")
@@ -85,6 +88,26 @@ def test_marked_blocks_hold_the_text_and_as_many_calls(run: Run, expected: str) 
     assert "".join((TEXT + expected).split()) == "".join(out.replace("┃", "").split())
     calls = int(err.split(" in ")[1].split()[0])
     assert out.count("┃") == calls + 1  # and the prefill's token
+
+
+@pytest.mark.parametrize("options", [(), ("--accept", "top-k:3", "-s", "8-best"), ("-s", "greedy"), ("-s", "4-copies", "--json")])
+def test_a_trace_shows_the_decode_call_by_call(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
+    status, out, err = run("generate", TEXT, "--max-new-tokens", 24, "--trace", tmp_path / "page.html", *options)
+    assert (status, bool(out)) == (0, True), err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    check_page(page)
+    text = re.search(r'<p class="running"><span class="before">(.*?)</span> (.*?)</p>', page, re.DOTALL)
+    assert text is not None
+    assert text[1] == TEXT
+    written = html.unescape(re.sub("<[^>]+>", "", text[2])).strip()
+    assert written == (json.loads(out)["text"] if "--json" in options else out).strip()
+    assert ("<svg" in page) == ("greedy" not in options and "4-copies" not in options)
+
+
+def test_a_trace_that_cannot_be_written_is_refused_at_once(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, out, err = run("generate", TEXT, "--trace", tmp_path / "file" / "page.html")
+    assert (status, out, err.count("\n")) == (2, "", 1)
 
 
 def test_model_without_heads_drafts_by_copying(run: Run, tiny_directory: Path) -> None:

@@ -18,8 +18,8 @@ def test_page_holds_every_call_and_loads_nothing(model: BlockwiseLM) -> None:
     out = generate(model, PROMPT, TreeDrafter(model, lm, num_nodes=12, k=4), TopK(2), max_new_tokens=24, trace=True)
     assert out.trace is not None
     calls = read_calls(model, PROMPT, out, lm)
-    first = int(out.sequences[0, 3])
-    decodes = [TracedDecode(title, "a <b>", first, calls) for title in ("One & only", "Another")]
+    written = out.sequences[0, 3:].tolist()
+    decodes = [TracedDecode(title, "a <b>", written, calls) for title in ("One & only", "Another")]
     page = trace_page("A & B", "by <hand>", decodes, lambda tokens: "".join(f" w{t}<i>" for t in tokens), lambda t: f"w{t}<i>")
     tags = check_page(page)
     assert not {"script", "link", "img"} & tags
@@ -41,7 +41,7 @@ def test_tokens_that_end_inside_a_character_show_nothing_until_it_is_whole(model
     out = generate(model, PROMPT, TreeDrafter(model, None, num_nodes=4, k=4), max_new_tokens=6, trace=True)
     calls = read_calls(model, PROMPT, out)
     text = "äöü".encode()
-    decodes = [TracedDecode("t", "", int(out.sequences[0, 3]), calls)]
+    decodes = [TracedDecode("t", "", out.sequences[0, 3:].tolist(), calls)]
     page = trace_page("t", "", decodes, lambda tokens: text[: len(tokens)].decode(errors="replace"), str)
     shown = re.search(r'<p class="running"><span class="before">.*?</p>', page, re.DOTALL)
     assert shown is not None
