@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fst import _core
-from fst.automaton import LARGEST_LISTED_LABEL
+from fst.automaton import most_labels
 from fst.files import refuse_bomb, replacing
 from fst.table import BOS, EOS, UNK
 
@@ -107,10 +107,9 @@ class _Words:
         if missing is not None:
             raise ValueError(f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks")
         self.tokens = [int(self.vocab[word]) for word in words]
-        if not all(0 <= token < LARGEST_LISTED_LABEL for token in self.tokens):
-            raise ValueError(
-                f"expected a vocabulary of token ids from 0 to {LARGEST_LISTED_LABEL - 1}, got {min(self.tokens)} to {max(self.tokens)}"
-            )
+        most = most_labels(len(self.vocab))
+        if not all(0 <= token < most for token in self.tokens):
+            raise ValueError(f"expected a vocabulary of token ids from 0 to {most - 1}, got {min(self.tokens)} to {max(self.tokens)}")
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens

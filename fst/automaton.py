@@ -34,14 +34,16 @@ END_LABEL = 0
 LARGEST_TOKEN = 2**31 - 3
 """Leaves labels for it and for ``<unk>``."""
 
-LARGEST_LISTED_LABEL = 1 << 24
-"""No table of words reaches beyond this; a damaged file might, and would ask for any amount of memory."""
-
 PIECE = 1 << 20
 """N-grams handed to the core at a time."""
 
 MAX_ORDER = 255
 """Longest n-grams accepted; no real model comes near."""
+
+
+def most_labels(words: int) -> int:
+    """How many labels a table of so many words may reach over; a damaged one might reach to 2^63, and ask for memory for all of it."""
+    return max(1 << 20, 64 * words)
 
 
 class Automaton(NamedTuple):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fst import _core, const_file
 from fst import automaton as _automaton
 from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
-from fst.automaton import LARGEST_LISTED_LABEL, LOG_ZERO, MAX_ORDER, Automaton
+from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton, most_labels
 from fst.const_file import FstFile, Records, Symbols
 from fst.files import replacing
 from fst.table import UNK, NgramTable
@@ -244,8 +244,8 @@ def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str
         return None, unk_label, fingerprint or None
     words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
     largest = max(words, default=0)
-    if min(words, default=1) < 0 or largest > LARGEST_LISTED_LABEL:
-        raise ValueError(f"expected symbols with labels from 0 to {LARGEST_LISTED_LABEL}, got {min(words)} to {largest}")
+    if min(words, default=1) < 0 or largest > most_labels(len(words)):
+        raise ValueError(f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}")
     symbols = [words.get(label, "") for label in range(1, largest + 1)]
     return symbols, unk_label, fingerprint if name == WORDS and fingerprint else None
 

@@ -1,48 +1,92 @@
-"""Mutated ARPA and FST files against the readers: ``python -m tests.fuzz --rounds 20000``.
+"""Mutated files against the readers of fst and latticebpd.lattices: ``python -m tests.fuzz --rounds 100000``.
 
-Every file is a good one with bytes flipped, cut out, repeated, overwritten with extreme numbers, or cut short.  The
-reader must refuse it with ValueError or load it; what loads must then answer queries and searches, or refuse them
-with ValueError.  A crash, a hang, a wild allocation or any other exception ends the run with the file kept.
+Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's header,
+a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads must then answer
+queries and searches, or refuse them with ValueError.  A crash, more than ten seconds, a wild allocation or any other
+exception ends the run with the file kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import faulthandler
+import gzip
+import io
+import json
 import resource
-import signal
 import struct
 import tempfile
 import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pywrapfst
 
 import fst
-from tests.helpers.trigrams import good_model
+from fst.const_file import ARC, STATE
+from latticebpd.analysis.stream import blocks
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import SausageLattice, oracle_path
+from latticebpd.lattices.shards import lattice_directory
+from latticebpd.lattices.texts import Texts
+from latticebpd.scoring.weights import Tuning
 
-EXTREMES = [struct.pack("<i", value) for value in (-1, 0, 1, 2**31 - 1, -(2**31))] + [
-    struct.pack("<f", value) for value in (np.nan, np.inf, -np.inf)
-]
-EXTREMES += [struct.pack("<q", value) for value in (-1, 2**62, -(2**63))]
+SECONDS = 10
+INTEGERS = [-1, 0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40 + 3, 2**62, 2**63 - 1, -(2**63)]
+FLOATS = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e30, 1e30, 3e38, -3.4028235e38, 1e308, -1.7e308, 1000.0]
 WORDS = [
-    b"nan",
-    b"inf",
-    b"-inf",
-    b"1e999",
-    b"-99",
-    b"\t",
-    b"\n",
-    b"\\end\\",
-    b"\\2-grams:",
-    b"ngram 2=999999999999",
-    b"</s>",
-    b"<s>",
-    b"\0",
+    b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:", b"\\data\\", b"ngram 2=999999999999",
+    b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647", b"-0", b"1e-400",
+]  # fmt: skip
+BYTES = [struct.pack("<q", value) for value in INTEGERS] + [struct.pack("<f", np.float32(np.clip(value, -3e38, 3e38))) for value in FLOATS]
+TYPES = ["<f2", "<f4", "<f8", ">f8", "<i1", "<u1", "<u2", "<i4", ">i4", "<u8", "<i8", "|b1", "<c16", "<U3", "|S4", "<M8[s]", "|V8"]
+HEADERS = [
+    b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()", b"'shape': (10**30,)", b"True", b"'descr': '|O'",
+    b"'descr': [('a', '<i4')]", b"\xff", b"# ", b"lambda: 0", b"1j",
+]  # fmt: skip
+VALUES: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1e308,
+    float("nan"),
+    float("-inf"),
+    "",
+    "x" * 999,
+    [],
+    {},
+    [[[]]],
+    {"a": 1},
+    "\ud800",
+    1e-320,
 ]
 
+Random = np.random.Generator
 
-def mutate(data: bytes, rng: np.random.Generator, snippets: list[bytes]) -> bytes:
-    """One to four random damages."""
+
+@dataclass(frozen=True)
+class Format:
+    """suffix: of the files.  good: the bytes of a whole one.  damage: mutates them.  read: loads and uses a file."""
+
+    suffix: str
+    good: bytes
+    damage: Callable[[bytes, Random], bytes]
+    read: Callable[[Path], None]
+
+
+def pick(choices: list[Any], rng: Random) -> Any:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def any_bytes(data: bytes, rng: Random, snippets: list[bytes] = BYTES) -> bytes:
+    """One to four damages anywhere."""
     damaged = bytearray(data)
     for _ in range(rng.integers(1, 5)):
         if not damaged:
@@ -56,65 +100,316 @@ def mutate(data: bytes, rng: np.random.Generator, snippets: list[bytes]) -> byte
             case 2:
                 damaged[place:place] = damaged[place : place + length]
             case 3:
-                snippet = snippets[int(rng.integers(len(snippets)))]
+                snippet = pick(snippets, rng)
                 damaged[place : place + len(snippet)] = snippet
             case 4:
-                snippet = snippets[int(rng.integers(len(snippets)))]
-                damaged[place:place] = snippet
+                damaged[place:place] = pick(snippets, rng)
             case 5:
                 del damaged[place:]
     return bytes(damaged)
 
 
-def exercise(path: Path) -> bool:
-    """Load and use a file; whether it loaded and answered everything.  Anything but ValueError is the caller's find."""
-    try:
-        model = fst.NgramModel.load(path)
-        model.log_prob(3, context=[1, 2])
-        model.score([1, 2, 3, 4], bos=True, eos=True)
-        tokens, log_probs = np.array([[1, 2, 3], [4, 0, 2], [5, 6, 1]]), np.zeros((3, 3))
-        fst.nbest_paths(tokens, log_probs, model, p=5, context=[2])
-        fst.best_first_tree(tokens, log_probs, model, num_nodes=9, context=[2])
-        model.num_ngrams  # noqa: B018 - walks the automaton
-        model.to_table()
-    except ValueError:
-        return False
-    return True
+def lines(data: bytes, rng: Random) -> bytes:
+    """ARPA: lines lost, doubled, moved; fields replaced."""
+    if rng.random() < 0.3:
+        return any_bytes(data, rng, WORDS)
+    rows = data.split(b"\n")
+    for _ in range(rng.integers(1, 4)):
+        at, other = map(int, rng.integers(len(rows), size=2))
+        match int(rng.integers(4)):
+            case 0:
+                rows[at], rows[other] = rows[other], rows[at]
+            case 1:
+                rows.insert(at, rows[other])
+            case 2 if len(rows) > 1:
+                del rows[at]
+            case _:
+                fields = rows[at].replace(b" ", b"\t").split(b"\t")
+                fields[int(rng.integers(len(fields)))] = pick(WORDS, rng)
+                rows[at] = b"\t".join(fields)
+    return b"\n".join(rows)
+
+
+def zipped_lines(data: bytes, rng: Random) -> bytes:
+    """The same, packed; or the packed bytes damaged."""
+    return any_bytes(data, rng) if rng.random() < 0.3 else gzip.compress(lines(gzip.decompress(data), rng), 1)
+
+
+def records(data: bytes, rng: Random) -> bytes:
+    """OpenFst: single fields of the header, of states and of arcs, wherever they lie."""
+    if rng.random() < 0.3:
+        return any_bytes(data, rng)
+    damaged = bytearray(data)
+    names = data.index(b"standard") + 8
+    for _ in range(rng.integers(1, 4)):
+        match int(rng.integers(4)):
+            case 0:  # version, flags, properties, start, number of states and of arcs
+                layout, at = pick([("<i", 0), ("<i", 4), ("<q", 8), ("<q", 16), ("<q", 24), ("<q", 32)], rng)
+                at += names
+            case 1:  # of a const file's records; elsewhere any number
+                kind = pick([STATE, ARC], rng)
+                name = pick(list(kind.names), rng)
+                layout, offset = kind[name].str.replace("f4", "f").replace("u4", "i").replace("i4", "i"), kind.fields[name][1]
+                last = (len(damaged) - kind.itemsize - offset) // kind.itemsize
+                at = len(damaged) - kind.itemsize * int(rng.integers(1, max(2, last))) + offset
+            case 2:
+                layout, at = "<i", int(rng.integers(len(damaged) // 4)) * 4
+            case _:
+                layout, at = "<f", int(rng.integers(len(damaged) // 4)) * 4
+        value = pick(FLOATS, rng) if layout == "<f" else pick(INTEGERS, rng)
+        value = np.float32(np.clip(value, -3e38, 3e38)) if layout == "<f" else value & ((1 << 8 * struct.calcsize(layout)) - 1)
+        packed = struct.pack(layout.replace("i", "I").replace("q", "Q"), value)
+        if 0 <= at <= len(damaged) - len(packed):
+            damaged[at : at + len(packed)] = packed
+    return bytes(damaged)
+
+
+def arrays(data: bytes, rng: Random) -> bytes:
+    """``.npz``: values, types, shapes, headers and names of arrays; packing and flags of members."""
+    if rng.random() < 0.2:
+        return any_bytes(data, rng)
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    for _ in range(rng.integers(1, 3)):
+        name = pick(list(members), rng)
+        if rng.random() < 0.3:
+            body = members[name]
+            text = body.find(b"'shape'")
+            at = int(rng.integers(10, max(11, body.find(b"\n")))) if rng.random() < 0.5 or text < 0 else text
+            snippet = pick(HEADERS, rng)
+            members[name] = body[:at] + snippet + body[at + len(snippet) :]
+            continue
+        try:
+            array = np.load(io.BytesIO(members[name]), allow_pickle=False)
+        except Exception:  # noqa: BLE001 - damaged a moment ago
+            continue
+        members[name] = stored(changed(np.atleast_1d(array).copy(), rng))
+        if rng.random() < 0.1:
+            members[pick(["tokens.npy", "words.npy", "../x.npy", ""], rng) or name] = members.pop(name)
+        if rng.random() < 0.05:
+            members.pop(name, None)
+        if not members:
+            break
+    packed = io.BytesIO()
+    with zipfile.ZipFile(
+        packed, "w", pick([zipfile.ZIP_STORED] * 3 + [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2], rng)
+    ) as archive:
+        for name, body in members.items():
+            archive.writestr(name, body)
+    damaged = bytearray(packed.getvalue())
+    if rng.random() < 0.1 and (entry := damaged.find(b"PK\x01\x02")) >= 0:  # a member's flags, packing, sizes
+        damaged[entry + int(rng.integers(6, 30))] ^= 1 << int(rng.integers(8))
+    return bytes(damaged)
+
+
+def changed(array: np.ndarray, rng: Random) -> np.ndarray:
+    """Another value, type or shape."""
+    match int(rng.integers(5)):
+        case 0 | 1 if array.size and array.dtype.kind in "fiu":
+            with np.errstate(all="ignore"):
+                values = np.array(FLOATS if array.dtype.kind == "f" else INTEGERS, np.float64 if array.dtype.kind == "f" else np.int64)
+                array.reshape(-1)[int(rng.integers(array.size))] = pick(list(values.astype(array.dtype)), rng)
+            return array
+        case 2:
+            try:
+                with np.errstate(all="ignore"):
+                    return array.astype(pick(TYPES, rng))
+            except (ValueError, TypeError, OverflowError):
+                return array
+        case 3:
+            cut: np.ndarray = array[: int(rng.integers(len(array) + 1))] if rng.random() < 0.5 else np.concatenate([array, array])
+            return cut
+        case _:
+            return pick([array.T, array.reshape(-1), array[None], array[..., None], array[..., :0], np.zeros((2**20, 0), array.dtype)], rng)
+
+
+def stored(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def values(data: bytes, rng: Random) -> bytes:
+    """JSON: a value, anywhere, replaced or lost; nesting; raw bytes."""
+    if rng.random() < 0.2:
+        return any_bytes(data, rng)
+    if rng.random() < 0.05:
+        return b"[" * 100_000
+    root = [json.loads(data)]
+    for _ in range(rng.integers(1, 3)):
+        spots = list(containers(root))
+        holder = pick(spots, rng)
+        key = pick(list(holder) if isinstance(holder, dict) else list(range(len(holder))), rng)
+        if rng.random() < 0.2 and holder is not root:
+            del holder[key]
+        else:
+            holder[key] = copy.deepcopy(pick(VALUES, rng))
+    return json.dumps(root[0]).encode("utf-8", "surrogatepass")
+
+
+def containers(value: Any) -> Iterator[Any]:
+    """All that hold something, from the outside in."""
+    if isinstance(value, dict | list) and value:
+        yield value
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from containers(inner)
+
+
+def good_model(seed: int = 0, vocab: int = 9) -> fst.NgramModel:
+    """A small random trigram model, every context and suffix present."""
+    rng = np.random.default_rng(seed)
+    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
+    pairs = np.unique(rng.integers(0, vocab, (30, 2), dtype=np.int32), axis=0)
+    known = set(map(tuple, pairs.tolist()))
+    triples = [(a, b, c) for a, b in known for c in range(vocab) if (b, c) in known and rng.random() < 0.4]
+    ngrams = [unigrams, pairs, np.array(sorted(triples), dtype=np.int32).reshape(-1, 3)]
+    return fst.NgramModel.from_table(
+        fst.NgramTable(
+            ngrams,
+            [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams],
+            [rng.normal(0, 0.5, len(rows)) for rows in ngrams[:2]] + [np.zeros(len(ngrams[2]))],
+        )
+    )
+
+
+def good_lattices() -> LatticeSet:
+    rng = np.random.default_rng(0)
+    tokens = np.stack([np.stack([rng.permutation(9)[:4] for _ in range(3)]) for _ in range(5)]).astype(np.int32)
+    log_probs = np.log(rng.dirichlet(np.ones(4), (5, 3))).astype(np.float32)
+    context = np.array([[-1, -1], [-1, 3], [3, 4], [4, 1], [-1, -1]], np.int32)
+    entropy = rng.uniform(0, 2, (5, 4)).astype(np.float32)
+    return LatticeSet(tokens, log_probs, tokens[:, :, 0], context, "sha256:0", np.array([0, 0, 0, 0, 1]), entropy, "a model, a text")
+
+
+def use_model(path: Path) -> None:
+    lm = fst.NgramModel.load(path)
+    lm.log_prob(3, context=[1, 2])
+    lm.score([1, 2, 3, 4], bos=True, eos=True)
+    tokens, log_probs = np.array([[1, 2, 3], [4, 0, 2], [5, 6, 1]]), np.zeros((3, 3))
+    for alpha in (1.0, 1e30):
+        fst.nbest_paths(tokens, log_probs, lm, p=5, alpha=alpha, context=[2])
+        fst.best_first_tree(tokens, log_probs, lm, num_nodes=9, alpha=alpha, context=[2])
+    lm.num_ngrams  # noqa: B018 - walks the automaton
+    lm.to_table()
+    for write, name in ((lm.save, "again.fst"), (lm.to_arpa, "again.arpa")):
+        write(path.with_name(name))
+        try:
+            fst.NgramModel.load(path.with_name(name))
+        except ValueError as error:
+            raise AssertionError("expected what was written to be read back") from error
+
+
+MODEL = good_model()
+
+
+def use_lattices(path: Path) -> None:
+    loaded = LatticeSet.load(path)
+    streamed = LatticeSet.joined(list(blocks([path])))
+    assert loaded == streamed
+    for index in range(min(len(loaded), 8)):
+        use_lattice(loaded[index], loaded.context_of(index), loaded.continuation[index])
+    loaded.save(path.with_name("again.npz"))
+    assert LatticeSet.load(path.with_name("again.npz")) == loaded
+
+
+def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.ndarray) -> None:
+    for lm in (None, MODEL):
+        paths, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, lm, p=3, context=context)
+        assert len(paths) == min(3, lattice.num_paths)
+        assert np.isfinite(scores).all()
+        fst.best_first_tree(lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context)
+    assert (oracle_path(lattice, continuation) >= 0).all()
+    lattice.top_arcs(2).to_fst()
+
+
+def use_texts(path: Path) -> None:
+    texts = Texts.load(path)
+    texts.fingerprint()
+    list(texts.items())
+
+
+def use_settings(path: Path) -> None:
+    path.rename(path.with_name("lattices.json"))
+    directory = lattice_directory(path.parent)
+    assert len(directory.files()) == directory.settings()["num_shards"]
+
+
+def use_weights(path: Path) -> None:
+    fst.nbest_paths([[1, 2]], [[0.0, -1.0]], MODEL, alpha=Tuning.load(path)[0].alpha)
+
+
+def formats(folder: Path) -> list[Format]:
+    """One of each."""
+    MODEL.save(folder / "good.fst")
+    MODEL.to_arpa(folder / "good.arpa")
+    MODEL.to_arpa(folder / "good.arpa.gz")
+    fst.NgramModel(MODEL.automaton, [*"abcdefg", "h\u00a0i", "j"]).save(folder / "words.fst")
+    pywrapfst.convert(pywrapfst.Fst.read(str(folder / "good.fst")), "vector").write(str(folder / "vector.fst"))
+    good_lattices().save(folder / "good.npz")
+    Texts.of_rows([[1, 2, 3], [4, 5], [6]], [1, 2, 1]).save(folder / "texts.npz")
+    tuning = {
+        "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5], "unit": "text", "examples": [0, 3],
+        "seed": 1, "lattices": "sha256:0",
+    }  # fmt: skip
+    settings = {"num_shards": 1, "model": "m", "k": 16}
+
+    def good(name: str) -> bytes:
+        return (folder / name).read_bytes()
+
+    return [
+        Format(".fst", good("good.fst"), records, use_model),
+        Format(".arpa", good("good.arpa"), lines, use_model),
+        Format(".npz", good("good.npz"), arrays, use_lattices),
+        Format(".fst", good("vector.fst"), records, use_model),
+        Format(".npz", good("texts.npz"), arrays, use_texts),
+        Format(".fst", good("words.fst"), records, use_model),
+        Format(".alpha.json", json.dumps({"format_version": 2, "tunings": [tuning]}).encode(), values, use_weights),
+        Format(".arpa.gz", good("good.arpa.gz"), zipped_lines, use_model),
+        Format(".json", json.dumps(settings).encode(), values, use_settings),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20000, help="mutated files in all")
+    parser.add_argument("--rounds", type=int, default=100_000, help="mutated files in all")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     rng = np.random.default_rng(arguments.seed)
     warnings.simplefilter("ignore")
-    rounds_done = loaded = 0
+    kept = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    usable: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        model = good_model(arguments.seed)
-        model.save(directory / "good.fst")
-        model.to_arpa(directory / "good.arpa")
-        sources = [(".fst", (directory / "good.fst").read_bytes(), EXTREMES), (".arpa", (directory / "good.arpa").read_bytes(), WORDS)]
+        sources = formats(Path(name))
+        (kept / "shard-00000.npz").write_bytes(sources[2].good)
+        for source in sources:  # the good ones load
+            usable[source.read.__name__] = 0
+            path = kept / f"good{source.suffix}"
+            path.write_bytes(source.good)
+            source.read(path)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        while rounds_done < arguments.rounds:
-            suffix, data, snippets = sources[rounds_done % 2]
-            path = directory / f"mutated{suffix}"
-            path.write_bytes(mutate(data, rng, snippets))
-            signal.alarm(20)  # a hang ends the process
+        for number in range(arguments.rounds):
+            source = sources[number % len(sources)]
+            path = kept / f"mutated{source.suffix}"
+            path.write_bytes(source.damage(source.good, rng))
+            faulthandler.dump_traceback_later(SECONDS, exit=True)  # the file stays where it is
             try:
-                loaded += exercise(path)
+                source.read(path)
+                usable[source.read.__name__] += 1
+            except (ValueError, FileNotFoundError) as error:
+                assert str(error) and "\n" not in str(error), f"expected one line, got {error!r}"  # noqa: PT018
             except BaseException:
-                kept = Path(tempfile.gettempdir()) / f"fuzz-find-{arguments.seed}-{rounds_done}{suffix}"
-                kept.write_bytes(path.read_bytes())
-                print(f"round {rounds_done}: file kept as {kept}")
+                print(f"round {number}, seed {arguments.seed}: the file is kept in {kept}")
                 raise
             finally:
-                signal.alarm(0)
-            rounds_done += 1
+                faulthandler.cancel_dump_traceback_later()
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
     assert grown < 512, f"a reader took {grown:.0f} MiB for a file of a few kilobytes"
-    print(f"fuzz: {rounds_done} files, {loaded} usable, {rounds_done - loaded} refused, at most {grown:.0f} MiB more memory")
+    assert all(usable.values()), f"expected files of every format that load although they are damaged, got {usable}"
+    for path in kept.iterdir():
+        path.unlink()
+    kept.rmdir()
+    loaded = sum(usable.values())
+    print(f"fuzz: {arguments.rounds} files, {loaded} usable, {arguments.rounds - loaded} refused, at most {grown:.0f} MiB more memory")
 
 
 if __name__ == "__main__":

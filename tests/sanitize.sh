@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: its tests, and the fuzzers of its readers.
 #
-#   bash tests/sanitize.sh            everything, and a longer fuzz run
+#   bash tests/sanitize.sh            everything, and 100,000 mutated files
 #   bash tests/sanitize.sh --quick    the core's tests and a short fuzz run, about two minutes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rounds=20000
+rounds=100000
 selection=(tests/fst/test_search.py tests/fst/test_arpa.py tests/fst/test_const_file.py tests/fst/test_ngram_model.py tests/fst/test_product.py)
 if [[ "${1:-}" == "--quick" ]]; then
-  rounds=1500
+  rounds=3000
   selection=(tests/fst/test_search.py)
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2

@@ -116,6 +116,7 @@ class Model {
 
     // The label under which the model knows the token: its own, that of <unk>, or kNoLabel.
     std::int32_t label_of(std::int64_t token) const;
+    bool has_unigram(std::int32_t label) const { return unigram_index(label) >= 0; }
     const ArcRecord& unigram_arc(std::int32_t label) const { return unigram_arcs_[unigram_index(label)]; }
 
     Step advance(std::uint32_t state, std::int32_t label) const;

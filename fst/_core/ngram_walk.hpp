@@ -48,6 +48,7 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
     const bool has_bos = model.start() != model.unigram_state();
     if (has_bos) met[model.start()] = 2;
     std::size_t num_met = 1 + has_bos;
+    const bool ends = std::isfinite(model.state(model.unigram_state()).final_cost);
     std::vector<bool> left_out(model.num_states());  // histories that are no n-grams of the table
     // Whether an n-gram only repeats what backing off gives, as far as float32 can tell.
     const auto repeats = [](double cost, double backed_off) { return std::abs(cost - backed_off) <= 1e-5 * std::max(1.0, std::abs(cost)); };
@@ -102,8 +103,14 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                                                 " in rising order of label, got " + std::to_string(label) + " after " +
                                                 std::to_string(previous));
                 previous = label;
+                if (!model.has_unigram(label))
+                    throw std::invalid_argument("expected n-grams of the unigrams' tokens, got one of label " + std::to_string(label) +
+                                                "; this is no backoff model");
                 if (label == unk_label) unk = arc;
             }
+            if (std::isfinite(record.final_cost) && !ends)
+                throw std::invalid_argument("expected a final weight at the unigram state, because state " + std::to_string(layer[i]) +
+                                            " has one; this is no backoff model");
             // The markers come first: they are negative.
             if (unk < row.num_arcs) follow(row.arc(unk));
             if (std::isfinite(record.final_cost) &&

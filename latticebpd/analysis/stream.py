@@ -69,7 +69,7 @@ def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) 
                     own = own.take(numbers % shard.count == shard.index)
                 if len(own):
                     yield own
-                last = max(last, int(block.sequence.max(initial=-1)))
+                last = max(last, int(block.sequence.max()))
             number += 1
         texts += last + 1
 

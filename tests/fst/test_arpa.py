@@ -172,8 +172,8 @@ def test_vocabulary_gives_the_ids(tmp_path: Path) -> None:
 def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'b', which it lacks"):
         model_of(BIGRAMS, tmp_path, vocab={"a": 0})
-    for wrong in (-1, 1 << 24, 2**31, 2**40, 2**70):
-        with pytest.raises(ValueError, match="token ids from 0 to 16777215"):
+    for wrong in (-1, 1 << 20, 2**31, 2**40, 2**70):
+        with pytest.raises(ValueError, match="token ids from 0 to 1048575"):
             model_of(BIGRAMS, tmp_path, vocab={"a": 0, "b": wrong})
     with pytest.raises(ValueError, match="occurs twice"):
         model_of(BIGRAMS, tmp_path, vocab={"a": 0, "b": 0})
@@ -250,6 +250,20 @@ def test_probability_above_one_that_is_no_backing_off_is_not_written(tmp_path: P
     with pytest.raises(ValueError, match="probability of at most 1"):
         fst.NgramModel(model.automaton._replace(arcs=arcs), model.symbols).to_arpa(tmp_path / "out.arpa")
     assert not (tmp_path / "out.arpa").exists()
+
+
+@pytest.mark.parametrize("what", ["tokens of longer n-grams", "</s>"])
+def test_automaton_whose_ngrams_the_unigrams_lack_is_not_written(what: str, tmp_path: Path) -> None:
+    """The reader would refuse the text."""
+    model = model_of(BIGRAMS.replace("a b\n", "a b\n-0.5\t<s> </s>\n").replace("2=3", "2=4"), tmp_path)
+    states, arcs = model.states.copy(), model.arcs.copy()
+    if what == "</s>":
+        states["final"][model.unigram_state] = np.inf
+    else:
+        arcs["ilabel"][-1] = arcs["olabel"][-1] = 77
+    for use in (lambda lm: lm.to_arpa(tmp_path / "out.arpa"), fst.NgramModel.to_table):
+        with pytest.raises(ValueError, match="this is no backoff model"):
+            use(fst.NgramModel(model.automaton._replace(states=states, arcs=arcs), model.symbols))
 
 
 def test_gzip_that_unpacks_to_far_more_than_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
