@@ -116,7 +116,15 @@ class BlockwiseLM(nn.Module):
         state = self.state_dict() if weights is None else weights
         own = None if weights is None else {name.removeprefix("base."): state[name] for name in state if name.startswith("base.")}
         base.save_pretrained(directory, state_dict=own)
-        heads = {name.removeprefix("heads."): state[name].detach() for name in state if name.startswith("heads.")}
+        self._save_heads(
+            directory, {name.removeprefix("heads."): state[name].detach() for name in state if name.startswith("heads.")}, dtype
+        )
+
+    def save_heads(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
+        """Write the heads alone, beside a base model's files that are there already: those of the model that they were trained on."""
+        self._save_heads(Path(directory), dict(self.heads.state_dict()), dtype)
+
+    def _save_heads(self, directory: Path, heads: dict[str, Tensor], dtype: torch.dtype | None) -> None:
         with replacing(directory / HEADS_WEIGHTS) as temporary:
             save_file({name: _converted(tensor, dtype).contiguous() for name, tensor in heads.items()}, temporary)
         record = {

@@ -16,6 +16,7 @@ from latticebpd.drafting import lattices_from_logits
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from latticebpd.models.heads import HEAD_KINDS
+from latticebpd.models.loading import load_base
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
@@ -132,7 +133,13 @@ def test_weights_of_another_base_model_are_noticed(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "a/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="expected the base model that the heads were trained on"):
         BlockwiseLM.from_pretrained(tmp_path / "a")
-    # The same weights, written anew, are the same model.
+    # The same weights, written anew, in whatever order and precision, are the same model; heads may be put beside them.
+    for dtype in (torch.float32, torch.float16):
+        load_base(tmp_path / "b", dtype).save_pretrained(tmp_path / str(dtype))
+        tiny_model(seed=1).save_heads(tmp_path / str(dtype), torch.float16)
+        wanted = json.loads((tmp_path / "b/heads.json").read_text())["base_fingerprint"]
+        assert json.loads((tmp_path / str(dtype) / "heads.json").read_text())["base_fingerprint"] == wanted
+        BlockwiseLM.from_pretrained(tmp_path / str(dtype))
     weights = load_file(tmp_path / "b/model.safetensors")
     save_file({name: weights[name] for name in reversed(weights)}, tmp_path / "b/model.safetensors", metadata={"format": "pt", "by": "me"})
     BlockwiseLM.from_pretrained(tmp_path / "b")
