@@ -166,7 +166,7 @@ def table(decodes: Iterable[Decode], title: str) -> Table:
         seconds = sum(row.seconds for row in rows)
         low, high = interval(tokens, calls)
         made.add_row(
-            system, f"{tokens.sum() / max(1, calls.sum()):.3f}", f"{low:.2f}–{high:.2f}", 
+            system, f"{tokens.sum() / max(1, calls.sum()):.3f}", f"{low:.2f}–{high:.2f}",
             f"{sum(row.verified for row in rows) / calls.sum():.1f}",
             f"{sum(row.tokens for row in rows) / seconds:.1f}", f"{greedy / seconds:.2f}×", str(sum(1 - row.equal for row in rows)),
         )  # fmt: skip
