@@ -24,17 +24,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from latticebpd.drafting.names import drafter_named
-from latticebpd.drafting.sources import Heads
 from rich.console import Console
 from rich.table import Table
 
 from latticebpd import BlockwiseLM, OracleDrafter, generate
 from latticebpd.analysis.spec_bench import Question, read_questions
+from latticebpd.drafting import Heads, drafter_named
 from latticebpd.models.base import BaseModel
-from latticebpd.models.catalogue import resolved
 from latticebpd.models.chat import prompt_format
-from latticebpd.models.pretrained import load_model, load_tokenizer
+from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
 
 STOCK = ("generate()", "generate(prompt lookup)")
 SYSTEMS = (
@@ -85,8 +83,7 @@ class Bench:
         self.served = load_model(name)
         self.base = BaseModel.of(self.served)
         self.format = prompt_format(load_tokenizer(name), self.served)
-        beside = Path(resolved(name)) / "lm.fst"
-        self.lm = lm if lm is not None else beside if beside.exists() else None
+        self.lm = lm or lm_beside(name)
         self.k, self.max_new_tokens = k, max_new_tokens
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)

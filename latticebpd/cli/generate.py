@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 def generate(
     prompt: str | None = typer.Argument(None, help="Text to continue; - reads standard input."),
     file: Path | None = typer.Option(None, "--file", "-f", help="Read the text from this file instead."),
-    model: Path | None = typer.Option(None, help="Directory of any transformers model, with heads or without; the bundled one by default."),
+    model: Path | None = typer.Option(
+        None, help="Any transformers model: directory, .gguf file, name of `latticebpd models` or of a hub; the bundled one by default."
+    ),
+    chat: bool | None = typer.Option(
+        None, "--chat/--no-chat", help="The text is a user's turn, in the tokenizer's chat template; by default where it has one."
+    ),
+    system_prompt: str | None = typer.Option(None, help="What the chat begins with; by default what the template says."),
     system: str | None = typer.Option(
         None,
         "--system",
@@ -52,11 +58,13 @@ def generate(
     ),
     json: bool = typer.Option(False, "--json", help="Print the text and its cost as one JSON object."),
 ) -> None:
-    """Continue a text; under exact acceptance the output is what the base model alone would write, whatever the drafts.
+    """Continue a text, or answer it; under exact acceptance the output is what the base model alone would write, whatever the drafts.
 
-    The text appears as it is written.  An encoder–decoder translates, by itself or with a non-autoregressive drafter.
+    The text appears as it is written.  A chat model answers; an encoder–decoder translates, by itself or with a
+    non-autoregressive drafter.
 
     Example: [bold]latticebpd generate "The history of the city" --system 16-best --show-blocks[/bold]
+    Example: [bold]latticebpd generate "What is a lattice?" --model smollm2-135m[/bold]
     Example: [bold]latticebpd generate "A dog runs." --model translator --drafter-model drafter --accept beta:3,1[/bold]
     """
     text = _text(prompt, file)
@@ -71,8 +79,9 @@ def generate(
     from latticebpd.drafting import Masks, drafter_named
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
+    from latticebpd.models.chat import prompt_format
     from latticebpd.models.mask_filling import refuse_drafter
-    from latticebpd.models.pretrained import load_model, load_tokenizer
+    from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
 
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -82,14 +91,16 @@ def generate(
     served = load_model(directory)
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(directory)
-    ids = tokenizer(text)["input_ids"]
+    prompts = prompt_format(tokenizer, served, chat, system_prompt)
+    in_chat = prompts.eos_ids is not None
+    ids = prompts.prompt([text]) if in_chat else prompts.document(text)
     source = _source(served, tokenizer, drafter_model, k, block_size)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
         system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else "copies+16-tree"
-    drafter = drafter_named(system, source, lm or (bundle.LM if model is None else None), alpha)
+    drafter = drafter_named(system, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
     if isinstance(source, Masks):
         source.read([ids])
     streaming = not (json or show_blocks)
@@ -99,6 +110,7 @@ def generate(
         drafter,
         rule,
         max_new_tokens,
+        prompts.eos_ids,
         attention_mask=[[1] * len(ids)],  # no token of a text is padding, whatever its id
         streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if streaming else None,
         stop_strings=stop or None,
@@ -108,7 +120,7 @@ def generate(
     if json:
         print_json(_record(found, tokenizer))
     elif show_blocks:
-        before = "" if base.encodes else text
+        before = "" if base.encodes or in_chat else text
         out.print(blocks_text(before, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
     if trace is not None:
         from latticebpd.analysis.calls import read_calls, scorer_of

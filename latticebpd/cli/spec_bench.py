@@ -50,7 +50,7 @@ def spec_bench(
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
-    from latticebpd.models.pretrained import load_model, load_tokenizer
+    from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
 
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL
@@ -58,7 +58,7 @@ def spec_bench(
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
     source = Heads(served, k, slots) if isinstance(served, BlockwiseLM) else None
     name = system or ("16-copies" if source is None else "copies+16-tree")
-    drafter = drafter_named(name, source, lm or (bundle.LM if model is None else None), alpha)
+    drafter = drafter_named(name, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
         found = run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from tokenizers import Tokenizer
@@ -61,13 +61,7 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
-    """The ``tokenizers`` library's own tokenizer behind one of ``transformers``.
-
-    Raises:
-        ValueError: it is not one of that library's.
-    """
-    found: Any = getattr(tokenizer, "backend_tokenizer", None)
-    if not isinstance(found, Tokenizer):
-        raise ValueError(f"expected a tokenizer of the tokenizers library (tokenizer.json), got {type(tokenizer).__name__}")
-    return found
+def lm_beside(name: Name) -> Path | None:
+    """The n-gram model that came with a model, if one did."""
+    file = Path(resolved(name)) / "lm.fst"
+    return file if file.exists() else None

@@ -6,6 +6,7 @@ import html
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -216,3 +217,32 @@ def test_lm_without_heads_is_refused(run: Run, tiny_directory: Path) -> None:
     status, _, err = run("generate", "abcd", "--model", tiny_directory, "--lm", bundle.LM)
     assert status == 2
     assert "expected a model with heads for --lm" in err
+
+
+def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: Run, tmp_path: Path) -> None:
+    """The bundled model with a chat template, which it has never seen, and its own 4-gram as ``lm.fst``."""
+    shutil.copytree(bundle.MODEL, tmp_path / "chat")
+    shutil.copy(bundle.LM, tmp_path / "chat" / "lm.fst")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(bundle.TOKENIZER)))
+    tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+    tokenizer.save_pretrained(tmp_path / "chat")
+
+    def answer(*options: object) -> dict[str, object]:
+        status, out, _ = run("generate", "the city", "--model", tmp_path / "chat", "--max-new-tokens", 12, "--json", *options)
+        assert status == 0
+        return json.loads(out)  # type: ignore[no-any-return]
+
+    model = AutoModelForCausalLM.from_pretrained(bundle.MODEL, dtype=torch.float32)
+    for options, prompt in (
+        ((), "user: the city\nassistant:"),
+        (("--system-prompt", "Be brief."), "system: Be brief.\nuser: the city\nassistant:"),
+        (("--no-chat",), "the city"),
+    ):
+        ids = tokenizer(prompt)["input_ids"]
+        own = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12)[0, len(ids) :]
+        assert answer(*options)["text"] == tokenizer.decode(own, skip_special_tokens=True)
+    assert answer("-s", "16-tree")["accept_counts"] == answer("-s", "16-tree", "--lm", bundle.LM)["accept_counts"]
+    assert answer("-s", "16-tree")["accept_counts"] != answer("-s", "16-tree:0-gram")["accept_counts"]
+    status, _, err = run("generate", "x", "--chat")
+    assert status == 2
+    assert "expected a tokenizer with a chat template" in err
