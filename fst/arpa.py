@@ -145,6 +145,6 @@ def write_arpa(model: _core.Model, path: str | os.PathLike[str], symbols: Sequen
 
 def _spelled(word: str) -> bytes:
     """The bytes of a word, none if it could not be read back."""
-    if word in MARKER_NAMES.values() or any(character in word for character in " \t\n\v\f\r"):
+    if word in MARKER_NAMES.values() or any(character in word for character in " \t\n\v\f\r\0"):
         return b""
     return word.encode()

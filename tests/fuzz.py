@@ -40,33 +40,18 @@ SECONDS = 10
 INTEGERS = [-1, 0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40 + 3, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e30, 1e30, 3e38, -3.4028235e38, 1e308, -1.7e308, 1000.0]
 WORDS = [
-    b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:", b"\\data\\", b"ngram 2=999999999999",
-    b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647", b"-0", b"1e-400",
+    b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:", b"\\data\\",
+    b"ngram 2=999999999999", b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647", b"-0", b"1e-400",
 ]  # fmt: skip
 BYTES = [struct.pack("<q", value) for value in INTEGERS] + [struct.pack("<f", np.float32(np.clip(value, -3e38, 3e38))) for value in FLOATS]
 TYPES = ["<f2", "<f4", "<f8", ">f8", "<i1", "<u1", "<u2", "<i4", ">i4", "<u8", "<i8", "|b1", "<c16", "<U3", "|S4", "<M8[s]", "|V8"]
 HEADERS = [
-    b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()", b"'shape': (10**30,)", b"True", b"'descr': '|O'",
-    b"'descr': [('a', '<i4')]", b"\xff", b"# ", b"lambda: 0", b"1j",
+    b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()", b"'shape': (10**30,)", b"True",
+    b"'descr': '|O'", b"'descr': [('a', '<i4')]", b"\xff", b"# ", b"lambda: 0", b"1j",
 ]  # fmt: skip
 VALUES: list[Any] = [
-    None,
-    True,
-    -1,
-    0,
-    2**70,
-    1e308,
-    float("nan"),
-    float("-inf"),
-    "",
-    "x" * 999,
-    [],
-    {},
-    [[[]]],
-    {"a": 1},
-    "\ud800",
-    1e-320,
-]
+    None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "x" * 999, [], {}, [[[]]], {"a": 1}, "\ud800", 1e-320,
+]  # fmt: skip
 
 Random = np.random.Generator
 
@@ -181,8 +166,8 @@ def arrays(data: bytes, rng: Random) -> bytes:
             continue
         try:
             array = np.load(io.BytesIO(members[name]), allow_pickle=False)
-        except Exception:  # noqa: BLE001 - damaged a moment ago
-            continue
+        except Exception:
+            continue  # damaged a moment ago
         members[name] = stored(changed(np.atleast_1d(array).copy(), rng))
         if rng.random() < 0.1:
             members[pick(["tokens.npy", "words.npy", "../x.npy", ""], rng) or name] = members.pop(name)
@@ -348,8 +333,8 @@ def formats(folder: Path) -> list[Format]:
     good_lattices().save(folder / "good.npz")
     Texts.of_rows([[1, 2, 3], [4, 5], [6]], [1, 2, 1]).save(folder / "texts.npz")
     tuning = {
-        "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5], "unit": "text", "examples": [0, 3],
-        "seed": 1, "lattices": "sha256:0",
+        "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5], "unit": "text",
+        "examples": [0, 3], "seed": 1, "lattices": "sha256:0",
     }  # fmt: skip
     settings = {"num_shards": 1, "model": "m", "k": 16}
 
@@ -396,7 +381,7 @@ def main() -> None:
                 source.read(path)
                 usable[source.read.__name__] += 1
             except (ValueError, FileNotFoundError) as error:
-                assert str(error) and "\n" not in str(error), f"expected one line, got {error!r}"  # noqa: PT018
+                assert str(error) and "\n" not in str(error), f"expected one line, got {error!r}"  # noqa: PT017, PT018
             except BaseException:
                 print(f"round {number}, seed {arguments.seed}: the file is kept in {kept}")
                 raise

@@ -266,6 +266,13 @@ def test_automaton_whose_ngrams_the_unigrams_lack_is_not_written(what: str, tmp_
             use(fst.NgramModel(model.automaton._replace(states=states, arcs=arcs), model.symbols))
 
 
+@pytest.mark.parametrize("word", ["a b", "a\tb", "a\nb", "a\0b", "</s>", ""])
+def test_words_that_could_not_be_read_back_are_not_written(word: str, tmp_path: Path) -> None:
+    model = model_of(BIGRAMS, tmp_path)
+    with pytest.raises(ValueError, match="token 1: expected a word without white space"):
+        fst.NgramModel(model.automaton, ["a", word]).to_arpa(tmp_path / "out.arpa")
+
+
 def test_gzip_that_unpacks_to_far_more_than_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fst.files.LARGEST_SMALL_FILE", 1 << 20)
     bomb = gzip.compress(b"\n" * (16 << 20))
