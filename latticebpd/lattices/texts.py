@@ -111,12 +111,14 @@ class Texts:
     def corpus(self, end_of_text: int, history: int) -> np.ndarray:
         """``[n]`` what follows the prompts, each with the last ``history`` tokens of its prompt before it and an end of text after it.
 
-        An n-gram model of order ``history + 1`` estimated from it has seen every label with its full history.
+        An n-gram model of order ``history + 1`` estimated from it has seen every label with its full history.  Where a
+        row begins with the end of text, as BART's decoder does, the one of the row before is it.
         """
         end = np.array([end_of_text], dtype=self.tokens.dtype)
         pieces = [end[:0]]
         for index, prompt in enumerate(self.prompt_lengths.tolist()):
             row = self[index][max(0, prompt - history) :]
+            row = row[1:] if len(row) and row[0] == end_of_text else row
             pieces += [row] if len(row) and row[-1] == end_of_text else [row, end]
         return np.concatenate(pieces)
 

@@ -16,15 +16,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
     """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for inference.
 
+    Code that lies beside a model is not run unless ``trust_remote_code`` is among the further arguments, which go to ``transformers``.
+
     Raises:
         ValueError: there is no such model, or its files are corrupt.
     """
-    kwargs.setdefault("use_safetensors", True)
+    kwargs = {"use_safetensors": True, "trust_remote_code": False, **kwargs}
     name = str(model)
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise ValueError(f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found neither")
     try:
-        encodes = AutoConfig.from_pretrained(model).is_encoder_decoder
+        encodes = AutoConfig.from_pretrained(model, trust_remote_code=kwargs["trust_remote_code"]).is_encoder_decoder
         base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error

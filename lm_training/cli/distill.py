@@ -95,7 +95,8 @@ def distill(
         return
     text = load_distilled(output)
     if corpus_output is not None:
-        read = text.answers(stock.start_id) if stock.encodes else text
+        # Of an encoder-decoder, the start token is what every text's first token is predicted from.
+        read, history = (text.answers(stock.start_id), max(1, history)) if stock.encodes else (text, history)
         with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
             np.save(file, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

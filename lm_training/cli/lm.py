@@ -63,25 +63,18 @@ def _threads() -> int:
 
 
 def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
-    """A tokenizer from its file, or from a directory or a hub name by ``AutoTokenizer``; the id of its end of text."""
+    """A tokenizer from its file, or from what ``--model`` takes elsewhere; the id of its end of text."""
     from lm_training.data.corpus import end_of_text_id
 
     path = Path(name)
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
         bpe = load_tokenizer(path)
         return _with_end(bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text)
-    from transformers import AutoTokenizer
+    from latticebpd.models import pretrained
 
     quiet_transformers()
-    try:
-        loaded = AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # whatever a foreign file makes its reader raise
-        raise ValueError(f"{name}: expected a tokenizer.json, or a tokenizer that AutoTokenizer finds: {error}") from None
-    fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
-    if fast is None:
-        raise ValueError(
-            f"{name}: expected a tokenizer of the tokenizers library, got {type(loaded).__name__}; convert it to tokenizer.json"
-        )
+    loaded = pretrained.load_tokenizer(name)
+    fast = pretrained.backend(loaded)
     if loaded.eos_token_id is None and end_of_text is None:
         raise ValueError(f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text")
     return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
@@ -141,10 +134,13 @@ def train(
     ),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(
-        None, help="tokenizer.json, or what AutoTokenizer takes, that turns text into tokens, or that made the ids."
+        None, help="tokenizer.json, or a model's directory or name, that turns text into tokens, or that made the ids."
     ),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
     end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
+    start_token: int | None = typer.Option(
+        None, min=0, max=2**31 - 2, help="Token id before every document of text: what a translation model's decoder begins with."
+    ),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     replace_invalid: bool = typer.Option(False, help="Read U+FFFD for bytes that are no UTF-8, instead of refusing the file."),
     engine: str = typer.Option("auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."),
@@ -170,7 +166,7 @@ def train(
     bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
     if words and bpe is not None:
         raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
-    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator) if bpe else None
+    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator, start_token) if bpe else None
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
@@ -236,7 +232,7 @@ def kenlm(
     prune: str = typer.Option("0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."),
     binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
-    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or what AutoTokenizer takes."),
+    tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
     end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),

@@ -37,6 +37,7 @@ Report = Callable[[str, int, int | None], object]
 """Called with what is being done, how much of it is done, and how much there is, None where that is not known."""
 
 
+LARGEST_ID = 2**31 - 3
 LARGEST_IMPLIED_VOCABULARY = 1 << 20
 """Ids above this are taken for vocabulary only if someone says so: one stray id must not want memory for all below it."""
 
@@ -142,7 +143,8 @@ def build(
     """
     require_writable(output, "file")
     require_writable(work, "folder")
-    job = {"inputs": file_facts(inputs.paths), "reading": [inputs.field, inputs.invalid_utf8, inputs.dtype], "recipe": asdict(recipe)}
+    reading = [inputs.field, inputs.invalid_utf8, inputs.dtype, getattr(encoder, "start", None)]
+    job = {"inputs": file_facts(inputs.paths), "reading": reading, "recipe": asdict(recipe)}
     with locked(output), working(work, job) as stages:
         return _Build(inputs, encoder, recipe, counting, stages, report or (lambda what, done, total: None)).write(output)
 
@@ -186,6 +188,8 @@ class _Build:
             raise ValueError(f"expected some text, got none in {', '.join(map(str, self.inputs.paths))}")
         if symbols is not None:
             return
+        if stream.highest > LARGEST_ID:
+            raise ValueError(f"expected token ids of at most {LARGEST_ID}, got {stream.highest}; an automaton has no label for it")
         if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
             raise ValueError(
                 f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "

@@ -86,16 +86,18 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class TokenizerEncoder:
-    """Documents into a tokenizer's ids, each document closed by ``separator``, the end-of-text token."""
+    """Documents into a tokenizer's ids, each closed by ``separator``, the end-of-text token, and begun by ``start``, if there is one."""
 
     tokenizer: Tokenizer
     separator: int
+    start: int | None = None
 
     def encode(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:
         iterator = iter(documents)
+        start = [] if self.start in (None, self.separator) else [self.start]
         while batch := [document.text for document in islice(iterator, 256)]:
             for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                yield np.array([*encoding.ids, self.separator], dtype=np.uint32)
+                yield np.array([*start, *encoding.ids, self.separator], dtype=np.uint32)
 
 
 class WordEncoder:

@@ -130,6 +130,22 @@ def test_unseen_ids_score_what_the_help_says(run: Run, tmp_path: Path) -> None:
         assert (model.log_prob(8) == -1000) == (9 not in options or "floor" in options)
 
 
+def test_sentence_starts_are_known_behind_the_token_that_a_decoder_begins_with(run: Run, text: Path, tmp_path: Path) -> None:
+    tokenizer = train_tokenizer([TEXT], vocab_size=300)
+    tokenizer.add_special_tokens(["<pad>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in TEXT.splitlines()))
+    the, start = tokenizer.encode("the").ids[0], tokenizer.token_to_id("<pad>")
+    log_probs = []
+    for options in ((), ("--start-token", start)):
+        command = ("lm", "train", tmp_path / "lines.jsonl", "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "lm.fst")
+        status, _, err = run(*command, *options)
+        assert status == 0, err
+        log_probs.append(fst.NgramModel.load(tmp_path / "lm.fst").log_prob(the, context=[start]))
+    assert log_probs[1] == pytest.approx(math.log(2 / 3), abs=0.05)
+    assert log_probs[0] < log_probs[1] - 0.5
+
+
 def test_end_of_text_beyond_the_tokenizer_is_refused(run: Run, text: Path, tmp_path: Path) -> None:
     tokenizer = train_tokenizer([TEXT], vocab_size=300)
     tokenizer.save(str(tmp_path / "tokenizer.json"))

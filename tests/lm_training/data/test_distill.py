@@ -245,6 +245,7 @@ def test_corpus_of_sequences_has_every_label_with_its_history_and_ends_each_text
     assert text.corpus(end_of_text=0, history=0).tolist() == [4, 5, 0, 7, 0, 9, 0]
     assert text.corpus(0, 2).dtype == np.uint16
     assert text.answers(start=22).corpus(end_of_text=0, history=2).tolist() == [22, 4, 5, 0, 22, 7, 0, 22, 9, 0]
+    assert text.answers(start=0).corpus(end_of_text=0, history=2).tolist() == [4, 5, 0, 7, 0, 9, 0]  # one token between texts
     assert [text.prompts()[index].tolist() for index in range(3)] == [[1, 2, 3], [6], [8]]
 
 
