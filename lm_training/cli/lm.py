@@ -74,7 +74,9 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
 
     quiet_transformers()
     loaded = pretrained.load_tokenizer(name)
-    fast = pretrained.backend(loaded)
+    fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
+    if fast is None:
+        raise ValueError(f"{name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {type(loaded).__name__}")
     if loaded.eos_token_id is None and end_of_text is None:
         raise ValueError(f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text")
     return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
