@@ -22,18 +22,53 @@ from torch import Tensor
 
 from latticebpd.decoding.generation_config import WARPERS, GenerationSettings
 from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.verification import Verified
+
+
+class Drafted:
+    """What was drafted right below ``n`` nodes.
+
+    Args:
+        trees, nodes: ``[n]``, each node and the tree that it belongs to.
+    """
+
+    def __init__(self, trees: Sequence[DraftTree], nodes: Sequence[int]) -> None:
+        self.trees, self.nodes = trees, nodes
+
+    def __call__(self, i: int) -> np.ndarray:
+        """The tokens below the ``i``-th node, in the tree's order."""
+        tokens: np.ndarray = self.trees[i].tokens[self.trees[i].children(self.nodes[i])]
+        return tokens
+
+    def log_probs(self, i: int) -> np.ndarray | None:
+        """Natural log of the probability that the drafter gave to each of those tokens behind the node; None if it gave none."""
+        tree, node = self.trees[i], self.nodes[i]
+        if tree.log_probs is None:
+            return None
+        found: np.ndarray = tree.log_probs[tree.children(node)] - (0.0 if node == ROOT else tree.log_probs[node])
+        return found
+
+    def slot(self, i: int) -> tuple[np.ndarray, np.ndarray]:
+        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities; none without a lattice."""
+        tree, node = self.trees[i], self.nodes[i]
+        depth = 0 if node == ROOT else int(tree.depths[node])
+        if tree.lattice is None or depth >= tree.lattice.slots:
+            return np.empty(0, np.int32), np.empty(0)
+        arcs = tree.lattice.tokens[depth] != PADDING
+        return tree.lattice.tokens[depth][arcs], tree.lattice.log_probs[depth][arcs]
 
 
 class Acceptance(Protocol):
     """Picks the token that follows a node."""
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         """One token for each of ``n`` nodes.
 
         Args:
             logits: ``[n, vocab]``, the base model's.
-            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it.
+            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it; their probabilities, and the slot
+                that they come from, where a rule wants those.
             depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
         """
 
@@ -55,7 +90,7 @@ def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
 class Exact:
     """Keep what the base model would have written: the text is greedy decoding's.  Ties go to the lowest token id."""
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         chosen: list[int] = logits.argmax(dim=-1).tolist()
         return chosen
 
@@ -70,15 +105,15 @@ class TopK:
         if self.k < 1:
             raise ValueError(f"expected k >= 1, got {self.k}")
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
-        return [_kept(row, drafted(node), lambda rank, gap: rank < self.k) for node, row in enumerate(logits)]
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+        return [_kept(row, drafted(node), lambda better, equal, gap: better + equal < self.k) for node, row in enumerate(logits)]
 
 
 @dataclass(frozen=True)
 class TopBeta:
-    """Keep a drafted token among the ``beta`` best whose log-probability is within ``tau`` of the best (GAD++, Xia 2022).
+    """Keep a drafted token that is as probable as the ``beta``-th best, and whose log-probability is within ``tau`` of the best.
 
-    beta = 1 is exact, and so is tau = 0, but for ties.
+    That is GAD++ (Xia 2022, equations 6 and 7), equality included: beta = 1 and tau = 0 are exact, but for ties.
     """
 
     beta: int
@@ -88,8 +123,10 @@ class TopBeta:
         if self.beta < 1 or not self.tau >= 0:
             raise ValueError(f"expected beta >= 1 and tau >= 0, got beta {self.beta} and tau {self.tau}")
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
-        return [_kept(row, drafted(node), lambda rank, gap: rank < self.beta and gap <= self.tau) for node, row in enumerate(logits)]
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+        return [
+            _kept(row, drafted(node), lambda better, equal, gap: better < self.beta and gap <= self.tau) for node, row in enumerate(logits)
+        ]
 
 
 def _absolute_difference(token: int, other: int) -> float:
@@ -112,7 +149,7 @@ class Distance:
         if not self.epsilon >= 0:
             raise ValueError(f"expected epsilon >= 0, got {self.epsilon}")
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         chosen = []
         for node, best in enumerate(logits.argmax(dim=-1).tolist()):
             distance, token = min(((self.metric(int(token), best), int(token)) for token in drafted(node)), default=(float("inf"), best))
@@ -135,13 +172,13 @@ class MinimumBlock:
         if self.length < 1:
             raise ValueError(f"expected a length >= 1, got {self.length}")
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         chosen = self.otherwise.choose(logits, drafted, depths)
         for node, depth in enumerate(depths):
             if depth < self.length - 1:
                 tokens = drafted(node)
                 if len(tokens) and chosen[node] not in tokens:
-                    chosen[node] = _kept(logits[node], tokens, lambda rank, gap: True)
+                    chosen[node] = _kept(logits[node], tokens, lambda better, equal, gap: True)
         return chosen
 
     def bound(self, settings: GenerationSettings) -> MinimumBlock:
@@ -182,19 +219,56 @@ class Sampling:
         rule.warpers = settings.warpers(**self.arguments)
         return rule
 
-    def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
-        # The warpers look at scores alone; the ids they are given do not matter.
-        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)
-        scores = self.warpers(no_ids, logits.float())
-        chosen: list[int] = torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator)[:, 0].tolist()
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+        chosen: list[int] = torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
         return chosen
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """``[n, vocab]``: what each node's next token is drawn from."""
+        # The warpers look at scores alone; the ids they are given do not matter.
+        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)
+        scores: Tensor = self.warpers(no_ids, logits.float())
+        return scores.softmax(dim=-1)
 
-def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, float], bool]) -> int:
-    """The best drafted token if it is ``good(rank, gap)``, else the best of all.
 
-    logits: ``[vocab]``.  rank: how many tokens come before it, ties in order of id.  gap: how far its
-    log-probability lies below the best one's.
+class SpeculativeSampling(Sampling):
+    """Keep a drafted token with probability min(1, p/q), else draw from what is left of p (Leviathan 2023; SpecInfer for trees).
+
+    p is the base model's distribution, as under ``Sampling``, and that of the texts.  q is the one that the draft was drawn
+    from: its slot of the tree's lattice, scaled to sum 1.  So the drafter must have *drawn* its drafts, slot by slot and without
+    looking at anything else, and its tree hold them in the order in which they were drawn; then siblings, which are distinct,
+    are tried one after the other, without replacement.
+
+    Drafts that are chosen instead of drawn (the best paths or trees, copies), as this package's drafters choose them, have
+    q = 1: for them ``Sampling`` is this rule, and no rule that leaves the distribution alone accepts more of a given tree.
+
+    Raises:
+        ValueError: a drafted token that its slot does not hold.
+    """
+
+    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+        return [self._tried(p.double(), drafted(node), *drafted.slot(node)) for node, p in enumerate(self.probabilities(logits))]
+
+    def _tried(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
+        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot of these arcs."""
+        if not np.isin(tokens, arcs).all():
+            raise ValueError("expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not drawn")
+        q = torch.zeros_like(p)
+        q[torch.from_numpy(arcs).long().to(p.device)] = torch.from_numpy(log_probs).to(p).softmax(dim=0)
+        for token in tokens.tolist():
+            if float(torch.rand((), generator=self.generator, device=p.device)) * q[token] < p[token]:
+                return int(token)
+            p = (p - q).clamp(min=0)
+            q[token] = 0
+            p, q = p / p.sum(), q / q.sum()
+        return int(torch.multinomial(p, 1, generator=self.generator))
+
+
+def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, int, float], bool]) -> int:
+    """The best drafted token if it is ``good(better, equal, gap)``, else the best of all.
+
+    logits: ``[vocab]``.  better: how many tokens are more probable; equal: how many as probable have a lower id.
+    gap: how far its log-probability lies below the best one's.
     """
     best = int(logits.argmax())
     if not len(drafted):
@@ -202,8 +276,8 @@ def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, float], bool
     tokens = torch.from_numpy(np.sort(drafted).astype(np.int64)).to(logits.device)
     token = int(tokens[logits[tokens].argmax()])
     value = logits[token]
-    rank = int((logits > value).sum()) + int((logits[:token] == value).sum())
-    return token if good(rank, float(logits[best] - value)) else best
+    better, equal = int((logits > value).sum()), int((logits[:token] == value).sum())
+    return token if good(better, equal, float(logits[best]) - float(value)) else best
 
 
 Adjust = Callable[[int, list[int], Tensor], Tensor]
@@ -254,7 +328,7 @@ def _picked_on_the_way(
         if adjust is not None:
             logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)])
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
-        return rule.choose(logits, lambda i: trees[rows[i]].tokens[trees[rows[i]].children(nodes[i])], depths)
+        return rule.choose(logits, Drafted([trees[row] for row in rows], nodes), depths)
 
     return choose
 

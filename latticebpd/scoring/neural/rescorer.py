@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import Drafts, DraftTree
-from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.sausage import SausageLattice, best_tokens
 from latticebpd.scoring.neural.base import CausalRescorer
 from latticebpd.scoring.neural.search import Arcs, best_paths, best_trees, greedy_paths
 from latticebpd.scoring.ngram import NgramScorer
@@ -97,7 +96,7 @@ class ParallelNeuralRescorer(CausalRescorer):
         found: list[SausageLattice] = []
         for own, texts in self._groups(lattices, contexts):
             arcs = Arcs.of(own)
-            best = np.take_along_axis(arcs.tokens, arcs.weights.argmax(axis=2)[:, :, None], axis=2)[:, :, 0].clip(min=0)
+            best = best_tokens(arcs.tokens, arcs.weights).clip(min=0)
             outputs = self.reader.read(texts, best[:, :-1])
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
             said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)

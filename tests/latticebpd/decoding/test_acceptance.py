@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -17,22 +18,26 @@ from torch import Tensor
 from latticebpd import (
     Acceptance,
     Distance,
+    Drafter,
     DraftTree,
     Exact,
     GoldDrafter,
     MinimumBlock,
     NoDrafter,
     Sampling,
+    SausageLattice,
     State,
     TopBeta,
     TopK,
+    draft_tree,
     generate,
 )
-from latticebpd.decoding.acceptance import walk
+from latticebpd.decoding.acceptance import Drafted, SpeculativeSampling, walk
 from latticebpd.verification import Verified
 from tests.helpers.tiny_families import tiny
 
 VOCABULARY = 6
+PROMPT = [4, 9]
 
 
 def verified(logits: Tensor, device: str = "cpu") -> Verified:
@@ -89,7 +94,7 @@ def test_more_lenient_rules_never_accept_less(tree: DraftTree, seed: int) -> Non
     for ladder in ladders:
         lengths = [len(accepted(rule, tree, logits)[0]) for rule in ladder]
         assert lengths == sorted(lengths)
-        assert accepted(ladder[0], tree, logits)[0] == accepted(Exact(), tree, logits)[0] or isinstance(ladder[0], TopBeta)
+        assert accepted(ladder[0], tree, logits) == accepted(Exact(), tree, logits)
     assert accepted(TopBeta(1, 9.0), tree, logits) == accepted(TopBeta(9, 0.0), tree, logits) == accepted(Exact(), tree, logits)
 
 
@@ -117,6 +122,28 @@ def test_rules_keep_what_their_papers_say(tree: DraftTree, seed: int) -> None:
             end = node
         assert not any(good(rule, end, int(tree.tokens[child])) for child in tree.children(end))
         assert next_token == int(logits[end + 1].argmax())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("logits", "drafted", "rule", "kept"),
+    [
+        ([2.0, 1.0, 1.0, 0.0], 2, TopBeta(2, 1.0), True),  # as probable as the second best, and 1 below the best
+        ([2.0, 1.0, 1.0, 1.0], 3, TopBeta(2, 1.0), True),
+        ([2.0, 1.0, 1.0, 0.0], 2, TopBeta(2, 0.5), False),
+        ([2.0, 1.0, 1.0, 0.0], 3, TopBeta(3, 9.0), False),  # the third best is 1
+        ([2.0, 1.5, 1.0, 0.0], 2, TopBeta(2, 1.0), False),
+        ([2.0, 2.0, 1.0, 0.0], 1, TopBeta(1, 9.0), True),  # equation 6 at beta = 1: as probable as the best
+        ([2.0, 2.0, 1.0, 0.0], 1, TopBeta(4, 0.0), True),
+        ([2.0, 1.0, 1.0, 0.0], 2, TopK(2), False),  # two tokens, and no more, are the two best
+        ([2.0, 1.0, 1.0, 0.0], 1, TopK(2), True),
+        ([2.0, 2.0, 1.0, 0.0], 1, TopK(1), False),  # exact, ties included
+        ([2.0, 2.0, 1.0, 0.0], 1, Exact(), False),  # the lowest token
+    ],
+)
+def test_equality_is_decided_as_the_papers_do(logits: list[float], drafted: int, rule: Acceptance, kept: bool, dtype: torch.dtype) -> None:
+    lines = torch.tensor([logits, logits], dtype=dtype)
+    assert accepted(rule, DraftTree.from_paths([[drafted]]), lines) == (([0], 0) if kept else ([], 0))
 
 
 def test_minimum_block_is_filled_wherever_the_draft_reaches() -> None:
@@ -180,13 +207,81 @@ class BushyDrafter(NoDrafter):
     ],
 )
 def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, float], arguments: dict[str, float]) -> None:
-    """Chi-square of three sampled tokens against their exact joint distribution, drafted for at every call.
-
-    What each token is drawn from is what ``generate(do_sample=True)`` itself says.
-    """
+    """Drafted for at every call with some of the likely tokens, so that drafts are accepted and rejected at both depths."""
     model: Any = tiny("gpt2", seed=1)
     for name, value in config.items():
         setattr(model.generation_config, name, value)
+    exact = joint_distribution(model, arguments)
+    rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    assert assert_drawn_from(exact, model, BushyDrafter(*([token for token, _ in slot[:4]] for slot in marginals(exact))), rule) > 100
+
+
+class DrawingDrafter(NoDrafter):
+    """Draws paths slot by slot from one lattice, which does not depend on the text."""
+
+    def __init__(self, lattice: SausageLattice, paths: int) -> None:
+        self.lattice, self.paths, self.random = lattice, paths, np.random.default_rng(3)
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        q = np.exp(self.lattice.log_probs)
+        drawn = [
+            self.random.choice(tokens, (len(states), self.paths), p=each / each.sum())
+            for tokens, each in zip(self.lattice.tokens, q, strict=True)
+        ]
+        return [DraftTree.from_paths(paths, self.lattice) for paths in np.stack(drawn, axis=-1)]
+
+
+@pytest.mark.parametrize("paths", [1, 4])
+def test_speculative_sampling_leaves_the_distribution_and_accepts_more_of_drawn_drafts(paths: int) -> None:
+    """Chains as in Leviathan 2023, and trees of several draws; q is unlike p, and lacks tokens that p has."""
+    model: Any = tiny("gpt2", seed=1)
+    arguments = {"temperature": 2.5, "top_k": 0}
+    exact = joint_distribution(model, arguments)
+    slots = [slot[:7] for slot in marginals(exact)]
+    tokens = np.array([[token for token, _ in slot] for slot in slots])
+    lattice = SausageLattice(tokens, np.log([[share**0.7 for _, share in slot] for slot in slots]) + np.tile([0.0, 0.4], 4)[:7] - 2.0)
+    accepted = [
+        assert_drawn_from(exact, model, DrawingDrafter(lattice, paths), kind(**arguments, generator=torch.Generator().manual_seed(7)))
+        for kind in (SpeculativeSampling, Sampling)
+    ]
+    assert accepted[0] > 1.1 * accepted[1] > 100
+
+
+def test_speculative_sampling_tries_siblings_without_replacement() -> None:
+    """Chi-square of one token, where what is drafted first is seldom right: what comes after it decides."""
+    p, q = np.array([0.05, 0.4, 0.1, 0.15, 0.3]), np.array([0.6, 0.2, 0.15, 0.05])
+    lattice = SausageLattice([[0, 1, 2, 3]], np.log(q)[None])
+    random, draws = np.random.default_rng(5), 6_000
+    trees = [DraftTree.from_paths(random.choice(4, (3, 1), replace=False, p=q), lattice) for _ in range(draws)]
+    rule = SpeculativeSampling(generator=torch.Generator().manual_seed(7))
+    chosen = rule.choose(torch.tensor(np.log(p)).expand(draws, -1), Drafted(trees, [-1] * draws), [0] * draws)
+    seen = np.bincount(chosen, minlength=len(p))
+    assert ((seen - draws * p) ** 2 / (draws * p)).sum() < 23.5  # beyond that with probability 1e-4
+    assert np.mean([token in tree.tokens for token, tree in zip(chosen, trees, strict=True)]) > 0.6
+
+
+def test_speculative_sampling_refuses_drafts_that_were_not_drawn() -> None:
+    for lattice in (None, SausageLattice([[1, 2]], [[-0.5, -1.0]])):
+        with pytest.raises(ValueError, match="take Sampling for drafts that are not drawn"):
+            accepted(SpeculativeSampling(), DraftTree.from_paths([[3]], lattice), torch.zeros(2, VOCABULARY))
+
+
+def test_rules_see_what_the_drafter_thought_of_its_drafts() -> None:
+    lattice = SausageLattice([[1, 2], [0, -1]], [[-0.1, -2.0], [-0.3, -np.inf]])
+    tree = replace(draft_tree(lattice, None, num_nodes=4), lattice=lattice)
+    seen = Drafted([tree, tree, DraftTree.from_paths([[5]])], [-1, 0, -1])
+    assert [seen(i).tolist() for i in range(3)] == [[1, 2], [0], [5]]
+    first, second = seen.log_probs(0), seen.log_probs(1)
+    assert first is not None
+    assert second is not None
+    np.testing.assert_allclose(first, np.array([-0.1, -2.0]) - np.logaddexp(-0.1, -2.0))
+    np.testing.assert_allclose(second, [0.0], atol=1e-12)  # the only arc of its slot
+    assert seen.log_probs(2) is None
+    assert [[values.tolist() for values in seen.slot(i)] for i in (1, 2)] == [[[0], [pytest.approx(-0.3)]], [[], []]]
+
+
+def joint_distribution(model: Any, arguments: dict[str, float]) -> dict[tuple[int, ...], float]:
+    """Of three tokens behind ``PROMPT``; what each is drawn from is what ``generate(do_sample=True)`` itself says."""
 
     def distribution(tokens: list[list[int]]) -> Tensor:
         ids = torch.tensor(tokens)
@@ -196,32 +291,39 @@ def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, floa
         )  # fmt: skip
         return out.scores[0].softmax(-1)  # type: ignore[no-any-return]
 
-    prompt, vocabulary, rows, batches = [4, 9], 23, 400, 10
     exact: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         prefixes = list(exact)
-        lines = distribution([[*prompt, *prefix] for prefix in prefixes])
+        lines = distribution([[*PROMPT, *prefix] for prefix in prefixes])
         exact = {
             (*prefix, token): exact[prefix] * float(line[token])
             for prefix, line in zip(prefixes, lines, strict=True)
-            for token in range(vocabulary)
+            for token in range(len(line))
             if exact[prefix] * float(line[token]) > 1e-12
         }
-    # Some of the likely tokens, so that drafts are accepted and rejected at both depths.
-    levels = []
+    return exact
+
+
+def marginals(exact: dict[tuple[int, ...], float]) -> list[list[tuple[int, float]]]:
+    """The second and the third token with their probabilities, likeliest first."""
+    found = []
     for depth in (1, 2):
         marginal: Counter[int] = Counter()
         for text, probability in exact.items():
             marginal[text[depth]] += probability  # type: ignore[assignment]
-        levels.append([token for token, _ in marginal.most_common(4)])
-    rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+        found.append(marginal.most_common())
+    return found  # type: ignore[return-value]
+
+
+def assert_drawn_from(exact: dict[tuple[int, ...], float], model: Any, drafter: Drafter, rule: Acceptance) -> int:
+    """Chi-square of decoded texts against their exact distribution; returns how many calls committed more than a token."""
+    rows, batches = 400, 10
     seen: Counter[tuple[int, ...]] = Counter()
     drafted = 0
     for _ in range(batches):
-        out = generate(model, [prompt] * rows, BushyDrafter(*levels), rule, max_new_tokens=3, eos_token_id=[])
+        out = generate(model, [PROMPT] * rows, drafter, rule, max_new_tokens=3, eos_token_id=[])
         seen.update(map(tuple, out.sequences[:, 2:].tolist()))
         drafted += int(out.accept_counts[2:].sum())
-    assert drafted > 100  # drafts were accepted, so the test is about them
     assert set(seen) <= set(exact)
     total = rows * batches
     frequent = {text for text, probability in exact.items() if probability * total >= 5}
@@ -233,6 +335,7 @@ def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, floa
         cells += 1
     # Beyond this bound with probability below 1e-4 (normal approximation of chi-square by Wilson and Hilferty).
     assert chi_square < cells * (1 - 2 / (9 * cells) + 3.8 * (2 / (9 * cells)) ** 0.5) ** 3
+    return drafted
 
 
 def test_sampling_with_a_seed_repeats_itself() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from latticebpd import Acceptance, Distance, Exact, MinimumBlock, Sampling, TopBeta, TopK
+from latticebpd import Acceptance, Distance, DraftTree, Exact, MinimumBlock, Sampling, TopBeta, TopK
+from latticebpd.decoding.acceptance import Drafted
 from latticebpd.decoding.rule_names import EXPECTED, parse_rule
 
 
@@ -31,7 +32,7 @@ def test_sample_takes_the_settings_given_beside_it() -> None:
     logits = torch.tensor([[0.0, 9.0, 8.0]])
     for name in ("sample", "min-block:3,sample"):
         rule = parse_rule(name, temperature=0.5, top_k=1, top_p=None)
-        assert rule.choose(logits, lambda node: torch.empty(0).numpy(), [9]) == [1]
+        assert rule.choose(logits, Drafted([DraftTree.empty()], [-1]), [9]) == [1]
     assert isinstance(parse_rule("sample"), Sampling)
 
 

@@ -290,6 +290,17 @@ def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> N
         contexts = [[*context, 9, 8] for context in contexts]
 
 
+@pytest.mark.parametrize("kind", [NeuralRescorer, ParallelNeuralRescorer])
+def test_order_of_equally_good_arcs_changes_nothing(kind: type[CausalRescorer]) -> None:
+    """Parallel rescoring conditions on the best arcs, of equal ones the lowest token's, wherever it stands."""
+    tokens = np.array([[3, 9, 5], [8, 4, 6], [2, 7, 11]])
+    one, other = (SausageLattice(rows, np.full((3, 3), -1.0)) for rows in (tokens, tokens[:, ::-1]))
+    rescorer = kind(LLAMA, 0.9)
+    found = [rescore(lattice, rescorer, p=6, context=[3, 4]) for lattice in (one, other)]
+    assert found[0].tokens.tolist() == found[1].tokens.tolist()
+    np.testing.assert_allclose(found[0].scores, found[1].scores, atol=1e-4)
+
+
 def drafters(model: Any, rescoring: PreTrainedModel) -> dict[str, Any]:
     return {
         "greedy": PathsDrafter(model, NeuralRescorer(rescoring), p=1, k=4),
