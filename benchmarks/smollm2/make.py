@@ -1,0 +1,161 @@
+"""Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
+
+    latticebpd models get smollm2-135m
+    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text]
+
+``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, and the n-gram
+models; a stage whose result is there is not done again.  ``own-text.npz`` beside this file holds the answers that have been
+written already, without their prompts, which are made again from DIR; ``--more-text`` writes those that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fst.files import replacing
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.catalogue import resolved
+from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.pretrained import load_stock, load_tokenizer
+
+HERE = Path(__file__).parent
+MODEL = "smollm2-135m"
+END = 2
+HELD_OUT = 32
+"""Every so manieth prompt's answer is kept from training."""
+PEOPLE = (
+    "text/books-000.jsonl.xz",
+    "text/books-001.jsonl.xz",
+    "text/docs-000.jsonl.xz",
+    "text/news-000.jsonl.xz",
+    "code/code-000.jsonl.xz",
+)
+
+
+def latticebpd(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
+
+
+def save_answers(path: Path, ids: np.ndarray, texts: Texts, prompts_hash: str) -> None:
+    """Answers without their prompts, by the prompts' numbers."""
+    rows = [texts[index][length:] for index, length in enumerate(texts.prompt_lengths.tolist())]
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(
+            file, ids=ids.astype(np.uint16), lengths=np.array(list(map(len, rows)), np.uint16),
+            tokens=np.concatenate(rows).astype(np.uint16), prompts=np.array(prompts_hash),
+        )  # fmt: skip
+
+
+def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tuple[np.ndarray, Texts]:
+    """The prompts' numbers, and prompts and answers joined again."""
+    with np.load(path, allow_pickle=False) as file:
+        if str(file["prompts"]) != prompts_hash:
+            raise ValueError(f"{path}: expected the answers to the prompts of this data ({prompts_hash}), got {file['prompts']}")
+        ids, lengths, tokens = file["ids"].astype(np.int64), file["lengths"].astype(np.int64), file["tokens"]
+    answers = np.split(tokens, np.cumsum(lengths)[:-1])
+    rows = [np.concatenate([np.array(prompts[number], np.uint16), answer]) for number, answer in zip(ids.tolist(), answers, strict=True)]
+    return ids, Texts.of_rows(rows, [len(prompts[number]) for number in ids.tolist()], np.uint16)
+
+
+def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
+    """Every conversation's prompt in the model's template, and a hash of them all."""
+    chat = ChatTemplate(load_tokenizer(MODEL), load_stock(MODEL))
+    prompts = [chat.prompt_of(json.loads(line)["messages"]) for line in path.read_text(encoding="utf-8").splitlines()]
+    return prompts, f"sha256:{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
+
+
+def stage(result: Path, make: Callable[[], object]) -> Path:
+    if not result.exists():
+        print(f"-- {result}", file=sys.stderr)
+        make()
+    return result
+
+
+def own_text(work: Path, data: Path, more: bool) -> tuple[Path, Path]:
+    """Training and held-out texts: prompts and the model's own greedy answers."""
+    conversations = stage(work / "prompts.jsonl", lambda: subprocess.run(
+        [sys.executable, HERE / "prompts.py", "--data", data, "-o", work / "prompts.jsonl"], check=True))  # fmt: skip
+    train, held = work / "train.npz", work / "held-out.npz"
+    if train.exists() and held.exists():
+        return train, held
+    prompts, digest = chat_prompts(conversations)
+    known = HERE / "own-text.npz"
+    ids, texts = load_answers(known, prompts, digest)
+    if more:
+        missing = sorted(set(range(len(prompts))) - set(ids.tolist()))
+        Texts.of_rows([prompts[number] for number in missing], [len(prompts[number]) for number in missing], np.uint16).save(
+            work / "asked.npz"
+        )
+        latticebpd("distill", work / "asked.npz", "--model", MODEL, "-o", work / "written", "--max-new-tokens", 256)
+        from lm_training.data.distill import load_distilled
+
+        ids, texts = np.concatenate([ids, missing]), Texts.joined([texts, load_distilled(work / "written")])
+        save_answers(known, ids, texts, digest)
+    apart = ids % HELD_OUT == 0
+    texts.chosen(np.flatnonzero(apart).tolist()).save(held)
+    texts.chosen(np.flatnonzero(~apart).tolist()).save(train)
+    return train, held
+
+
+def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: int) -> Path:
+    """The 4-gram of the model's own text mixed with that of people's text, the share found on held-out own text, pruned."""
+    tokenizer = Path(resolved(MODEL)) / "tokenizer.json"
+    people, own, mixed, pruned = (work / f"{name}.fst" for name in ("people", "own", "mixed", "lm"))
+
+    def save_corpus(texts: Path) -> Path:
+        corpus = texts.with_suffix(".npy")
+        return stage(corpus, lambda: np.save(corpus, Texts.load(texts).corpus(END, 3).astype(np.uint16)))
+
+    def encode() -> None:
+        files = [data / name for name in PEOPLE]
+        latticebpd("train", "encode", *files, "--tokenizer", tokenizer, "--end-of-text", "<|im_end|>", "-o", work / "people.npy")
+
+    def estimate(corpus: Path, output: Path, *options: object) -> Path:
+        common = ("--order", 4, "--end-of-text", END, "--tokenizer", tokenizer)
+        return stage(output, lambda: latticebpd("lm", "train", corpus, *common, *options, "-o", output))
+
+    def mix(output: Path, *options: object) -> Path:
+        held_out = ("--held-out", save_corpus(held))
+        return stage(output, lambda: latticebpd("lm", "interpolate", own, people, *held_out, *options, "-o", output))
+
+    estimate(stage(work / "people.npy", encode), people, "--max-ngrams", 2_000_000)
+    estimate(save_corpus(train), own, "--min-count", "1,1,1,2")
+    mix(mixed)
+    return mix(pruned, "--max-ngrams", max_ngrams)
+
+
+def heads(work: Path, train: Path, held: Path, steps: int) -> Path:
+    """Eight residual heads over a shortlist, from hidden states that are read once."""
+    latticebpd("train", "hidden", held, train, "--model", MODEL, "--shard-texts", 64, "--batch-tokens", 2048)
+    latticebpd(
+        "train", "heads", train, "--validation", held, "--model", MODEL, "-o", work / "heads", "--kind", "feed-forward",
+        "--num-heads", 9,        "--intermediate-size", 384, "--shortlist", 12288, "--steps", steps, "--batch-size", 12,
+        "--learning-rate", 2e-3, "--warmup-steps", 50,        "--serving-prompts", 0, "--validation-every", 100, "--checkpoint-every", 25,
+    )  # fmt: skip
+    return work / "heads"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name")
+    parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
+    parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
+    parser.add_argument("--steps", type=int, default=1200, help="updates of the heads")
+    parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
+    arguments = parser.parse_args()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    train, held = own_text(arguments.work, arguments.data, arguments.more_text)
+    ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
+    print(heads(arguments.work, train, held, arguments.steps))
+
+
+if __name__ == "__main__":
+    main()
