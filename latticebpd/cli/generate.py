@@ -128,7 +128,7 @@ def generate(
 
         calls = read_calls(served, ids, found, scorer_of(drafter))
         shown = TracedDecode("The decode", text, [token for block in found.blocks() for token in block], calls)
-        how = f"{directory.name} · {system} · {accept or ('sample' if temperature else 'exact')}"
+        how = f"{'bundled model' if model is None else directory.name} · {system} · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(f"{found.num_tokens} tokens in {found.num_calls} calls after the prefill", style="dim")

@@ -108,7 +108,8 @@ def example(measurements: Measurements, word: Callable[[int], str]) -> Section:
         f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability{rescored}. "
         "Green and bold: what the model writes next. "
         f"◆ first draft of {system_label(step.system, next(iter(measurements.models), None))}. "
-        f"The vanilla draft takes the top arc of every slot: {step.accepted[0]} drafted tokens accepted; the system has {step.accepted[1]}."
+        f"The vanilla draft takes the arc of every slot that was the best before: {step.accepted[0]} drafted tokens accepted; "
+        f"the system has {step.accepted[1]}."
     )
     lead = f"One step of a decode. Before it stands “… {before}”, and the model goes on: “{written}”."
     return Section("example", "A lattice", lead, (Drawing("lattice", caption, drawing),))

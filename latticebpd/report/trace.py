@@ -48,7 +48,7 @@ def trace_page(title: str, subtitle: str, decodes: Sequence[TracedDecode], decod
     """
 
     def visible(token: int) -> str:
-        return word(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+        return word(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣").replace("▁", "␣")
 
     return kit.render("trace", title, subtitle, decodes=[_decode(each, decode, visible, most) for each in decodes])
 

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import csv
-import functools
-import http.server
-import json
 import re
-import shutil
-import subprocess
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -35,7 +28,6 @@ from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
 from tests.helpers.trigrams import trigram
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MODELS = {"3-gram": as_scorer(trigram()), "other": as_scorer(trigram())}
 OPTIONS = Options(latency=False, tuning_examples=2)
 
@@ -250,57 +242,3 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
     assert (tmp_path / "out" / "hardware-model.csv").exists()
     assert not (tmp_path / "out" / "latency-paths.csv").exists()
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
-
-
-@pytest.fixture
-def served(written: Path) -> Iterator[str]:
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=written))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-PROBE = """<!doctype html><body></body><script>
-const frame = document.createElement("iframe");
-frame.width = new URLSearchParams(location.search).get("width"); frame.height = 900; frame.src = "report.html";
-frame.onload = () => {
-  const page = frame.contentDocument, width = frame.contentWindow.innerWidth, wide = [];
-  for (const element of page.querySelectorAll("body *")) {
-    const inside = element.parentElement.closest(".scroll, svg");
-    if (!inside && element.getBoundingClientRect().right > width + 0.5) wide.push(element.tagName + "." + element.className);
-  }
-  const found = {width, scroll: page.scrollingElement.scrollWidth, wide, plots: page.querySelectorAll("svg.plot").length};
-  document.documentElement.dataset.found = JSON.stringify(found);
-};
-document.body.append(frame);
-</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_overflows_in_a_browser(served: str, written: Path, width: int, tmp_path: Path) -> None:
-    (written / "probe.html").write_text(PROBE, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--window-size=1400,1000"]
-    try:
-        done = subprocess.run(
-            [str(CHROMIUM), *flags, "--dump-dom", f"{served}/probe.html?width={width}"],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-    finally:
-        (written / "probe.html").unlink()
-    match = re.search(r'data-found="([^"]*)"', done.stdout)
-    assert match is not None, done.stdout[:500]
-    found = json.loads(match[1].replace("&quot;", '"'))
-    assert found["width"] == width
-    assert found["scroll"] <= width
-    assert found["wide"] == []
-    assert found["plots"] >= 7
