@@ -175,7 +175,8 @@ def text_lattices(
             out = model.base(input_ids=given, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
             states, logits = out.decoder_hidden_states[-1], out.logits[:, positions.start :]
         else:
-            out = model.base(input_ids=ids, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
+            read: Any = BaseModel.of(model).text(ids)
+            out = model.base(**read, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
             states, logits = out.hidden_states[-1], out.logits
         hidden = states[0, positions.start : positions.stop]
         entropy[:, 0] = _entropy(logits[0, :n])

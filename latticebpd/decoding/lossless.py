@@ -17,7 +17,7 @@ from torch import Tensor
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.models.base import BaseModel, Model
-from latticebpd.models.forward import Source
+from latticebpd.models.forward import Forward, Source
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def check_lossless(
         batch_size: rows read at a time.
 
     Raises:
-        ValueError: shapes that do not fit, or an encoder–decoder without sources.
+        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that LongRoPE reads with other factors than
+            their beginnings.
     """
     base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
@@ -112,6 +113,10 @@ def check_lossless(
     limits = [len(prompt) + ids.shape[1] - prompt_length for prompt in prompts]
     processors = node_processors(settings, None, prompt_length, prompts, read_before, limits)
 
+    base.check_side(min(map(len, prompts)), max(len(prompt) + len(text) for prompt, text in zip(prompts, texts, strict=True)))
+    if sources is not None:
+        base.check_sources(sources.shape[1])
+
     divergences: list[Divergence] = []
     compared = 0
     for start in range(0, len(ids), batch_size):
@@ -119,14 +124,13 @@ def check_lossless(
         read = [prompts[row] + texts[row] for row in rows]
         width = max(map(len, read))
         tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
-        if sources is None:
-            logits = base.model(input_ids=tokens, use_cache=False).logits
-        else:
+        source = None
+        if sources is not None:
             source = Source.encode(base, sources[start : rows.stop], mask[start : rows.stop].to(base.device))
-            logits = base.model(decoder_input_ids=tokens, use_cache=False, **source.arguments).logits
+        verified = Forward(base, source).nodes({**base.text(tokens), "use_cache": False})
         for place, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]
-            lines = logits[place, first - 1 : first - 1 + len(text)].float()
+            lines = verified.logits_of([place] * len(text), range(first - 1, first - 1 + len(text))).float()
             if processors[row]:
                 lines = torch.stack([processed(processors[row], read[place][: first + at], line) for at, line in enumerate(lines)])
             expected = lines.argmax(dim=-1).tolist()

@@ -47,7 +47,8 @@ def prepare(
     """Check the prompts, take their padding off and, for an encoder–decoder, encode them.
 
     Raises:
-        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, or no start token for the decoder.
+        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, a source that is longer than the encoder can
+            read, or no start token for the decoder.
     """
     base = BaseModel.of(model)
     ids = _ids(input_ids, base.source_vocab_size)
@@ -58,6 +59,7 @@ def prepare(
         raise ValueError(f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?")
     if not base.encodes:
         return Prompts(ids, rows, [[] for _ in rows], None, base.vocab_size)
+    base.check_sources(ids.shape[1])
     given = torch.tensor(settings.start_ids(len(rows)))[:, None]
     source = Source.encode(base, ids.to(base.device), mask.long().to(base.device))
     return Prompts(given, given.tolist(), rows, source, base.vocab_size)

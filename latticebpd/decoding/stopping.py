@@ -96,14 +96,17 @@ def begin_texts(
     Processors and criteria of the caller's take the place of those of the same kind that the generation config asks for.
 
     Raises:
-        ValueError: a prompt that fills all positions, a processor that cannot be applied, or stop strings without a tokenizer.
+        ValueError: a prompt that fills all positions, texts that LongRoPE would have read anew, a processor that cannot be applied,
+            or stop strings without a tokenizer.
     """
     width = prompts.given.shape[1]
     criteria = settings.criteria(width, stopping_criteria or [], tokenizer)
     eos_ids = {int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id}
     columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
     others = StoppingCriteriaList([each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)])
-    limits = length_limits(model, [len(tokens) for tokens in prompts.tokens], max(columns - width, 1))
+    lengths = [len(tokens) for tokens in prompts.tokens]
+    limits = length_limits(model, lengths, max(columns - width, 1))
+    BaseModel.of(model).check_side(min(lengths) - 1, max(limits))  # the first pass may leave a prompt's last token to the next
     processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)
     rules = StopRules(frozenset(eos_ids), others)
     return [Text(list(row), limit, rules, each) for row, limit, each in zip(prompts.tokens, limits, processors, strict=True)]

@@ -133,7 +133,10 @@ class BaseModel:
     @property
     def decoder(self) -> Any:
         """The module that reads the text and gives final hidden states."""
-        return self.model.get_decoder() if self.encodes else self.model.base_model
+        if self.encodes:
+            return self.model.get_decoder()
+        own = self.model.base_model
+        return own if own is not self.model else getattr(own, "model", own)  # Llama 4 calls it otherwise than it says
 
     @property
     def encoder(self) -> Any:
@@ -143,18 +146,34 @@ class BaseModel:
     @property
     def vocab_size(self) -> int:
         """Tokens that it writes; those that an encoder reads may be others."""
-        return int(self.decoder.get_input_embeddings().num_embeddings if self.encodes else self.config.vocab_size)
+        return len(self.model.get_output_embeddings().weight) if self.encodes else int(self.config.vocab_size)
 
     @property
     def source_vocab_size(self) -> int:
         """Tokens that it reads as a prompt or, if it encodes, as a source."""
-        return int(self.config.vocab_size)
+        return int(self.model.get_input_embeddings().num_embeddings if self.encodes else self.config.vocab_size)
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence that it, or its encoder and its decoder each, can read; None where its configuration says nothing."""
-        limit: int | None = getattr(self.config, "max_position_embeddings", None)
-        return limit
+        """The longest text that it can read; None where there is no limit."""
+        limit = getattr(self.config, "max_position_embeddings", None) or _table(self.decoder)
+        return int(limit) if limit and limit > 0 else None
+
+    @property
+    def source_positions(self) -> int | None:
+        """The longest source that it can encode; None where there is no limit."""
+        return _table(self.encoder)
+
+    @property
+    def rope_boundary(self) -> int | None:
+        """The length beyond which all of a text is read with other rotary factors (LongRoPE, as in Phi-3); None for most models."""
+        rope = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
+        kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+        longer = [each for each in kinds if each.get("rope_type", each.get("type")) == "longrope"]
+        if not longer:
+            return None
+        own = getattr(self.config, "original_max_position_embeddings", None)
+        return own or longer[0].get("original_max_position_embeddings") or self.max_positions
 
     @property
     def hidden_size(self) -> int:
@@ -192,6 +211,43 @@ class BaseModel:
         if chosen is None:
             return []
         return [chosen] if isinstance(chosen, int) else list(chosen)
+
+    def text(self, tokens: Tensor) -> dict[str, Tensor]:
+        """The decoder's arguments for texts, ``[rows, n]``, read from their beginning: positions count from 0, as in ``generate()``.
+
+        Some models (RoBERTa's family) count otherwise where none are given.
+        """
+        if self.encodes or not self.takes("position_ids"):
+            return {"input_ids": tokens}
+        return {"input_ids": tokens, "position_ids": torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)}
+
+    def check_sources(self, longest: int) -> None:
+        """Refuse sources of more columns than the encoder has positions, padding included, since an encoder counts that as well.
+
+        Raises:
+            ValueError: it would die on them.
+        """
+        if self.source_positions is not None and longest > self.source_positions:
+            raise ValueError(
+                f"expected sources of at most {self.source_positions} tokens (the encoder's positions), got {longest}; cut them"
+            )
+
+    def check_side(self, shortest: int, longest: int) -> None:
+        """Refuse texts that grow over the ``rope_boundary``, or lie on both sides of it.
+
+        Args:
+            shortest: the fewest tokens that a pass reads a text with; longest: the most that a text may have.
+
+        Raises:
+            ValueError: a later pass would have to read such a text anew, with other factors.
+        """
+        boundary = self.rope_boundary
+        if boundary is not None and shortest <= boundary < longest:
+            raise ValueError(
+                f"expected texts of at most {boundary} tokens, or prompts of {boundary + 2} or more "
+                f"({self.model.config.model_type}'s LongRoPE reads longer texts with other factors), "
+                f"got texts of {shortest + 1} to {longest}; decode up to {boundary} tokens, then go on from there"
+            )
 
     def takes(self, argument: str) -> bool:
         """Whether the whole model's ``forward`` has an argument of this name."""
@@ -240,7 +296,16 @@ class BaseModel:
         if hidden is None:  # the model is not made of a part that gives states and an output embedding
             return _Output(1.0, False, self.dtype)
         known = [_Output(scale, False, self.dtype) for scale in (1.0, float(hidden.shape[-1]) ** -0.5)[: 1 + self.encodes]]
-        made = [self.scaled(each.scale)(hidden) for each in known]
+        try:
+            made = [self.scaled(each.scale)(hidden) for each in known]
+        except RuntimeError:  # the output embedding is not the next thing behind these states
+            return known[0]
         gaps = [float((each - logits).abs().max()) if each.shape == logits.shape else float("inf") for each in made]
         best = gaps.index(min(gaps))
         return replace(known[best], exact=gaps[best] == 0 and made[best].dtype == logits.dtype)
+
+
+def _table(part: Any) -> int | None:
+    """How many positions an encoder or decoder has an embedding for; None where it needs none."""
+    table = getattr(part, "embed_positions", None)
+    return table.num_embeddings - getattr(table, "offset", 0) if isinstance(table, nn.Embedding) else None

@@ -95,16 +95,20 @@ class Forward:
         return Verified(read.hidden[rows, last][:, None], lambda rows, _: read.logits_of(rows, last[list(rows)].tolist()))
 
     def _full(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        if self.source is None:
+        """Hidden states and logits of a call of the whole model."""
+        if self.source is not None:
+            own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
+            arguments = {f"decoder_{name}" if name in own else name: value for name, value in arguments.items()} | self.source.arguments
+        read: list[Any] = []
+        hook = self.base.decoder.register_forward_hook(lambda module, given, output: read.append(output))
+        try:
             output = self.base.model(**arguments, output_hidden_states=True)
-            return output.hidden_states[-1], output.logits
-        own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
-        output = self.base.model(
-            **{f"decoder_{name}" if name in own else name: value for name, value in arguments.items()},
-            **self.source.arguments,
-            output_hidden_states=True,
-        )
-        return output.decoder_hidden_states[-1], output.logits
+        finally:
+            hook.remove()
+        states = getattr(read[-1], "last_hidden_state", None) if read else None
+        if states is None:  # the whole model calls other parts of itself
+            states = (output.decoder_hidden_states if self.source is not None else output.hidden_states)[-1]
+        return states, output.logits
 
 
 def _known(hidden: Tensor, logits: Tensor) -> Verified:

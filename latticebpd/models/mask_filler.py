@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from latticebpd.models.base import BaseModel
 from latticebpd.models.forward import Source
 from latticebpd.models.mask_filling import NonAutoregressiveModel, masked_columns
 from latticebpd.models.row_cache import RowCache
@@ -66,6 +67,7 @@ class MaskFiller:
         if not missing:
             return
         width = max(map(len, missing))
+        BaseModel.of(self.model).check_sources(width)
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
             ids = torch.tensor([[*source, *[source[-1]] * (width - len(source))] for source in missing], device=self.device)

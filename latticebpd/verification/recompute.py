@@ -7,10 +7,10 @@ the quicker verifiers, and the one that serves every model; its cost grows with 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
@@ -46,7 +46,7 @@ class RecomputingVerifier:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
         self.texts = [list(prompt) for prompt in prompts]
         last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
-        return self.forward.last({"input_ids": self._padded(self.texts), "use_cache": False}, last)
+        return self.forward.last(self._arguments(self.texts), last)
 
     def begin(self, rows: int) -> None:
         self.texts = [[] for _ in range(rows)]
@@ -68,7 +68,7 @@ class RecomputingVerifier:
             found[1, row, 1 : len(tree) + 1] += tree.depths
         if self.source is not None:
             self.forward.source = self.source.select(torch.tensor(owners, device=self.device))
-        read = self.forward.nodes({"input_ids": self._padded(sequences), "use_cache": False})
+        read = self.forward.nodes(self._arguments(sequences))
         sequence, place = found
         return Verified(
             read.hidden[torch.from_numpy(sequence).to(self.device), torch.from_numpy(place).to(self.device)],
@@ -87,7 +87,8 @@ class RecomputingVerifier:
         if self.source is not None:
             self.source = self.source.select(torch.tensor(rows, device=self.device))
 
-    def _padded(self, sequences: list[list[int]]) -> Tensor:
+    def _arguments(self, sequences: list[list[int]]) -> dict[str, Any]:
         """Equally long rows; what is added on the right is out of the sight of everything before it."""
         width = max(map(len, sequences))
-        return torch.tensor([[*sequence, *[sequence[-1]] * (width - len(sequence))] for sequence in sequences], device=self.device)
+        padded = [[*sequence, *[sequence[-1]] * (width - len(sequence))] for sequence in sequences]
+        return {**self.forward.base.text(torch.tensor(padded, device=self.device)), "use_cache": False}

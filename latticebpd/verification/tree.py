@@ -61,7 +61,7 @@ class TreeVerifier:
         # Padding stands on the right, where causal attention keeps it out of sight; any token will do.
         tokens = torch.tensor([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], device=self.device)
         last = torch.tensor(self.cache.lengths, device=self.device) - 1
-        return self.forward.last({"input_ids": tokens, **self.cache.arguments}, last)
+        return self.forward.last({**self.forward.base.text(tokens), **self.cache.arguments}, last)
 
     def begin(self, rows: int) -> None:
         self.cache.lengths = [0] * rows

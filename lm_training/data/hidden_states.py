@@ -192,7 +192,7 @@ def read_states(
     if sources is not None:
         encoded = model.encoder(input_ids=sources, attention_mask=mask).last_hidden_state
         read = {"encoder_hidden_states": encoded, "encoder_attention_mask": mask}
-    out = model.decoder(input_ids=inputs, use_cache=False, output_hidden_states=every_layer, **read)
+    out = model.decoder(**model.text(inputs), use_cache=False, output_hidden_states=every_layer, **read)
     return [*(out.hidden_states if every_layer else ()), out.last_hidden_state]
 
 

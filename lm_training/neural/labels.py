@@ -66,8 +66,8 @@ class ModelTexts:
         """Prompts and what follows them, as a model takes them; ValueError where vocabulary or positions do not fit."""
         stock = BaseModel.of(model)
         read = cls(data.answers(stock.start_id), data.prompts()) if stock.encodes else cls(data, None)
-        limit = stock.max_positions
-        for part, ids in ((read.texts, stock.vocab_size), (read.sources, stock.source_vocab_size)):
+        sources = stock.source_positions if stock.encodes else None
+        for part, ids, limit in ((read.texts, stock.vocab_size, stock.max_positions), (read.sources, stock.source_vocab_size, sources)):
             if part is None:
                 continue
             highest, longest = int(part.tokens.max(initial=0)), int(part.lengths.max(initial=0))

@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import GadDrafter
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.base import BaseModel
 from latticebpd.models.loading import weights_fingerprint
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
 from lm_training.neural.optimizers import adamw_and_muon
@@ -99,6 +100,7 @@ class DrafterObjective(Objective[Windows]):
         if not 1 <= smallest <= drafter.block_size:
             raise ValueError(f"expected smallest_block from 1 to {drafter.block_size} (the drafter's block size), got {smallest}")
         for name, pairs in (("training", data), ("validation", validation)):
+            BaseModel.of(drafter).check_sources(int(pairs.prompt_lengths.max(initial=0)))
             longest = int((pairs.lengths - pairs.prompt_lengths).max(initial=0)) + drafter.block_size
             if longest > drafter.max_positions:
                 raise ValueError(
