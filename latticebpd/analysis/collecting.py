@@ -115,12 +115,14 @@ def collect_shards(
     about: Mapping[str, Any] | None = None,
     batch_size: int = 8,
     on_text: Callable[[int], None] | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> None:
     """Fill a directory with shards of ``shard_texts`` texts each; those already there are left as they are.
 
     Args:
         about: further settings to record, such as where the data are from; a later run must name the same.
         on_text: called with the number of texts that are done, for progress.
+        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
 
     Raises:
         ValueError: the directory holds lattices of another making.
@@ -134,13 +136,13 @@ def collect_shards(
         "model": weights_fingerprint(model),
         **(about or {}),
     })  # fmt: skip
-    for shard in range(num_shards):
-        part = data.chosen(range(shard * shard_texts, min(len(data), (shard + 1) * shard_texts)))
+    for shard in range(part[0], num_shards, part[1]):
+        chosen = data.chosen(range(shard * shard_texts, min(len(data), (shard + 1) * shard_texts)))
         if shards.file(shard).exists():
             if on_text is not None:
-                on_text(len(part))
+                on_text(len(chosen))
             continue
-        lattices, texts = collect(model, part, options, batch_size, None if on_text is None else lambda: on_text(1))
+        lattices, texts = collect(model, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
         texts.save(shards.file(shard, "texts"))
         lattices.save(shards.file(shard))  # last: what is there is complete
 

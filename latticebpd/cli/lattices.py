@@ -35,6 +35,9 @@ def lattices(
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
     shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
+    part: str | None = typer.Option(
+        None, help="i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default what torchrun says."
+    ),
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = typer.Option(
@@ -55,12 +58,16 @@ def lattices(
     quiet_transformers()
     from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
     from latticebpd.cli.datasets import read_texts
+    from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
     from latticebpd.models.pretrained import load_model, load_tokenizer
 
+    mine = parse_part(part)
+    if single and mine[1] > 1:
+        raise ValueError(f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out")
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
     blockwise = load_model(directory)
     if not isinstance(blockwise, BlockwiseLM):
@@ -76,7 +83,7 @@ def lattices(
             found.save(output)
         else:
             about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-            collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done))
+            collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
     slots = blockwise.num_heads - 1
     err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_file, writable_folder
+from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
 
 
 def distill(
@@ -23,7 +23,14 @@ def distill(
     num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
     batch_size: int = typer.Option(64, min=1, help="Prompts decoded together."),
     shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses the shard it was at."),
-    part: str = typer.Option("0/1", help="i/n: make only every n-th shard, from the i-th on (from 0); for n machines."),
+    hidden: bool = typer.Option(
+        False, "--hidden", help="Keep the hidden states that the text is written from, so that `train heads` need not run the model."
+    ),
+    layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
+    copies: bool = typer.Option(False, "--copies", help="Draft by copying from prompt and text; the text is the same."),
+    part: str | None = typer.Option(
+        None, help="i/n: make only every n-th shard, from the i-th on (from 0), for n machines; by default what torchrun says."
+    ),
     corpus_output: Path | None = typer.Option(
         None, "--corpus", callback=writable_file, help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
     ),
@@ -42,22 +49,23 @@ def distill(
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
     """
     quiet_transformers()
-    import time
-
     import numpy as np
     import torch
 
     from fst.files import replacing
+    from latticebpd.cli.console import positive_numbers
+    from latticebpd.drafting import PromptNgramDrafter
+    from latticebpd.lattices.shards import parse_part
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.base import BaseModel
     from latticebpd.models.loading import load_base
+    from lm_training.cli.reporting import reporting
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
     from lm_training.data.distill import distill as write
 
-    index, slash, parts = part.partition("/")
-    if not (slash and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
-        raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {part!r}")
+    mine = parse_part(part)
+    kept = None if not hidden and layers is None else positive_numbers("--layers", layers) if layers else []
     base = load_base(model)
     stock = BaseModel.of(base)
     end_ids = stock.eos_ids
@@ -79,19 +87,10 @@ def distill(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
-    started, written = time.perf_counter(), 0
-    with progress() as bar:
-        task = bar.add_task("prompts", total=options.prompts_of(len(sequences), (int(index), int(parts))))
-
-        def on_batch(done: int, tokens: int) -> None:
-            nonlocal written
-            written += tokens
-            rate = written / (time.perf_counter() - started)
-            bar.update(task, advance=done, description=f"prompts ({rate:,.0f} tokens/s)")
-
-        write(base, sequences, output, options, batch_size, (int(index), int(parts)), on_batch)
-    if int(parts) > 1:
-        err.print(f"{output}: part {part} is complete")
+    with reporting("prompts", options.prompts_of(len(sequences), mine)) as report:
+        write(base, sequences, output, options, batch_size, mine, report, kept, PromptNgramDrafter() if copies else None)
+    if mine[1] > 1:
+        err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return
     text = load_distilled(output)
     if corpus_output is not None:

@@ -6,25 +6,27 @@ beam search.  Results stand in a directory::
 
     distill.json       how they were made: a later run with other settings is refused, one with the same goes on
     shard-00042.npz    `Texts`: prompts, or sources, and what the model wrote
+    hidden             its hidden states, where they are kept (`lm_training.data.hidden_states`)
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel
 
+from latticebpd.drafting import Drafter
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
 from latticebpd.models.loading import weights_fingerprint
-from lm_training.data.batching import padded
+from lm_training.data.hidden_states import claim_states, save_states, states_directory, states_of
+from lm_training.data.writing import ByGenerate, Greedy
 
 SETTINGS = "distill.json"
 
@@ -111,15 +113,20 @@ def distill(
     batch_size: int = 64,
     part: tuple[int, int] = (0, 1),
     on_batch: Callable[[int, int], object] | None = None,
+    hidden: Sequence[int] | None = None,
+    drafter: Drafter | None = None,
 ) -> None:
     """Fill ``directory`` with shards; those already there are left as they are.
 
     Args:
         base: any causal LM or encoder-decoder of ``transformers``.
         prompts: each sequence's prompt is continued, for an encoder-decoder answered; what follows it is not used.
-        batch_size: prompts per `generate()` call; prompts of about one length are put together.
+        batch_size: prompts decoded together; prompts of about one length are.
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
         on_batch: called after each batch with the prompts done and the tokens written, for progress.
+        hidden: also keep the last hidden states of what is written, and those of the layers named here (`hidden_states`); of
+            shards that were written before too.
+        drafter: drafts for greedy decoding; the text is the same.
 
     Raises:
         ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the model.
@@ -133,11 +140,18 @@ def distill(
     model = weights_fingerprint(base)
     shards.claim({"options": asdict(options), "model": model, "prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     stock = BaseModel.of(base)
+    answer = Greedy(stock, drafter) if options.num_beams == 1 and Greedy.suits(stock) else ByGenerate(stock, options.num_beams)
     dtype = np.dtype(np.uint16 if max(stock.source_vocab_size, stock.vocab_size) <= 1 << 16 else np.uint32)
+    kept = states_directory(directory)
+    if hidden is not None:
+        claim_states(kept, stock, len(prompts), hidden, options.shard_prompts)
     for shard in range(index, options.shards(len(prompts)), parts):
         path = shards.file(shard)
         chosen = range(shard * options.shard_prompts, min(len(prompts), (shard + 1) * options.shard_prompts))
         if path.exists():
+            if hidden is not None and not kept.file(shard).exists():
+                text = Texts.load(path)
+                save_states(kept.file(shard), text, states_of(stock, text, hidden))
             if on_batch is not None:
                 on_batch(len(chosen), 0)
             continue
@@ -146,34 +160,15 @@ def distill(
         written: dict[int, np.ndarray] = {}
         for first in range(0, len(order), batch_size):
             together = order[first : first + batch_size]
-            answers = list(_answers(base, [rows[row] for row in together], options))
+            answers = answer([rows[row] for row in together], options.max_new_tokens)
             written |= zip(together, answers, strict=True)
             if on_batch is not None:
                 on_batch(len(together), sum(map(len, answers)))
         whole = [np.concatenate([row, written[number]]) for number, row in enumerate(rows)]
-        Texts.of_rows(whole, [len(row) for row in rows], dtype).save(path)
-
-
-@torch.inference_mode()
-def _answers(base: PreTrainedModel, prompts: list[np.ndarray], options: DistillOptions) -> Iterator[np.ndarray]:
-    """What the model writes after each prompt, up to and with its end of text."""
-    stock = BaseModel.of(base)
-    end_ids, pad = stock.eos_ids, stock.pad_id
-    fill = pad if pad is not None else min(end_ids, default=0)
-    encodes = stock.encodes
-    # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
-    ids, mask = padded(prompts, fill, left=not encodes)
-    out = base.generate(  # type: ignore[operator]
-        torch.from_numpy(ids).to(base.device),
-        attention_mask=torch.from_numpy(mask).to(base.device),
-        do_sample=False,
-        num_beams=options.num_beams,
-        max_new_tokens=options.max_new_tokens,
-        pad_token_id=fill,
-    )
-    for row in out[:, 1 if encodes else ids.shape[1] :].cpu().numpy():  # behind the decoder's start token, or the prompt
-        ends = np.flatnonzero(np.isin(row, end_ids))
-        yield row[: int(ends[0]) + 1] if len(ends) else row
+        text = Texts.of_rows(whole, [len(row) for row in rows], dtype)
+        if hidden is not None:
+            save_states(kept.file(shard), text, states_of(stock, text, hidden))
+        text.save(path)
 
 
 def _check_fit(base: PreTrainedModel, prompts: Texts, options: DistillOptions) -> None:

@@ -51,7 +51,8 @@ def arguments(model_directory: Path, prompts: Path) -> tuple[object, ...]:
 
 
 def test_a_directory_of_shards_counts_as_one_file_does(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
-    assert run(*arguments, "-o", tmp_path / "one.npz")[0] == 0
+    status, _, err = run(*arguments, "-o", tmp_path / "one.npz")
+    assert status == 0, err
     status, _, err = run(*arguments, "-o", tmp_path / "shards", "--shard-size", 2)
     assert status == 0, err
     assert "lattices of 5 texts of 4 slots x 4" in " ".join(err.split())
@@ -134,6 +135,23 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
         status, _, err = run(*command, *options)
         assert status == 2
         assert message in err
+
+
+def test_parts_make_the_whole(run: Run, arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given by hand, or by ``torchrun``."""
+    assert run(*arguments, "-o", tmp_path / "whole", "--shard-size", 2)[0] == 0
+    assert run(*arguments, "-o", tmp_path / "parts", "--shard-size", 2, "--part", "1/2")[0] == 0
+    assert not lattice_directory(tmp_path / "parts").file(0).exists()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run(*arguments, "-o", tmp_path / "parts", "--shard-size", 2)[0] == 0
+    for shard in range(3):
+        assert (
+            lattice_directory(tmp_path / "parts").file(shard).read_bytes() == lattice_directory(tmp_path / "whole").file(shard).read_bytes()
+        )
+    status, _, err = run(*arguments, "-o", tmp_path / "one.npz")
+    assert status == 2
+    assert "expected a directory to fill part by part" in err
 
 
 def test_rescore_reads_directories(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +16,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
+from latticebpd.drafting import PromptNgramDrafter
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.hidden_states import load_states
+from lm_training.data.writing import Greedy
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
@@ -88,6 +92,41 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
             torch.from_numpy(prompt)[None], attention_mask=torch.ones(1, length), do_sample=False, num_beams=num_beams, max_new_tokens=7
         )
         assert text[index][length:].tolist() == out[0, behind or length :].tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom", "marian"])
+def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_path: Path) -> None:
+    """Penalties are honoured, beams and sampling are not asked for; our loop writes it, or for Bloom `generate()`."""
+    base, given = tiny(family, seed=3, eos=7), uneven()
+    config: Any = base.generation_config
+    config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
+    assert Greedy.suits(BaseModel.of(base)) == (family != "bloom")
+    for drafter in (None, PromptNgramDrafter()):
+        distill(base, given, tmp_path / str(drafter is None), OPTIONS, batch_size=3, drafter=drafter)
+        text = load_distilled(tmp_path / str(drafter is None))
+        for index, (tokens, length) in enumerate(text.items()):
+            prompt = torch.tensor([tokens[:length]])
+            expected = base.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7)  # type: ignore[operator]
+            assert tokens[length:] == expected[0, 1 if base.config.is_encoder_decoder else length :].tolist(), index
+    assert base.generation_config is config
+    assert config.num_beams == 4
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+def test_hidden_states_are_kept_as_text_is_written_or_added_afterwards(family: str, tmp_path: Path) -> None:
+    base = tiny(family, seed=3, eos=7)
+    distill(base, uneven(), tmp_path / "at-once", OPTIONS, hidden=[1])
+    distill(base, uneven(), tmp_path / "later", OPTIONS, part=(0, 2))
+    for _ in range(2):
+        distill(base, uneven(), tmp_path / "later", OPTIONS, hidden=[1])
+    found = []
+    for name in ("at-once", "later"):
+        text = load_distilled(tmp_path / name)
+        states = load_states(tmp_path / name, text)
+        assert states is not None
+        found.append([states.of_text(index, layer) for index in range(len(text)) for layer in ("last", "layer-1")])
+        assert sum(map(len, found[-1])) == 2 * text.num_labels
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path) -> None:
@@ -257,7 +296,7 @@ def test_windows_of_a_corpus_cover_it_without_overlap() -> None:
         Texts.of_corpus(np.arange(10), 11)
 
 
-def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path) -> None:
+def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model.save_pretrained(tmp_path / "model")
     np.save(tmp_path / "corpus.npy", corpus())
     command = ["distill", str(tmp_path / "corpus.npy"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
@@ -269,6 +308,15 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/distill.json").read_text())["prompts"] == 6
     with pytest.raises(ValueError, match="end-of-text token to write --corpus, found none"):
         CliRunner().invoke(app, [*command, *sizes, "--corpus", str(tmp_path / "written.npy")], catch_exceptions=False)
+    for index in range(2):  # as torchrun would start them
+        monkeypatch.setenv("RANK", str(index))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        parts = [*command[:-1], str(tmp_path / "parts"), *sizes, "--hidden"]
+        result = CliRunner().invoke(app, parts, catch_exceptions=False)
+        assert f"part {index}/2 is complete" in " ".join(result.output.split())
+    np.testing.assert_array_equal(load_distilled(tmp_path / "parts").tokens, load_distilled(tmp_path / "out").tokens)
+    assert len(list((tmp_path / "parts/hidden").glob("shard-*.safetensors"))) == 3
+    monkeypatch.undo()
     for bad in ("3", "2/2", "a/b"):
         with pytest.raises(ValueError, match="i/n"):
             CliRunner().invoke(app, [*command, *sizes, "--part", bad], catch_exceptions=False)
