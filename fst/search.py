@@ -84,7 +84,7 @@ def best_first_tree(
     prefixes are ordered by their tokens, a prefix before its continuations.
     """
     nodes, parents, path_log_probs, _ = _core.tree(
-        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), None, 1
+        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
     )
     return nodes, parents, path_log_probs
 
@@ -106,7 +106,7 @@ def best_first_tree_batch(
     tokens, log_probs = _lattice(tokens, log_probs, 3)
     nodes = _count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(tokens))
-    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, None, _threads(threads))
+    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:

@@ -35,7 +35,6 @@ def tree(
     num_nodes: int,
     alpha: float,
     contexts: ArrayLike,
-    kept_log_mass: ArrayLike | None,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 

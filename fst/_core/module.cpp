@@ -63,8 +63,8 @@ std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const 
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-// Lattices as the searches take them: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding on the left,
-// kept_log_mass [n, slots] or none; or a single lattice, all without the n.
+// Lattices as the searches take them: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding on the left;
+// or a single lattice, all without the n.
 struct Batch {
     Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
         : tokens(std::move(tokens_in)), log_probs(std::move(log_probs_in)), contexts(std::move(contexts_in)), model(model_in), alpha(alpha_in) {
@@ -211,18 +211,9 @@ py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const Borro
 }
 
 py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
-               Array<std::int64_t> contexts, std::optional<Array<double>> kept_log_mass, std::int64_t threads) {
+               Array<std::int64_t> contexts, std::int64_t threads) {
     const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
     if (num_nodes < 1) throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
-    if (kept_log_mass) {
-        if (kept_log_mass->ndim() != batch.tokens.ndim() - 1 || !std::equal(kept_log_mass->shape(), kept_log_mass->shape() + kept_log_mass->ndim(), batch.tokens.shape()))
-            throw std::invalid_argument("expected one kept_log_mass for each slot, got " + Batch::shape(*kept_log_mass) + " for lattices " +
-                                        Batch::shape(batch.tokens));
-        for (std::int64_t i = 0; i < kept_log_mass->size(); ++i)
-            if (const double value = kept_log_mass->data()[i]; !(value <= 0 && std::isfinite(value)))
-                throw std::invalid_argument(batch.name(i / batch.slots) + "slot " + std::to_string(i % batch.slots) +
-                                            ": expected a finite kept_log_mass of at most 0, got " + std::string(py::str(py::float_(value))));
-    }
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
     std::vector<std::vector<double>> path_log_probs(size);
@@ -230,9 +221,7 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const Borrow
         const py::gil_scoped_release release;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
-            std::span<const double> kept;
-            if (kept_log_mass) kept = {kept_log_mass->data() + i * batch.slots, static_cast<std::size_t>(batch.slots)};
-            const auto& result = workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha, kept);
+            const auto& result = workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
             nodes[static_cast<std::size_t>(i)] = result.tokens;
             parents[static_cast<std::size_t>(i)] = result.parents;
             path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
@@ -271,11 +260,6 @@ PYBIND11_MODULE(_core, module) {
     module.attr("LARGEST_WEIGHT") = kLargestWeight;
 
     module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
-    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a,
-               py::arg("kept_log_mass").none(true), "threads"_a);
+    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a, "threads"_a);
     bind_formats(module);
-    // For Python that is older than the methods.
-    module.def("count_ngrams", [](const py::tuple& f) { return count_ngrams(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000), true); });
-    module.def("list_ngrams", [](const py::tuple& f) { return list_ngrams(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000)); });
-    module.def("write_arpa", [](const py::tuple& f, const std::vector<std::string>& words, const py::function& sink) { write_arpa(BorrowingModel(f[0], f[1], f[2].cast<std::int64_t>(), f[3].cast<std::int64_t>(), f[4].cast<std::int64_t>(), -1000), words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); }); });
 }

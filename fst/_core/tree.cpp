@@ -19,11 +19,10 @@ constexpr std::size_t kMostConditionals = 1u << 28;
 // A child is never better than its parent, so the best prefixes come off a heap in order. Children wait behind the
 // best of their siblings, and a path is followed into the model only once it is in the tree.
 const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
-                                          double alpha, std::span<const double> kept_log_mass) {
+                                          double alpha) {
     if (num_nodes > kMostNodes && lattice.has_more_prefixes(kMostNodes))
         throw std::invalid_argument("expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
     alpha_ = alpha;
-    kept_log_mass_ = kept_log_mass;
     graph_.assign(lattice, model, kBuckets);
     if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
     distribution_of_.clear();
@@ -79,7 +78,7 @@ void TreeSearch::propose(Candidate sibling) {
     std::push_heap(heap_.begin(), heap_.end(), [&](const Candidate& a, const Candidate& b) { return before(b, a); });
 }
 
-// log q(column) = log softmax over the slot's columns of log_prob - alpha * cost, plus the slot's kept log mass.
+// log q(column) = log softmax over the slot's columns of log_prob - alpha * cost.
 std::int32_t TreeSearch::distribution(std::int32_t node) {
     if (distribution_of_.size() <= static_cast<std::size_t>(node)) distribution_of_.resize(std::max(graph_.num_nodes(), std::size_t{64}), -1);
     if (const std::int32_t known = distribution_of_[static_cast<std::size_t>(node)]; known >= 0) return known;
@@ -101,11 +100,7 @@ std::int32_t TreeSearch::distribution(std::int32_t node) {
     double total = 0;
     for (std::int32_t c = 0; c < columns.size; ++c) total += std::exp(conditionals_[static_cast<std::size_t>(first + c)] - best);
     const double normaliser = best + std::log(total);
-    const double kept = kept_log_mass_.empty() ? 0.0 : kept_log_mass_[static_cast<std::size_t>(slot)];
-    for (std::int32_t c = 0; c < columns.size; ++c) {
-        double& value = conditionals_[static_cast<std::size_t>(first + c)];
-        value = value - normaliser + kept;
-    }
+    for (std::int32_t c = 0; c < columns.size; ++c) conditionals_[static_cast<std::size_t>(first + c)] -= normaliser;
     return distribution_of_[static_cast<std::size_t>(node)] = first;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "graph.hpp"
@@ -18,9 +17,8 @@ class TreeSearch {
         std::vector<double> log_probs;  // of the whole path
     };
     // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null model:
-    // unrescored. kept_log_mass: [slots], natural log of what a slot's columns hold in all, each <= 0; empty: all 0.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes, double alpha,
-                      std::span<const double> kept_log_mass);
+    // unrescored.
+    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes, double alpha);
 
   private:
     struct Candidate {  // a child of a tree node: stands for itself and for all its siblings that come after it
@@ -36,7 +34,6 @@ class TreeSearch {
 
     Graph graph_;
     double alpha_ = 0;
-    std::span<const double> kept_log_mass_;
     std::vector<Graph::Step> steps_;
     // [graph node] into conditionals_ and hits_: -1 until asked for
     std::vector<std::int32_t> distribution_of_;
