@@ -61,8 +61,8 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str)
 
 def hold(path: Path, ready: object, leave: object) -> None:
     with locked(path):
-        ready.set()  # type: ignore[attr-defined]
-        leave.wait(30)  # type: ignore[attr-defined]
+        ready.set()
+        leave.wait(30)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -306,7 +306,7 @@ def test_long_row_out_of_order_is_refused() -> None:
 def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, options: dict[str, object], message: str) -> None:
     lm = NgramModel.from_table(NgramTable([np.array([[1]], dtype=np.int32)], [np.zeros(1)], [np.zeros(1)]))
     with pytest.raises(ValueError, match=message):
-        search.nbest_paths(tokens, log_probs, lm, **options)  # type: ignore[arg-type]
+        search.nbest_paths(tokens, log_probs, lm, **options)
 
 
 def test_bad_node_count_is_named_in_the_error() -> None:

@@ -75,7 +75,7 @@ def test_an_acceptance_rule_of_ones_own_has_a_name_and_keeps_what_it_should(monk
     )
     assert out.num_calls < exact.num_calls
     assert out.trace is not None
-    probabilities = model.base(input_ids=out.sequences).logits[0].softmax(dim=-1)
+    probabilities = model.base(input_ids=out.sequences).logits[0].detach().softmax(dim=-1)
     length = len(PROMPT) + 1
     for step in out.trace:
         for place in range(len(step.accepted)):

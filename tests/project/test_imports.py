@@ -37,7 +37,7 @@ def test_listing_all_commands_leaves_torch_out_and_parsing_one_leaves_the_others
 
 @pytest.mark.parametrize("module", [fst, latticebpd])
 def test_every_public_name_exists(module: object) -> None:
-    names = module.__all__  # type: ignore[attr-defined]
+    names = module.__all__
     assert len(names) == len(set(names)) > 5
     for name in names:
         assert getattr(module, name) is not None

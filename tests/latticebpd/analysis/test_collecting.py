@@ -39,7 +39,7 @@ def collected(model: BlockwiseLM) -> tuple[LatticeSet, Texts]:
 def test_texts_are_the_models_own(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     for (text, prompt_length), prompt in zip(collected[1].items(), PROMPTS, strict=True):
         assert text[:prompt_length] == prompt
-        reference = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+        reference = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=20)
         assert text == reference[0].tolist()
 
 
@@ -198,8 +198,7 @@ def targets_of(model: BlockwiseLM) -> list[list[int]]:
     """What ``generate()`` writes."""
     rows = [torch.tensor([source]) for source in SOURCES]
     return [
-        model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)[0, 1:].tolist()  # type: ignore[operator]
-        for ids in rows
+        model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=20)[0, 1:].tolist() for ids in rows
     ]
 
 

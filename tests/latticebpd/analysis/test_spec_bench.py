@@ -107,7 +107,7 @@ def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt() -> No
         prompts.append(inputs.input_ids[0].tolist())
         return forward_func(inputs, *args, **kwargs)
 
-    asked = [Question(**{key: question[key] for key in ("question_id", "category", "turns")}) for question in QUESTIONS]  # type: ignore[arg-type]
+    asked = [Question(**{key: question[key] for key in ("question_id", "category", "turns")}) for question in QUESTIONS]
     found = spec_bench.run(asked, bundle.model, PlainText(load_tokenizer(MODEL)), recording, 8, drafter=VanillaDrafter(bundle.model))
     warm_ups = 3 * 2  # the first question has two turns
     first, second, *others = prompts[warm_ups:]
@@ -163,4 +163,4 @@ def test_command_refuses_bad_questions_in_one_line(run: Callable[..., tuple[int,
 
 def test_limit_below_one_token_is_refused(model: BlockwiseLM) -> None:
     with pytest.raises(ValueError, match="max_new_tokens >= 1"):
-        spec_bench.run([Question(1, "qa", ["?"])], model, None, forward_func, 0, drafter=NoDrafter())  # type: ignore[arg-type]
+        spec_bench.run([Question(1, "qa", ["?"])], model, None, forward_func, 0, drafter=NoDrafter())

@@ -78,7 +78,7 @@ def test_examples_and_the_rest_are_all_lattices_and_share_none(files: list[Path]
     _, examples = draw_examples(files, 3, seed=4)
     assert examples == draw_examples(files, 3, seed=4)[1] != draw_examples(files, 3, seed=5)[1]
     record = replace(RECORD, examples=examples)
-    rest = [number for block in without(blocks(files), record) for number in block.sequence.tolist()]  # type: ignore[union-attr]
+    rest = [number for block in without(blocks(files), record) for number in block.sequence.tolist()]
     assert sorted(set(rest)) == sorted(set(range(8)) - set(examples))
     assert len(rest) == 5 * 5
     assert draw_examples(files, 100, 0)[1] == tuple(range(8))

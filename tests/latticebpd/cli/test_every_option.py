@@ -47,7 +47,7 @@ def commands() -> Iterator[tuple[tuple[str, ...], list[Parameter]]]:
         found = getattr(import_module(module), attribute)
         if isinstance(found, typer.Typer):
             for each in found.registered_commands:
-                yield (name, each.name or each.callback.__name__.replace("_", "-")), parameters(each.callback)  # type: ignore[union-attr]
+                yield (name, each.name or each.callback.__name__.replace("_", "-")), parameters(each.callback)
         else:
             yield (name,), parameters(found)
 

@@ -181,7 +181,7 @@ def test_text_under_top_k_holds_drafted_tokens() -> None:
 )
 def test_settings_out_of_range_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
+        make()
 
 
 class BushyDrafter(NoDrafter):
@@ -212,7 +212,7 @@ def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, floa
     for name, value in config.items():
         setattr(model.generation_config, name, value)
     exact = joint_distribution(model, arguments)
-    rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))  # type: ignore[arg-type]
+    rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))
     assert assert_drawn_from(exact, model, BushyDrafter(*([token for token, _ in slot[:4]] for slot in marginals(exact))), rule) > 100
 
 
@@ -289,7 +289,7 @@ def joint_distribution(model: Any, arguments: dict[str, float]) -> dict[tuple[in
             ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1, output_scores=True, return_dict_in_generate=True,
             **arguments,
         )  # fmt: skip
-        return out.scores[0].softmax(-1)  # type: ignore[no-any-return]
+        return out.scores[0].softmax(-1)
 
     exact: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
@@ -310,9 +310,9 @@ def marginals(exact: dict[tuple[int, ...], float]) -> list[list[tuple[int, float
     for depth in (1, 2):
         marginal: Counter[int] = Counter()
         for text, probability in exact.items():
-            marginal[text[depth]] += probability  # type: ignore[assignment]
+            marginal[text[depth]] += probability
         found.append(marginal.most_common())
-    return found  # type: ignore[return-value]
+    return found
 
 
 def assert_drawn_from(exact: dict[tuple[int, ...], float], model: Any, drafter: Drafter, rule: Acceptance) -> int:

@@ -204,7 +204,7 @@ def test_padding_is_found_without_a_mask_as_generate_finds_it() -> None:
 
     gpt2 = tiny("gpt2")
     prompts = torch.tensor([[0, 0, 4, 9], [5, 6, 7, 8]])
-    reference = gpt2.generate(prompts, do_sample=False, max_new_tokens=12)  # type: ignore[operator]
+    reference = gpt2.generate(prompts, do_sample=False, max_new_tokens=12)
     assert generate(gpt2, prompts, NoDrafter(), max_new_tokens=12).sequences.tolist() == reference.tolist()
 
 
@@ -235,7 +235,7 @@ def test_trace_accounts_for_every_token(model: BlockwiseLM) -> None:
 )
 def test_unusable_prompt_is_refused(model: BlockwiseLM, prompt: list[object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        generate(model, prompt, NoDrafter(), max_new_tokens=4)  # type: ignore[arg-type]
+        generate(model, prompt, NoDrafter(), max_new_tokens=4)
 
 
 def test_limit_below_one_is_refused(model: BlockwiseLM) -> None:

@@ -69,4 +69,4 @@ def test_approximate_acceptance_is_caught() -> None:
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_lossless(tiny("llama"), **arguments)  # type: ignore[arg-type]
+        check_lossless(tiny("llama"), **arguments)

@@ -97,7 +97,7 @@ def continuations(
 
     def decoded(prompts: Tensor, kept: Tensor) -> list[list[int]]:
         start = 1 if model.config.is_encoder_decoder else prompts.shape[1]
-        found = model.generate(  # type: ignore[operator]
+        found = model.generate(
             prompts, attention_mask=kept, do_sample=False, num_beams=1, max_new_tokens=new, eos_token_id=eos, pad_token_id=0,
             logits_processor=processors,
         )  # fmt: skip

@@ -62,7 +62,7 @@ def own_text(model: Any, prompt: list[int], new: int) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)[0].tolist()
-    return out[1 if model.config.is_encoder_decoder else len(prompt) :]  # type: ignore[no-any-return]
+    return out[1 if model.config.is_encoder_decoder else len(prompt) :]
 
 
 def padded(model: PreTrainedModel) -> tuple[list[list[int]], list[list[int]]]:
@@ -92,7 +92,7 @@ def test_family_is_equal_to_generate_or_refused_in_one_line(kind: str) -> None:
     solved = jacobi(model, ids, attention_mask=mask, max_new_tokens=20)
     assert [solved.tokens(row) for row in range(len(expected))] == expected
     read = {"input_ids": ids} if model.config.is_encoder_decoder else {}
-    checked = check_lossless(model, found.sequences, found.prompt_length, attention_mask=mask, **read)  # type: ignore[arg-type]
+    checked = check_lossless(model, found.sequences, found.prompt_length, attention_mask=mask, **read)
     assert checked.lossless, str(checked)
     assert checked.tokens == sum(len("".join(map(chr, text)).rstrip("\0")) for text in expected)  # padding at an end is not compared
 

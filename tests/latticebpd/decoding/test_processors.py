@@ -48,8 +48,8 @@ def test_text_is_that_of_generate_under_the_same_processors(name: str, family: s
     model = tiny(family)
     prompt = torch.tensor([[4, 9, 5, 9]])
     settings: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": 24}
-    reference = model.generate(prompt, logits_processor=LogitsProcessorList(PROCESSORS[name]), **settings)  # type: ignore[operator]
-    assert reference.tolist() != model.generate(prompt, **settings).tolist()  # type: ignore[operator]
+    reference = model.generate(prompt, logits_processor=LogitsProcessorList(PROCESSORS[name]), **settings)
+    assert reference.tolist() != model.generate(prompt, **settings).tolist()
     text = reference[0, -24:].tolist()
     for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
         out = generate(model, prompt, drafter, max_new_tokens=24, logits_processor=LogitsProcessorList(PROCESSORS[name]))

@@ -18,9 +18,7 @@ PROMPT = [4, 9, 5]
 
 def greedy(family: str = "llama", new: int = 30, prompt: Sequence[int] = PROMPT, **settings: object) -> list[int]:
     ids = torch.tensor([list(prompt)])
-    out = tiny(family).generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=new, **settings
-    )
+    out = tiny(family).generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=new, **settings)
     return [int(token) for token in out[0, len(prompt) :]]
 
 
@@ -92,7 +90,7 @@ def test_no_token_stands_beyond_the_models_positions(family: str) -> None:
 def test_trees_shrink_to_the_places_that_a_decoder_has_left(family: str) -> None:
     """These decoders embed the place in the cache, so a bushy tree near the end has no room."""
     model = tiny(family)
-    reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=POSITIONS - 1)  # type: ignore[operator]
+    reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=POSITIONS - 1)
 
     class Bushy(NoDrafter):
         def propose(self, states: Sequence[State]) -> list[DraftTree]:

@@ -64,7 +64,7 @@ def test_module_around_a_model_is_its_model(model: BlockwiseLM) -> None:
 @pytest.mark.parametrize("wrong", [None, "model", BlockwiseLM])
 def test_what_is_no_model_is_refused(wrong: object) -> None:
     with pytest.raises(ValueError, match="expected a model of transformers or a BlockwiseLM, got"):
-        BaseModel.of(wrong)  # type: ignore[arg-type]
+        BaseModel.of(wrong)
 
 
 def test_encoder_decoder_without_a_start_token_is_refused() -> None:

@@ -26,7 +26,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     loaded: Any = load_tokenizer(MODEL)
     loaded.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
     loaded.chat_template = TEMPLATE
-    return loaded  # type: ignore[no-any-return]
+    return loaded
 
 
 def test_a_conversation_is_written_as_the_template_says(tokenizer: PreTrainedTokenizerFast, model: BlockwiseLM) -> None:

@@ -33,7 +33,7 @@ FAMILIES = ["t5", "marian", "bart"]
 def tiny_base(family: str) -> PreTrainedModel:
     base = tiny(family, seed=3, eos=7)
     if "final_logits_bias" in dict(base.named_buffers()):
-        base.final_logits_bias.copy_(torch.linspace(-1, 1, base.final_logits_bias.numel()))  # type: ignore[operator, union-attr]
+        base.final_logits_bias.copy_(torch.linspace(-1, 1, base.final_logits_bias.numel()))
     return base
 
 
@@ -69,7 +69,7 @@ def test_losses_are_those_of_the_sequences_one_by_one(family: str) -> None:
     """A padded batch against the model's own forward, without padding, and labels counted by hand."""
     base, data = tiny_base(family), uneven(5)
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=4))
-    torch.nn.init.normal_(model.heads.down, std=0.3)  # type: ignore[arg-type]
+    torch.nn.init.normal_(model.heads.down, std=0.3)
     objective = BlockwiseObjective(model, data, data, QUICK, lambda model: [])
     sums, counts = np.zeros(4), np.zeros(4)
     for index, prompt in enumerate(data.prompt_lengths.tolist()):
@@ -97,7 +97,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(family: str, tmp_p
     assert type(again.base) is type(base)
     sources = torch.tensor([[4, 5, 6, 0], [7, 8, 9, 10]])
     mask = (sources > 0).long()
-    expected = base.generate(sources, attention_mask=mask, do_sample=False, max_new_tokens=14)  # type: ignore[operator]
+    expected = base.generate(sources, attention_mask=mask, do_sample=False, max_new_tokens=14)
     for drafter in (VanillaDrafter(again), *(TreeDrafter(again, None, num_nodes=6, k=k) for k in (1, 2, 16))):
         assert torch.equal(generate(again, sources, drafter, attention_mask=mask, max_new_tokens=14).sequences, expected)
 

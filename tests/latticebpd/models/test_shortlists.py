@@ -86,7 +86,7 @@ def test_arcs_are_the_best_of_the_shortlist_by_their_own_ids_ties_to_the_lower()
 
 def test_text_is_the_models_own_and_only_tokens_of_the_shortlist_are_drafted() -> None:
     some, _ = short("feed-forward")
-    expected = some.base.generate(torch.tensor([[3, 1, 4]]), do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+    expected = some.base.generate(torch.tensor([[3, 1, 4]]), do_sample=False, max_new_tokens=20)
     for drafter in (VanillaDrafter(some), TreeDrafter(some, None, num_nodes=12, k=5)):
         out = generate(some, [3, 1, 4], drafter, max_new_tokens=20, trace=True)
         assert torch.equal(out.sequences, expected)

@@ -58,4 +58,4 @@ def test_ids_become_words_through_a_vocabulary(arpa: Path) -> None:
 @pytest.mark.parametrize(("arguments", "message"), [({"p": 0}, "p >= 1"), ({"alpha": -1.0}, "alpha >= 0")])
 def test_argument_out_of_range_is_named(arpa: Path, arguments: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        rescore(SausageLattice([[1, 2]], np.zeros((1, 2))), kenlm.Model(str(arpa)), **arguments)  # type: ignore[arg-type]
+        rescore(SausageLattice([[1, 2]], np.zeros((1, 2))), kenlm.Model(str(arpa)), **arguments)

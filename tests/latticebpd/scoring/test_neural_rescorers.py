@@ -172,7 +172,7 @@ def test_only_new_tokens_and_prefixes_are_read_in_a_decode() -> None:
     model, rescoring = tiny_model(), tiny("gpt2", seed=4)
     rescorer = NeuralRescorer(rescoring)
     read: list[int] = []
-    rescoring.transformer.wte.register_forward_hook(lambda module, inputs, output: read.append(output.shape[1]))  # type: ignore[union-attr]
+    rescoring.transformer.wte.register_forward_hook(lambda module, inputs, output: read.append(output.shape[1]))
     prompt = np.random.default_rng(0).integers(0, VOCABULARY, 30).tolist()
     out = generate(model, prompt, PathsDrafter(model, rescorer, p=2, k=4), max_new_tokens=25, trace=True)
     assert out.trace is not None
@@ -206,7 +206,7 @@ def test_model_that_caps_its_logits_and_looks_back_a_little_way_is_rescored_with
             np.testing.assert_allclose(found.scores, [score_of[path] for path in expected], atol=1e-3)
         weights = prefix_weights(model, lattice, 1.5, context)
         tree = draft_tree(lattice, rescorer, 9, alpha=1.5, context=context)
-        np.testing.assert_allclose(tree.log_probs, sorted(weights.values(), reverse=True)[:9], atol=1e-3)  # type: ignore[arg-type]
+        np.testing.assert_allclose(tree.log_probs, sorted(weights.values(), reverse=True)[:9], atol=1e-3)
         context += [5, 7]
 
 
@@ -214,7 +214,7 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
     """Each guess is what is chosen behind the last one; it is right up to its first slot that is not what it was."""
     model, rng = tiny("gpt2", seed=4), np.random.default_rng(14)
     rescorer, passes = NeuralRescorer(model), []
-    model.transformer.wte.register_forward_hook(lambda module, inputs, output: passes.append(output.shape[1]))  # type: ignore[union-attr]
+    model.transformer.wte.register_forward_hook(lambda module, inputs, output: passes.append(output.shape[1]))
     seen = set()
     for alpha in [1e-9, 0.3, 1.0] * 4:
         lattice, context = random_lattice(rng, 5, 3), rng.integers(0, VOCABULARY, 9).tolist()
@@ -222,7 +222,7 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
         while settled < 5:
             said = [log_probs_after(model, [*context, *guess[:slot]]) for slot in range(5)]
             values = [{token: arcs[slot][token] + alpha * said[slot][token] for token in arcs[slot]} for slot in range(5)]
-            chosen = [max(each, key=lambda token, each=each: each[token]) for each in values]  # type: ignore[misc]
+            chosen = [max(each, key=lambda token, each=each: each[token]) for each in values]
             settled = min(5, 1 + next((slot for slot in range(5) if chosen[slot] != guess[slot]), 5))
             guess, rounds = chosen, rounds + 1
         passes.clear()
@@ -316,7 +316,7 @@ def drafters(model: Any, rescoring: PreTrainedModel) -> dict[str, Any]:
 def test_decoded_text_is_that_of_generate(family: str, name: str) -> None:
     model = tiny_model(2)
     prompts, mask = [[0, 0, 3], [5, 1, 4]], [[0, 0, 1], [1, 1, 1]]
-    expected = model.base.generate(  # type: ignore[operator]
+    expected = model.base.generate(
         torch.tensor(prompts), attention_mask=torch.tensor(mask), do_sample=False, max_new_tokens=16, pad_token_id=0
     )
     out = generate(model, prompts, drafters(model, tiny(family, seed=9))[name], attention_mask=mask, max_new_tokens=16)

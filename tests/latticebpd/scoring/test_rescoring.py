@@ -150,7 +150,7 @@ def test_a_scorer_of_ones_own_is_used_as_it_is_and_at_the_weight_that_is_asked_f
 def test_argument_out_of_range_is_named(arguments: dict[str, object], message: str) -> None:
     lattice = SausageLattice([[3, 1]], [[-1.0, -1.5]])
     with pytest.raises(ValueError, match=message):
-        rescore(lattice, **({"lm": None} | arguments))  # type: ignore[arg-type]
+        rescore(lattice, **({"lm": None} | arguments))
 
 
 def test_missing_model_file_is_a_file_not_found_error(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_last_hidden_state_is_what_the_logits_are_made_of(family: str) -> None:
     verifier.prefill([[1]])
     lazy = verifier.verify([5], [DraftTree.from_paths([[6, 7]])]).logits_of([0, 0, 0], [0, 1, 2])
     assert BaseModel.of(model).exact_projection is not None
-    forward: Any = verifier.forward  # type: ignore[attr-defined]
+    forward: Any = verifier.forward
     with torch.inference_mode():
         _, full = forward._full({"input_ids": torch.tensor([[1, 5, 6, 7]]), "use_cache": False})
     torch.testing.assert_close(lazy, full[0, 1:])
@@ -207,7 +207,7 @@ def test_sliding_windows_slide_over_trees_too(kind: str) -> None:
     model = windowed(kind)
     prompts = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 3, 4], [0, 0, 0, 0, 0, 0, 0, 9, 9]])
     mask = (prompts != 0).long()
-    reference = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=24)  # type: ignore[operator]
+    reference = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=24)
     assert isinstance(verifier_for(model), TreeVerifier)
     texts = reference[:, 9:].tolist()
     for block in (0, 2, 7):
@@ -230,7 +230,7 @@ def test_layers_that_cannot_forget_are_recomputed() -> None:
         bos_token_id=1,
     )
     model = MambaForCausalLM(config).eval()
-    reference = model.generate(torch.tensor([[3, 4, 5]]), do_sample=False, max_new_tokens=12)  # type: ignore[operator]
+    reference = model.generate(torch.tensor([[3, 4, 5]]), do_sample=False, max_new_tokens=12)
     assert isinstance(verifier_for(model), RecomputingVerifier)
     for drafter in (NoDrafter(), GoldDrafter(reference[0, 3:].tolist(), 3)):
         assert generate(model, [3, 4, 5], drafter, max_new_tokens=12).sequences.tolist() == reference.tolist()
@@ -247,7 +247,7 @@ def test_model_may_change_precision_weights_and_attention_between_decodes(family
             model.load_state_dict(tiny(family, seed=3, dtype=torch.float64).state_dict())
         elif change == "eager":
             model.set_attn_implementation("eager")
-        reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=12)  # type: ignore[operator]
+        reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, num_beams=1, max_new_tokens=12)
         text = reference[0, 1 if model.config.is_encoder_decoder else 3 :].tolist()
         out = generate(model, [4, 5, 6], GoldDrafter(text, 3), max_new_tokens=12)
         assert out.sequences.tolist() == reference.tolist(), change

@@ -57,16 +57,16 @@ def test_sequences_are_what_generate_writes_after_prompts_of_the_corpus(model: B
     assert set(chosen) <= windows
     assert not any(0 in prompt for prompt in chosen)
     for index, prompt in enumerate(chosen):
-        expected = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=7)  # type: ignore[operator]
+        expected = model.base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=7)
         assert text[index].tolist() == expected[0].tolist()
 
 
 def test_text_ends_with_the_end_of_text_token_and_prompts_do_not_contain_it(tmp_path: Path) -> None:
     model = tiny_model(seed=0, eos_token_id=0)
     # A model that ends its text sooner or later.
-    free = model.base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=30, eos_token_id=None)  # type: ignore[operator]
+    free = model.base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=30, eos_token_id=None)
     end = int(free[0, 8])
-    model.base.generation_config.eos_token_id = end  # type: ignore[union-attr]
+    model.base.generation_config.eos_token_id = end
     tokens = np.tile(np.array([4, 5, 6], np.uint16), 40)
     distill(model.base, corpus_prompts(tokens, 10, 3, end_ids=[end]), tmp_path, replace(OPTIONS, max_new_tokens=20))
     text = load_distilled(tmp_path)
@@ -88,7 +88,7 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
     for index, length in enumerate(given.prompt_lengths.tolist()):
         prompt = given[index][:length].astype(np.int64)
         assert text[index][:length].tolist() == prompt.tolist()
-        out = base.generate(  # type: ignore[operator]
+        out = base.generate(
             torch.from_numpy(prompt)[None], attention_mask=torch.ones(1, length), do_sample=False, num_beams=num_beams, max_new_tokens=7
         )
         assert text[index][length:].tolist() == out[0, behind or length :].tolist()
@@ -131,9 +131,9 @@ def test_hidden_states_are_kept_as_text_is_written_or_added_afterwards(family: s
 
 def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path) -> None:
     base = tiny("marian", seed=3)
-    free = base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=9)  # type: ignore[operator]
+    free = base.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=9)
     end = int(free[0, 4])
-    base.generation_config.eos_token_id = end  # type: ignore[union-attr]
+    base.generation_config.eos_token_id = end
     assert BaseModel.of(base).eos_ids == [end]
     sources = Texts.of_rows([np.array([4, 5, 6]), np.array([7, 8])], [3, 2], np.uint16)
     distill(base, sources, tmp_path, OPTIONS)
@@ -145,7 +145,7 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
 def test_beams_are_those_of_generate(model: BlockwiseLM, tmp_path: Path) -> None:
     distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=3), batch_size=5)
     text = load_distilled(tmp_path)
-    expected = model.base.generate(torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7)  # type: ignore[operator]
+    expected = model.base.generate(torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7)
     assert text[0].tolist() == expected[0].tolist()
 
 

@@ -35,7 +35,7 @@ def texts(count: int = 11, seed: int = 0) -> Texts:
 
 def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
     data.save(path)
-    add_states(base, data, states_directory(path), **{"shard_texts": 4, "batch_tokens": 40, **more})  # type: ignore[arg-type]
+    add_states(base, data, states_directory(path), **{"shard_texts": 4, "batch_tokens": 40, **more})
     found = load_states(path, data)
     assert found is not None
     return found
@@ -102,7 +102,7 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: P
     assert coverage(data, tokens) == pytest.approx(counts[tokens].sum() / counts.sum())
     torch.manual_seed(0)
     model = BlockwiseLM(base, new_heads(base, "stern", 3, shortlist=tokens))
-    torch.nn.init.normal_(model.heads.down, std=0.2)  # type: ignore[arg-type]
+    torch.nn.init.normal_(model.heads.down, std=0.2)
     losses: list[list[float]] = [[], []]
     hits, labels = np.zeros(2), np.zeros(2)
     with torch.no_grad():

@@ -107,7 +107,7 @@ class Spy(torch.nn.Module):
 def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anchored: bool) -> None:
     trained = objective(DrafterTraining(steps=10, batch_tokens=128, reveal=(1.0, 0.3)), anchored=anchored)
     batch = trained.batch(0, 0, 1)
-    trained.drafter = spy = Spy(trained.drafter)  # type: ignore[assignment]
+    trained.drafter = spy = Spy(trained.drafter)
     trained.eval()
     trained(batch)
     first, second = spy.seen
@@ -220,7 +220,7 @@ def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -
                 raise KeyboardInterrupt
             return make(step, part, parts)
 
-        trained.batch = batch  # type: ignore[method-assign]
+        trained.batch = batch
         torch.manual_seed(17 if dies_at is None else 18)
         options = replace(trained.options, steps=6, warmup_steps=1, validation_every=100, checkpoint_every=2)
         trainer = Trainer(trained, directory, options)

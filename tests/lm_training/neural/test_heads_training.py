@@ -111,7 +111,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, t
     assert all(not torch.equal(before[name], after[name]) for name in before)
     again = BlockwiseLM.from_pretrained(tmp_path / "after")
     prompt = torch.tensor([[3, 1, 4]])
-    expected = tiny_model().base.generate(prompt, do_sample=False, max_new_tokens=20)  # type: ignore[operator]
+    expected = tiny_model().base.generate(prompt, do_sample=False, max_new_tokens=20)
     assert torch.equal(generate(again, prompt, VanillaDrafter(again), max_new_tokens=20).sequences, expected)
 
 
@@ -185,7 +185,7 @@ def test_mixed_precision_learns_much_the_same(distilled: Path, tmp_path: Path) -
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     final = [json.loads((tmp_path / run / "training-log.jsonl").read_text().splitlines()[-1])["loss"] for run in ("", "reference")]
     assert final[0] == pytest.approx(final[1], rel=0.02)
-    assert not torch.equal(model.heads.up, reference.heads.up)  # type: ignore[arg-type]
+    assert not torch.equal(model.heads.up, reference.heads.up)
 
 
 def test_base_model_in_half_precision_stays_the_same_to_the_byte_while_its_heads_learn(distilled: Path, tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_head_weight_of_zero_leaves_a_head_alone(distilled: Path, tmp_path: Path
     data, model = load_distilled(distilled), untrained()
     options = replace(QUICK, head_weights=(1.0, 0.0, 1.0, 1.0), weight_decay=0.0)
     train_heads(model, data, data, tmp_path, options, progress=False)
-    assert not model.heads.down[1].any()  # type: ignore[index]
-    assert all(model.heads.down[index].any() for index in (0, 2, 3))  # type: ignore[index]
+    assert not model.heads.down[1].any()
+    assert all(model.heads.down[index].any() for index in (0, 2, 3))
 
 
 def command(distilled: Path, output: Path, *more: str) -> list[str]:

@@ -86,7 +86,7 @@ def test_parts_of_a_step_add_up_to_its_loss_and_gradient(parts: int) -> None:
     expected = [parameter.grad.clone() for parameter in trained.parameters() if parameter.grad is not None]
     trained.zero_grad()
     losses = [objective(objective.batch(3, part, parts))["loss"] / parts for part in range(parts)]
-    sum(losses).backward()  # type: ignore[union-attr]
+    sum(losses).backward()
     torch.testing.assert_close(sum(losses), whole)
     torch.testing.assert_close([parameter.grad for parameter in trained.parameters() if parameter.grad is not None], expected)
 

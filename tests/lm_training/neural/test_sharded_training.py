@@ -83,7 +83,7 @@ def test_two_processes_with_dealt_out_weights_learn_what_one_learns(work: Path, 
     one, two = log(work / "one"), log(work / "two")
     np.testing.assert_allclose([record["loss"] for record in two], [record["loss"] for record in one], rtol=1e-4)
     for left, right in zip(one, two, strict=True):
-        assert left.get("validation", {}).keys() == right.get("validation", {}).keys()  # type: ignore[attr-defined]
+        assert left.get("validation", {}).keys() == right.get("validation", {}).keys()
     for file in (HEADS, "model.safetensors"):
         expected, found = load_file(work / "one" / file), load_file(work / "two" / file)
         assert expected.keys() == found.keys()
@@ -92,7 +92,7 @@ def test_two_processes_with_dealt_out_weights_learn_what_one_learns(work: Path, 
                 torch.testing.assert_close(found[name], weight, atol=2e-4, rtol=2e-3)
     model = BlockwiseLM.from_pretrained(work / "two")
     prompt = torch.tensor([[3, 4, 5]])
-    expected_text = load_base(work / "two").generate(prompt, do_sample=False, max_new_tokens=9)  # type: ignore[operator]
+    expected_text = load_base(work / "two").generate(prompt, do_sample=False, max_new_tokens=9)
     assert torch.equal(generate(model, prompt, VanillaDrafter(model), max_new_tokens=9).sequences, expected_text)
     if not more:  # frozen
         assert (work / "two/model.safetensors").read_bytes() == (work / "one/model.safetensors").read_bytes()

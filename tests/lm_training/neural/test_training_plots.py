@@ -51,7 +51,7 @@ def test_drawing_shows_the_numbers_of_the_log(tmp_path: Path) -> None:
     assert all(axis.get_xlabel() == "update" and axis.get_ylabel() for axis in panels.values())
 
     def lines(title: str) -> list[tuple[list[float], list[float]]]:
-        return [(list(line.get_xdata()), list(line.get_ydata())) for line in panels[title].lines]  # type: ignore[arg-type]
+        return [(list(line.get_xdata()), list(line.get_ydata())) for line in panels[title].lines]
 
     assert ([1, 2, 3, 4], [4.0, 2.0, 4 / 3, 1.0]) in lines("Loss")
     assert lines("Heads' best token, held out") == [([2, 4], [0.5, 0.5]), ([2, 4], [0.25, 0.25])]

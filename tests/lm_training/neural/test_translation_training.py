@@ -38,7 +38,7 @@ def rule_pairs(count: int, seed: int = 0) -> Texts:
 
 def objective(data: Texts, **options: int | float) -> TranslationObjective:
     torch.manual_seed(0)
-    return TranslationObjective(new_translator(SHAPE, 24, EOS, PAD), data, data, TranslationTraining(**options))  # type: ignore[arg-type]
+    return TranslationObjective(new_translator(SHAPE, 24, EOS, PAD), data, data, TranslationTraining(**options))
 
 
 def test_pairs_are_read_in_order_from_plain_and_compressed_files(tmp_path):

@@ -40,7 +40,7 @@ def read(paths: list[Path], encoder: object, tmp_path: Path, **options: object) 
     directory = tmp_path / "corpus"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    write_corpus(Inputs(paths, **options), encoder, 0, directory)  # type: ignore[arg-type]
+    write_corpus(Inputs(paths, **options), encoder, 0, directory)
     stream, symbols = load_corpus(directory)
     return stream.ids.tolist(), symbols
 
@@ -301,7 +301,7 @@ def test_killed_database_goes_on_behind_its_last_table(tmp_path: Path) -> None:
     database = DuckDb(tmp_path, 1 << 28, 1)
     made: list[str] = []
     table = database.table
-    database.table = lambda name, query: (made.append(name) if not database._made(name) else None, table(name, query))[1]  # type: ignore
+    database.table = lambda name, query: (made.append(name) if not database._made(name) else None, table(name, query))[1]
     same(count_with(database, stream, 3, (1,)), count_windows(stream, 3, (1,), Resources()))
     assert "ngrams_3" not in made
     assert "ngrams_1" in made
