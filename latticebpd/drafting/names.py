@@ -19,16 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafting.base import Drafter
-from latticebpd.drafting.lattice_drafter import LatticeDrafter
-from latticebpd.drafting.mixture import MixtureDrafter
-from latticebpd.drafting.none import NoDrafter
-from latticebpd.drafting.prompt_ngram import PromptNgramDrafter
-from latticebpd.drafting.sources import Source
 from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer
+
+if TYPE_CHECKING:
+    from latticebpd.drafting.base import Drafter
+    from latticebpd.drafting.sources import Source
 
 VANILLA, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE = "best", "tree"
@@ -104,6 +102,11 @@ def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: fl
     Raises:
         ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no source.
     """
+    from latticebpd.drafting.lattice_drafter import LatticeDrafter
+    from latticebpd.drafting.mixture import MixtureDrafter
+    from latticebpd.drafting.none import NoDrafter
+    from latticebpd.drafting.prompt_ngram import PromptNgramDrafter
+
     if name == GREEDY:
         return NoDrafter()
     if (copies := _COPIES.fullmatch(name)) is not None:

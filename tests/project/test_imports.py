@@ -20,7 +20,9 @@ def python(code: str, *, path: str = "", cwd: Path | None = None) -> subprocess.
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd or ROOT, env=environment, check=False)
 
 
-@pytest.mark.parametrize("module", ["fst", "latticebpd", "latticebpd.cli"])
+@pytest.mark.parametrize(
+    "module", ["fst", "latticebpd", "latticebpd.analysis", "latticebpd.cli", "latticebpd.drafting", "latticebpd.scoring.rescoring"]
+)
 def test_import_leaves_torch_out(module: str) -> None:
     done = python(f"import sys, {module}; assert not {{'torch', 'transformers'}} & set(sys.modules)")
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,33 @@
+"""The one table of this package's names, and of where each is."""
+
+from .base import Drafter as Drafter
+from .base import State as State
+from .base import needs_hidden as needs_hidden
+from .gold import GoldDrafter as GoldDrafter
+from .lattice_drafter import GadDrafter as GadDrafter
+from .lattice_drafter import GadPathsDrafter as GadPathsDrafter
+from .lattice_drafter import GadTreeDrafter as GadTreeDrafter
+from .lattice_drafter import LatticeDrafter as LatticeDrafter
+from .lattice_drafter import OracleDrafter as OracleDrafter
+from .lattice_drafter import PathsDrafter as PathsDrafter
+from .lattice_drafter import SavedTopKDrafter as SavedTopKDrafter
+from .lattice_drafter import TreeDrafter as TreeDrafter
+from .lattice_drafter import VanillaDrafter as VanillaDrafter
+from .mixture import MixtureDrafter as MixtureDrafter
+from .names import drafter_named as drafter_named
+from .names import strategy_named as strategy_named
+from .none import NoDrafter as NoDrafter
+from .previous_output import PreviousOutputDrafter as PreviousOutputDrafter
+from .prompt_ngram import PromptNgramDrafter as PromptNgramDrafter
+from .sources import HasHeads as HasHeads
+from .sources import Heads as Heads
+from .sources import Masks as Masks
+from .sources import SavedTopK as SavedTopK
+from .sources import Source as Source
+from .sources import lattices_from_logits as lattices_from_logits
+from .sources import load_top_k as load_top_k
+from .strategies import Best as Best
+from .strategies import Oracle as Oracle
+from .strategies import Strategy as Strategy
+from .strategies import Tree as Tree
+from .strategies import Vanilla as Vanilla
