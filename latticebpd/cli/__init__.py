@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import textwrap
 import traceback
 from collections import UserDict
 from importlib import import_module
@@ -130,6 +131,6 @@ def main() -> None:
 def _fail(message: str, status: int) -> NoReturn:
     if "--debug" in sys.argv[1:]:
         traceback.print_exc()
-    line = f"latticebpd: error: {' '.join(message.split())}"
+    line = textwrap.shorten(f"latticebpd: error: {message}", 2000, placeholder=" ...")
     print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
     sys.exit(status)

@@ -90,8 +90,8 @@ def positive_numbers(option: str, text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ValueError(f"expected {option} as numbers >= 1 separated by commas, such as 1,2,4, got {text!r}")
+    if not numbers or min(numbers) < 1 or max(numbers) >= 2**31:
+        raise ValueError(f"expected {option} as numbers >= 1 separated by commas, such as 1,2,4, got {text[:60]!r}")
     return numbers
 
 

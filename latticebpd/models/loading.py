@@ -21,12 +21,13 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
     Raises:
         ValueError: there is no such model, or its files are corrupt.
     """
-    kwargs = {"use_safetensors": True, "trust_remote_code": False, **kwargs}
+    kwargs = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": Path(model).is_dir(), **kwargs}
     name = str(model)
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise ValueError(f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found neither")
     try:
-        encodes = AutoConfig.from_pretrained(model, trust_remote_code=kwargs["trust_remote_code"]).is_encoder_decoder
+        shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
+        encodes = AutoConfig.from_pretrained(model, **shared).is_encoder_decoder
         base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
     except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error

@@ -51,11 +51,16 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
     found = resolved(name)
     if is_gguf(found):
         return load_gguf_tokenizer(found)
+    names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
+    if Path(found).is_dir() and not any(any(Path(found).glob(name)) for name in names):  # transformers would go and ask the hub
+        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json), found none")
     file = Path(found) / "tokenizer.json"
     try:
         if file.exists() and not (Path(found) / "tokenizer_config.json").exists():
             return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(found, trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            found, trust_remote_code=False, local_files_only=Path(found).is_dir()
+        )
     except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
         raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
     return tokenizer

@@ -50,7 +50,7 @@ def _bytes(option: str, text: str) -> int:
     digits, unit = text[:-1], text[-1:].upper()
     if unit not in _UNITS:
         digits, unit = text, ""
-    if not digits.isdigit() or not int(digits):
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 16 and int(digits)):
         raise ValueError(f"expected {option} as a number of bytes such as 500M or 4G, got {text!r}")
     return int(digits) << _UNITS[unit]
 

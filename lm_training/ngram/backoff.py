@@ -118,15 +118,17 @@ class _OrderEstimator:
     def estimate(self, group: Rows) -> _Group:
         o = self.order - 1
         rows = np.asarray(self.counts.ngrams[o][group.begin : group.end])
-        numbers = np.asarray(self.counts.counts[o][group.begin : group.end])
+        row_counts = np.asarray(self.counts.counts[o][group.begin : group.end])
         context_of = np.cumsum(group.first) + (group.context - 1)
         prefixes, suffixes = self.links.locate(rows)
-        whole = (prefixes >= 0) & (suffixes >= 0)
-        if not whole.all():
-            rows, numbers, context_of, prefixes, suffixes = (array[whole] for array in (rows, numbers, context_of, prefixes, suffixes))
+        linked = (prefixes >= 0) & (suffixes >= 0)
+        if not linked.all():
+            rows, row_counts, context_of, prefixes, suffixes = (
+                array[linked] for array in (rows, row_counts, context_of, prefixes, suffixes)
+            )
         starts = np.flatnonzero(first_of_each(prefixes))
         seen = OrderCounts(
-            counts=numbers,
+            counts=row_counts,
             starts=starts,
             totals=self.counts.totals[o][context_of[starts]],
             types=self.counts.types[o][context_of[starts]],
@@ -140,15 +142,15 @@ class _OrderEstimator:
 
 def _with_vocabulary(counts: NgramCounts, vocabulary: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Unigrams ``[n]`` and their counts, the vocabulary's unseen ids among them with a count of 0."""
-    tokens, numbers = counts.ngrams[0][:, 0], counts.counts[0]
+    tokens, token_counts = counts.ngrams[0][:, 0], counts.counts[0]
     if vocabulary is not None:
-        both = np.union1d(tokens, vocabulary).astype(np.int32)
-        merged = np.zeros(len(both), dtype=np.int64)
-        merged[np.searchsorted(both, tokens)] = numbers
-        tokens, numbers = both, merged
+        union = np.union1d(tokens, vocabulary).astype(np.int32)
+        merged = np.zeros(len(union), dtype=np.int64)
+        merged[np.searchsorted(union, tokens)] = token_counts
+        tokens, token_counts = union, merged
     if not np.any(tokens != BOS):
         raise ValueError("expected at least one token, got none; is the corpus empty?")
-    return tokens, numbers
+    return tokens, token_counts
 
 
 def _unigram_probabilities(tokens: np.ndarray, counts: np.ndarray, counts_of_counts: np.ndarray, smoothing: Smoothing) -> np.ndarray:

@@ -167,10 +167,10 @@ class TokenStream:
         shift = self.size - len(self.ids)
         if begin < shift:
             codes[0] = self.code
-        there = self.ids[max(begin - shift, 0) : max(end - shift, 0)]
+        ids = self.ids[max(begin - shift, 0) : max(end - shift, 0)]
         place = max(shift - begin, 0)
-        codes[place : place + len(there)] = there
-        codes[place : place + len(there)] += CODE_OF_ZERO
+        codes[place : place + len(ids)] = ids
+        codes[place : place + len(ids)] += CODE_OF_ZERO
         return codes
 
     @property
@@ -337,11 +337,11 @@ def _count_range(stream: TokenStream, minimums: list[int], codes: _Range) -> lis
     last_code = np.uint64(2**bits - 1)
     orders: list[Part] = []
     positions: np.ndarray | None = None  # of the windows that go on after those before; None is everywhere
-    heads = np.zeros((1, 0), dtype=np.int32)  # the n-grams that the windows begin with the rank of
+    prefixes = np.zeros((1, 0), dtype=np.int32)  # the n-grams that the windows begin with the rank of
     ranks: np.ndarray = np.zeros(0, dtype=np.uint64)
     while len(orders) < order:
         done = len(orders)
-        packed = min(order - done, (64 - (len(heads) - 1).bit_length()) // bits)
+        packed = min(order - done, (64 - (len(prefixes) - 1).bit_length()) // bits)
         last = done + packed == order
         if positions is None:
             keys, positions = _pack(stream, packed, bits, codes, where=not last)
@@ -350,16 +350,16 @@ def _count_range(stream: TokenStream, minimums: list[int], codes: _Range) -> lis
         if not last:
             goes_on = ((keys & last_code) != 0) & ((keys & last_code) != np.uint64(max(stream.code, 0)))
             positions = positions[goes_on]
-            whole, ranks = np.unique(keys[goes_on], return_inverse=True)
+            distinct, ranks = np.unique(keys[goes_on], return_inverse=True)
             ranks = ranks.astype(np.uint64)
         keys.sort()
         blocks = [
-            _count_sorted(keys[begin:end], heads, packed, bits, minimums[done : done + packed])
+            _count_sorted(keys[begin:end], prefixes, packed, bits, minimums[done : done + packed])
             for begin, end in _blocks(keys, bits * (packed if done else packed - 1))
         ]
         orders += [_joined(parts) for parts in zip(*blocks, strict=True)]
         if not last:
-            heads = _unpack(whole, heads, packed, bits)
+            prefixes = _unpack(distinct, prefixes, packed, bits)
     return orders
 
 
@@ -370,10 +370,10 @@ def _pack(stream: TokenStream, packed: int, bits: int, codes: _Range, where: boo
     done = 0
     for begin in range(0, stream.size, PIECE):
         end = min(begin + PIECE, stream.size)
-        there = stream.codes(begin, end + packed)
-        first = there[: end - begin]
+        piece = stream.codes(begin, end + packed)
+        first = piece[: end - begin]
         places = np.flatnonzero((first >= codes.low) & (first < codes.high))
-        windows[done : done + len(places)] = _windows(there, places, packed, bits, stream.code)
+        windows[done : done + len(places)] = _windows(piece, places, packed, bits, stream.code)
         if where:
             positions[done : done + len(places)] = places + begin
         done += len(places)
@@ -415,49 +415,49 @@ def _pack_at(stream: TokenStream, positions: np.ndarray, done: int, packed: int,
     return keys
 
 
-def _count_sorted(keys: np.ndarray, heads: np.ndarray, packed: int, bits: int, minimums: list[int]) -> list[Part]:
-    """Count the n-grams that sorted windows begin with, of the ``packed`` orders that they add to their heads'.
+def _count_sorted(keys: np.ndarray, prefixes: np.ndarray, packed: int, bits: int, minimums: list[int]) -> list[Part]:
+    """Count the n-grams that sorted windows begin with, of the ``packed`` orders that they add to their prefixes'.
 
     From the longest to the shortest: the distinct n-grams of one order, padded ones included, are the windows of the next.
     """
     orders: list[Part] = []
-    numbers: np.ndarray | None = None
+    counts: np.ndarray | None = None
     for taken in range(packed, 0, -1):
         first = np.flatnonzero(first_of_each(keys))
-        numbers = np.diff(first, append=len(keys)) if numbers is None else np.add.reduceat(numbers, first) if len(first) else numbers
+        counts = np.diff(first, append=len(keys)) if counts is None else np.add.reduceat(counts, first) if len(first) else counts
         keys = keys[first]
-        orders.append(_cut_off(keys, numbers, heads, taken, bits, minimums[taken - 1]))
+        orders.append(_cut_off(keys, counts, prefixes, taken, bits, minimums[taken - 1]))
         keys = keys >> np.uint64(bits)
     return orders[::-1]
 
 
-def _cut_off(keys: np.ndarray, numbers: np.ndarray, heads: np.ndarray, taken: int, bits: int, minimum: int) -> Part:
+def _cut_off(keys: np.ndarray, counts: np.ndarray, prefixes: np.ndarray, taken: int, bits: int, minimum: int) -> Part:
     """One order, from all its distinct n-grams ``[n]`` and their counts; shorter ones, padded, are no n-grams of it."""
-    whole = (keys & np.uint64(2**bits - 1)) != 0
-    if not whole.all():
-        keys, numbers = keys[whole], numbers[whole]
+    complete = (keys & np.uint64(2**bits - 1)) != 0
+    if not complete.all():
+        keys, counts = keys[complete], counts[complete]
     contexts = keys >> np.uint64(bits)
     starts = np.flatnonzero(first_of_each(contexts))
-    totals = np.add.reduceat(numbers, starts) if len(starts) else np.zeros(0, dtype=np.int64)
+    totals = np.add.reduceat(counts, starts) if len(starts) else np.zeros(0, dtype=np.int64)
     types = np.diff(starts, append=len(keys))
-    common = np.bincount(np.minimum(numbers, COMMON), minlength=COMMON + 1)
+    common = np.bincount(np.minimum(counts, COMMON), minlength=COMMON + 1)
     if minimum > 1:
-        kept = np.flatnonzero(numbers >= minimum)
+        kept = np.flatnonzero(counts >= minimum)
         with_kept = np.searchsorted(starts, kept, side="right") - 1
         with_kept = with_kept[first_of_each(with_kept)]
-        keys, numbers, totals, types = keys[kept], numbers[kept], totals[with_kept], types[with_kept]
-    ngrams = _unpack(keys, heads, taken, bits)
-    return Part(ngrams, numbers.astype(np.int64, copy=False), totals.astype(np.int64, copy=False), types, common)
+        keys, counts, totals, types = keys[kept], counts[kept], totals[with_kept], types[with_kept]
+    ngrams = _unpack(keys, prefixes, taken, bits)
+    return Part(ngrams, counts.astype(np.int64, copy=False), totals.astype(np.int64, copy=False), types, common)
 
 
-def _unpack(keys: np.ndarray, heads: np.ndarray, taken: int, bits: int) -> np.ndarray:
-    """``[n, order]`` int32 ids of keys that end in ``taken`` codes and begin with the rank of a head."""
-    done = heads.shape[1]
+def _unpack(keys: np.ndarray, prefixes: np.ndarray, taken: int, bits: int) -> np.ndarray:
+    """``[n, order]`` int32 ids of keys that end in ``taken`` codes and begin with the rank of a prefix."""
+    done = prefixes.shape[1]
     rows = np.empty((len(keys), done + taken), dtype=np.uint32)
     for column in range(taken):
         rows[:, done + column] = (keys >> np.uint64(bits * (taken - 1 - column))) & np.uint64(2**bits - 1)
     rows -= np.uint32(CODE_OF_ZERO)  # wraps below 0, where int32 has the markers
     ids = rows.view(np.int32)
     if done:
-        ids[:, :done] = heads[(keys >> np.uint64(bits * taken)).astype(np.int64)]
+        ids[:, :done] = prefixes[(keys >> np.uint64(bits * taken)).astype(np.int64)]
     return ids

@@ -149,21 +149,21 @@ def open_ids(inputs: Inputs) -> list[np.ndarray]:
 
 def _map_bin(path: Path, dtype: str | None) -> np.ndarray:
     size = path.stat().st_size
-    found: np.dtype[Any]
+    token_type: np.dtype[Any]
     with open(path, "rb") as file:
         head = file.read(12)
     if dtype is None:
         magic, _, count = struct.unpack("<iii", head) if len(head) == 12 else (0, 0, 0)
         if magic not in LLM_C_TYPES:
             raise ValueError(f"{path}: expected a header that tells the type of the tokens, got none; name the type with --dtype")
-        found, offset = LLM_C_TYPES[magic], LLM_C_HEADER
-        if count < 0 or size != offset + count * found.itemsize:
-            raise ValueError(f"{path}: expected {count} tokens of {found.itemsize} bytes after the header, got {size - offset} bytes")
+        token_type, offset = LLM_C_TYPES[magic], LLM_C_HEADER
+        if count < 0 or size != offset + count * token_type.itemsize:
+            raise ValueError(f"{path}: expected {count} tokens of {token_type.itemsize} bytes after the header, got {size - offset} bytes")
     else:
-        found, offset = np.dtype(dtype).newbyteorder("<"), 0
-        if size % found.itemsize:
+        token_type, offset = np.dtype(dtype).newbyteorder("<"), 0
+        if size % token_type.itemsize:
             raise ValueError(f"{path}: expected a whole number of {dtype} tokens, got {size} bytes; is it the right type?")
-    ids: np.ndarray = np.memmap(path, dtype=found, mode="r", offset=offset) if size > offset else np.zeros(0, dtype=found)
+    ids: np.ndarray = np.memmap(path, dtype=token_type, mode="r", offset=offset) if size > offset else np.zeros(0, dtype=token_type)
     return ids
 
 

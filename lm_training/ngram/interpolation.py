@@ -39,7 +39,7 @@ def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTa
     ngrams, links, places = _union(tables)
     scores = [_log_probs_of(table, links, place) for table, place in zip(tables, places, strict=True)]
     shares = np.log([weight, 1 - weight])
-    probs = [np.exp(np.logaddexp(shares[0] + ours, shares[1] + theirs)) for ours, theirs in zip(*scores, strict=True)]
+    probs = [np.exp(np.logaddexp(shares[0] + one, shares[1] + other)) for one, other in zip(*scores, strict=True)]
     backoffs = [np.zeros(len(rows)) for rows in ngrams]
     for order in range(2, len(ngrams) + 1):
         prefixes, suffixes = links.prefixes[order - 1], links.suffixes[order - 1]
@@ -83,11 +83,11 @@ def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, round
     By expectation maximisation: λ becomes the mean share that ``first`` has in the probability of each token.  Tokens
     that neither model knows say nothing.
     """
-    ours, theirs = table_log_probs(first, tokens), table_log_probs(second, tokens)
-    known = np.isfinite(ours) | np.isfinite(theirs)
+    first_log_probs, second_log_probs = table_log_probs(first, tokens), table_log_probs(second, tokens)
+    known = np.isfinite(first_log_probs) | np.isfinite(second_log_probs)
     if not known.any():
         raise ValueError(f"expected held-out tokens that the models know, got none among {len(tokens)}; give other text")
-    odds = np.exp(np.clip(theirs[known] - ours[known], -700, 700))
+    odds = np.exp(np.clip(second_log_probs[known] - first_log_probs[known], -700, 700))
     weight = 0.5
     for _ in range(rounds):
         weight = float(np.mean(weight / (weight + (1 - weight) * odds)))
@@ -102,14 +102,14 @@ def _union(tables: tuple[NgramTable, NgramTable]) -> tuple[list[np.ndarray], Ngr
     parts = [NgramLinks.of(table.ngrams) for table in tables]
     places = [[np.searchsorted(unigrams, table.ngrams[0][:, 0])] for table in tables]
     for order in range(2, max(table.order for table in tables) + 1):
-        those = [i for i in (0, 1) if tables[i].order >= order]
-        prefixes = {i: places[i][-1][parts[i].prefixes[order - 1]] for i in those}
-        suffixes = {i: places[i][-1][parts[i].suffixes[order - 1]] for i in those}
-        keys = {i: prefixes[i] * links.radix + links.codes(tables[i].ngrams[order - 1][:, -1]) for i in those}
+        members = [i for i in (0, 1) if tables[i].order >= order]
+        prefixes = {i: places[i][-1][parts[i].prefixes[order - 1]] for i in members}
+        suffixes = {i: places[i][-1][parts[i].suffixes[order - 1]] for i in members}
+        keys = {i: prefixes[i] * links.radix + links.codes(tables[i].ngrams[order - 1][:, -1]) for i in members}
         union = np.unique(np.concatenate(list(keys.values())))
         rows = np.empty((len(union), order), dtype=np.int32)
         union_prefixes, union_suffixes = np.empty((2, len(union)), dtype=np.int64)
-        for i in those:
+        for i in members:
             place = np.searchsorted(union, keys[i])
             rows[place], union_prefixes[place], union_suffixes[place] = tables[i].ngrams[order - 1], prefixes[i], suffixes[i]
             places[i].append(place)

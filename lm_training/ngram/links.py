@@ -62,7 +62,7 @@ class Rows:
     first: np.ndarray
 
     @property
-    def there(self) -> slice:
+    def span(self) -> slice:
         return slice(self.begin, self.end)
 
 
@@ -116,7 +116,7 @@ class NgramLinks:
         for order, rows in enumerate(ngrams[1:], 2):
             prefixes, suffixes = np.empty((2, len(rows)), dtype=np.int64)
             for group in groups_of_contexts(rows):
-                prefixes[group.there], suffixes[group.there] = links.locate(rows[group.there])
+                prefixes[group.span], suffixes[group.span] = links.locate(rows[group.span])
                 release(rows)
             orphans = np.flatnonzero((prefixes < 0) | (suffixes < 0))
             if len(orphans):
@@ -170,10 +170,10 @@ class NgramLinks:
         """Prefixes and suffixes, ``[n]`` each, of sorted rows ``[n, o]`` of the next order; -1 for those not there."""
         order = rows.shape[1]
         first = first_of_each(rows[:, :-1])
-        heads = rows[first, :-1]
-        found = np.zeros(len(heads), dtype=np.int64)
+        contexts = rows[first, :-1]
+        context_rows = np.zeros(len(contexts), dtype=np.int64)
         for length in range(1, order):
-            found = self.find(length, found, heads[:, length - 1])
-        prefixes = found[np.cumsum(first) - 1] if len(rows) else np.zeros(0, dtype=np.int64)
+            context_rows = self.find(length, context_rows, contexts[:, length - 1])
+        prefixes = context_rows[np.cumsum(first) - 1] if len(rows) else np.zeros(0, dtype=np.int64)
         middles = take(self.suffixes[order - 2], prefixes, missing=-1)
         return prefixes, self.find(order - 1, middles, rows[:, -1])

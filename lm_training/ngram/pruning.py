@@ -64,11 +64,11 @@ def losses(table: NgramTable, links: NgramLinks) -> list[np.ndarray]:
     for order in range(2, table.order + 1):
         loss, longer = np.empty((2, table.num_ngrams[order - 1]))
         for group in groups_of_contexts(table.ngrams[order - 1]):
-            prefixes, suffixes = links.prefixes[order - 1][group.there], links.suffixes[order - 1][group.there]
-            log_high, log_low = table.log_probs[order - 1][group.there], table.log_probs[order - 2][suffixes]
+            prefixes, suffixes = links.prefixes[order - 1][group.span], links.suffixes[order - 1][group.span]
+            log_high, log_low = table.log_probs[order - 1][group.span], table.log_probs[order - 2][suffixes]
             log_backoff = table.backoffs[order - 2][prefixes]
-            loss[group.there] = _losses(log_high, log_low, log_backoff, history[prefixes], group.first)
-            longer[group.there] = history[prefixes] + log_high
+            loss[group.span] = _losses(log_high, log_low, log_backoff, history[prefixes], group.first)
+            longer[group.span] = history[prefixes] + log_high
             release(table.ngrams[order - 1])
         result.append(loss)
         history = longer
@@ -87,9 +87,9 @@ def _losses(log_high: np.ndarray, log_low: np.ndarray, log_backoff: np.ndarray, 
     unseen = (1 - np.add.reduceat(low, starts))[context_of].clip(min=0)
     with np.errstate(divide="ignore", invalid="ignore"):  # a probability of 0 makes nan
         log_new_backoff = np.log((left + high) / (unseen + low))
-        own_part = high * (log_low + log_new_backoff - log_high)
+        explicit_part = high * (log_low + log_new_backoff - log_high)
         unseen_part = left * (log_new_backoff - log_backoff)
-        loss: np.ndarray = np.expm1(-np.exp(log_history) * (own_part + unseen_part))
+        loss: np.ndarray = np.expm1(-np.exp(log_history) * (explicit_part + unseen_part))
     return np.where(np.isfinite(loss), loss.clip(min=0), np.inf)
 
 
@@ -101,9 +101,9 @@ def _start_log_probs(table: NgramTable) -> np.ndarray:
     return starts
 
 
-def _worths(links: NgramLinks, own: list[np.ndarray]) -> list[np.ndarray]:
+def _worths(links: NgramLinks, order_losses: list[np.ndarray]) -> list[np.ndarray]:
     """Per order the highest loss among each n-gram and all that need it, directly or not."""
-    worths = [loss.copy() for loss in own]
+    worths = [loss.copy() for loss in order_losses]
     for order in range(len(worths), 1, -1):
         np.maximum.at(worths[order - 2], links.prefixes[order - 1], worths[order - 1])
         np.maximum.at(worths[order - 2], links.suffixes[order - 1], worths[order - 1])

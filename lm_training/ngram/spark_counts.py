@@ -112,11 +112,11 @@ def _packer(source: Callable[[], np.ndarray], stream: TokenStream, packing: Pack
     def pack(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
-        theirs = TokenStream(source(), separator, highest)
+        local_stream = TokenStream(source(), separator, highest)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 begin = number * PIECE
-                columns = packing.pack(theirs, order, begin, min(begin + PIECE, theirs.size))
+                columns = packing.pack(local_stream, order, begin, min(begin + PIECE, local_stream.size))
                 yield pyarrow.RecordBatch.from_pydict({name: pyarrow.array(keys) for name, keys in columns.items()})
 
     return pack

@@ -78,8 +78,8 @@ class Smoothing(ABC):
         if left <= NO_MASS:
             left = 1 / (seen.counts.sum() + 1)
         each = min(left / unseen, probs.min())
-        whole = probs.sum() + each * unseen
-        return probs / whole, each / whole
+        total = probs.sum() + each * unseen
+        return probs / total, each / total
 
     def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """α of each context, and the explicit probabilities; the arguments are those of the function."""

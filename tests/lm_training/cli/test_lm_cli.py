@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -178,3 +179,55 @@ def test_invalid_utf8_names_the_byte_or_is_replaced(run: Run, tmp_path: Path) ->
     assert status == 2
     assert "a.txt: cannot be read as UTF-8: 0xfe at byte 8" in err
     assert run("lm", "train", tmp_path / "a.txt", "--words", "--replace-invalid", "-o", tmp_path / "lm.fst")[0] == 0
+
+
+def test_half_a_surrogate_pair_is_refused_before_anything_is_counted_or_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "a \\ud800 b \\ud83d\\ude00"}\n')
+    status, _, err = run("lm", "train", tmp_path / "a.jsonl", "--words", "-o", tmp_path / "lm.fst")
+    assert status == 2
+    assert "a.jsonl:2: expected Unicode text under 'text', got half of a surrogate pair" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert run("lm", "train", tmp_path / "a.jsonl", "--words", "--replace-invalid", "-o", tmp_path / "lm.fst")[0] == 0
+    assert {"\ufffd", "\U0001f600"} <= set(fst.NgramModel.load(tmp_path / "lm.fst").symbols or ())
+
+
+NPY = b"\x93NUMPY\x01\x00v\x00"
+DAMAGED = {
+    "deep.jsonl": b'{"text": ' + b"[" * 100_000,
+    "deep-object.jsonl": b'{"a":' * 100_000,
+    "number.jsonl": b'{"text": 5}',
+    "empty.txt": b"",
+    "marks.txt": b"a <s> b\n",
+    "cut.txt.gz": gzip.compress(b"a b c\n" * 999)[:30],
+    "bad.txt.xz": b"\xfd7zXZ\x00garbage",
+    "bad.txt.zst": b"\x28\xb5\x2f\xfdgarbage",
+    "bad.parquet": b"PAR1xxxxPAR1",
+    "cut.npy": NPY + b"{'descr'",
+    "token.npy": NPY + b"{'descr': ((".ljust(118) + b"\n" * 99,
+    "objects.npy": NPY + b"{'descr': '|O8', 'fortran_order': False, 'shape': (9,), }".ljust(118) + bytes(72),
+    "long.npy": NPY + b"{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(118) + bytes(72),
+    "negative.npy": NPY + b"{'descr': '<i8', 'fortran_order': False, 'shape': (-3,), }".ljust(118) + bytes(72),
+    "odd.bin": bytes(7),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_inputs_are_named_in_one_line_and_leave_nothing(run: Run, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(DAMAGED[name])
+    words = () if name.endswith((".npy", ".bin")) else ("--words",)
+    status, out, err = run("lm", "train", tmp_path / name, *words, "-o", tmp_path / "lm.fst")
+    assert (status, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert name in line or name == "marks.txt"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "options", [("--memory", "²"), ("--memory", "9" * 30 + "T"), ("--min-count", "9" * 5000), ("--min-count", "1" + "0" * 20)]
+)
+def test_numbers_within_texts_are_of_ordinary_size(run: Run, tmp_path: Path, options: tuple[str, str]) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 0] * 9))
+    status, _, err = run("lm", "train", tmp_path / "ids.npy", *options, "-o", tmp_path / "lm.fst")
+    assert status == 2
+    assert f"expected {options[0]} as" in err
+    assert len(err) < 200
