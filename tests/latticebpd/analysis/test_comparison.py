@@ -21,7 +21,7 @@ from latticebpd.analysis.sweep import sweep_alpha
 from latticebpd.drafting.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.scoring.rescoring import as_scorer
+from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
 from tests.helpers.trigrams import good_model
@@ -156,6 +156,20 @@ def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
         assert result.nodes[row] == sum(map(len, trees))
     assert result.signature.lm == "small 3-gram of " + str(sum(LM.num_ngrams)) + " n-grams, contrary Contrary"
     assert result.signature.alpha == "0.5,1"
+
+
+@given(found=lattice_sets())
+@settings(max_examples=20)
+def test_every_system_runs_at_its_own_weight(found: LatticeSet) -> None:
+    own = {"3-best": 4.0, "3-tree": 0.25}
+    tuned = Tuned(as_scorer(LM), tuple(Tuning(alpha, name, (alpha,), (1.0,), "text", (0,), 0, "") for name, alpha in own.items()))
+    together, given_alpha = compare([found], list(own), tuned), compare([found], list(own), tuned, 1.5)
+    assert (together.signature.alpha, given_alpha.signature.alpha) == ("4,0.25", "1.5")
+    for name, alpha in own.items():
+        row = together.systems.index(name)
+        for result, weight in ((together, alpha), (given_alpha, 1.5)):
+            lengths = run_system(name, found, LM, weight).lengths
+            assert result.counts[row].tolist() == np.bincount(lengths, minlength=result.counts.shape[1]).tolist()
 
 
 @given(found=lattice_sets(), alphas=st.lists(st.sampled_from([0.0, 0.3, 1.0, 4.0]), min_size=1, max_size=3, unique=True))
