@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from fst.files import require_writable
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
 from latticebpd.cli.language_models import alphas_of
 from latticebpd.scoring.weights import POSITION
@@ -39,8 +40,10 @@ def tune(
     from latticebpd.analysis.tuning import tune as tuned
     from latticebpd.drafting.names import BEST, TREE, SystemName
     from latticebpd.scoring.rescoring import as_scorer
-    from latticebpd.scoring.weights import store_tunings
+    from latticebpd.scoring.weights import alpha_path, store_tunings
 
+    if write:
+        require_writable(lm if lm.is_dir() else alpha_path(lm), "file", "folder")
     alphas = alphas_of("--grid", grid)
     names = [str(parsed) for name in system if (parsed := SystemName.parse(name)).kind in (BEST, TREE) and parsed.model is None]
     if len(names) < len(system):

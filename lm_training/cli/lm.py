@@ -263,6 +263,7 @@ def kenlm(
     bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
     encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator) if bpe else None
     options = programs.KenlmOptions(order, dropped, _bytes("--memory", memory))
+    output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
         directory = Path(scratch)
         report("reading", 0, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
 import typer
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
@@ -136,3 +137,17 @@ def test_every_option_that_names_an_output_is_checked() -> None:
         for each in given:
             if each.name in {"output", "corpus_output", "plot", "tally", "binary", "work_dir", "trace"} or each.name.endswith("_csv"):
                 assert each.is_output, (words, each.name)
+
+
+def test_tuned_weights_that_cannot_be_stored_are_not_tuned(run: Run, tmp_path: Path) -> None:
+    line = one_line(*run("tune", tmp_path / "missing.npz", "--lm", "/proc/version", "--write"))
+    assert "/proc/version.alpha.json: expected a folder that can be written to" in line
+
+
+def test_missing_folders_above_an_output_are_made(run: Run, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 3, 0] * 9))
+    lm = tmp_path / "a" / "b" / "lm.fst"
+    assert run("lm", "train", tmp_path / "ids.npy", "-o", lm)[0] == 0
+    assert run("lm", "fst2arpa", lm, tmp_path / "c" / "d" / "lm.arpa.gz")[0] == 0
+    assert run("lm", "interpolate", lm, tmp_path / "c" / "d" / "lm.arpa.gz", "--weight", 0.5, "-o", tmp_path / "e" / "f.fst")[0] == 0
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "c", "d", "e", "f.fst", "ids.npy", "lm.arpa.gz", "lm.fst"]
