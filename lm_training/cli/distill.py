@@ -58,7 +58,8 @@ def distill(
     from latticebpd.lattices.shards import parse_part
     from latticebpd.lattices.texts import Texts
     from latticebpd.models.base import BaseModel
-    from latticebpd.models.loading import load_base
+    from latticebpd.models.catalogue import resolved
+    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.reporting import reporting
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
@@ -66,7 +67,7 @@ def distill(
 
     mine = parse_part(part)
     kept = None if not hidden and layers is None else positive_numbers("--layers", layers) if layers else []
-    base = load_base(model)
+    base = load_stock(model)
     stock = BaseModel.of(base)
     end_ids = stock.eos_ids
     given = [path.is_dir() or path.suffix == ".npz" for path in data]
@@ -79,7 +80,7 @@ def distill(
     else:
         encoder = None
         if any(path.suffix != ".npy" for path in data):
-            encoder = load_tokenizer(tokenizer or Path(model) / "tokenizer.json")
+            encoder = load_tokenizer(tokenizer or Path(resolved(model)) / "tokenizer.json")
         sequences = corpus_prompts(corpus_ids(data, encoder, field), prompts, prompt_tokens, end_ids, seed)
     if corpus_output is not None and not end_ids:
         raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")

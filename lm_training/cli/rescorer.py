@@ -39,7 +39,7 @@ def rescorer(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.loading import load_base
+    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.running import bring, finish
     from lm_training.data.corpus import END_OF_TEXT
     from lm_training.data.loading import load_texts
@@ -61,7 +61,7 @@ def rescorer(
             trained = new_rescorer(PRESETS[preset], vocabulary.get_vocab_size(), end)
             begins_with = {**asdict(PRESETS[preset]), "vocabulary": fingerprint}
         else:
-            trained, begins_with = load_base(str(model)), None
+            trained, begins_with = load_stock(str(model)), None
         bring([tokenizer], output, process)
         train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, err.is_terminal, begins_with)
         finish(output, options, process, f"{trained.num_parameters():,} parameters, ")

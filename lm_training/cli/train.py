@@ -38,7 +38,7 @@ def tokenizer(
 
     trained = train_tokenizer((document.text for document in read_documents(inputs, field)), vocab_size, progress=err.is_terminal)
     with replacing(output) as temporary:
-        trained.save(str(temporary))
+        temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
 
 
@@ -123,7 +123,8 @@ def heads(
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, new_heads
-    from latticebpd.models.loading import load_base
+    from latticebpd.models.catalogue import resolved
+    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.running import bring, finish
     from lm_training.data.shortlist import coverage, shortlist_of
     from lm_training.neural.heads import load_head_data, train_heads
@@ -134,17 +135,17 @@ def heads(
         raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
     if base_dtype != "float32" and options.fine_tune:
         raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing")
-    if warm_start and not is_blockwise(model):
+    if warm_start and not is_blockwise(resolved(model)):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
     if warm_start and shortlist is not None:
         raise ValueError("expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own")
-    warm = BlockwiseLM.from_pretrained(model) if warm_start else None
-    base = torch.nn.Module.to(warm.base if warm is not None else load_base(model, dtypes[base_dtype]), dtypes[base_dtype])
+    warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
+    base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtypes[base_dtype]), dtypes[base_dtype])
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if BaseModel.of(base).encodes and windows:
         raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
     learnt, held_out = load_head_data(data, [validation], sequence_length, with_states=not options.fine_tune)
-    vocabulary = tokenizer or Path(model) / "tokenizer.json"
+    vocabulary = tokenizer or Path(resolved(model)) / "tokenizer.json"
     torch.manual_seed(options.seed)
     tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
     with Process.join(device) as process:
@@ -184,7 +185,7 @@ def hidden(
 
     from latticebpd.cli.console import positive_numbers
     from latticebpd.lattices.shards import parse_part
-    from latticebpd.models.loading import load_base
+    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.reporting import reporting
     from lm_training.data.hidden_states import SHARD_TEXTS, add_states, states_directory
     from lm_training.data.loading import load_texts
@@ -199,7 +200,7 @@ def hidden(
         if not path.is_dir() and path.suffix != ".npz":
             raise ValueError(f"{path}: expected texts (.npz) or a directory of them, found neither")
         texts.append(load_texts(path, 0))
-    base = load_base(model, dtypes[base_dtype])
+    base = load_stock(model, dtypes[base_dtype])
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type

@@ -44,11 +44,20 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
                     pair = Pair(record[source], record[target])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     pair = Pair("", "")
-                if not all(isinstance(side, str) and side.strip() for side in (pair.source, pair.target)):
+                if not all(isinstance(side, str) and side.strip() and is_text(side) for side in (pair.source, pair.target)):
                     raise ValueError(
                         f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got {line[:60]!r}"
                     )
                 yield pair
+
+
+def is_text(string: str) -> bool:
+    """Whether a string has no half of a surrogate pair, which JSON can hold and no tokenizer takes."""
+    try:
+        string.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -13,6 +13,7 @@ import io
 import json
 import lzma
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from typing import IO, Any, cast
 COMPRESSED = {".gz", ".xz", ".zst"}
 INVALID_UTF8 = ("strict", "replace")
 """What to do with bytes that are no UTF-8: refuse the record, or read U+FFFD in their place."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Escapes that come in pairs, each half of one character."""
 SHOWN = 5
 """So many bad records are shown."""
 
@@ -95,6 +98,19 @@ class Record:
             raise ValueError(f"{self.place}: expected a JSON object, got {text[:40]!r}") from error
         if not isinstance(record, dict):
             raise ValueError(f"{self.place}: expected a JSON object, got {text[:40]!r}")
+        if not _SURROGATE.search(text):
+            return record
+        whole = json.dumps(record, ensure_ascii=False)
+        try:
+            whole.encode()
+        except UnicodeEncodeError as error:
+            if invalid_utf8 == "strict":
+                raise ValueError(
+                    f"{self.place}: expected text, got half of a surrogate pair, {whole[error.start]!r}; "
+                    "repair the record, or have such characters replaced"
+                ) from None
+            mended: dict[str, Any] = json.loads(whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+            return mended
         return record
 
 

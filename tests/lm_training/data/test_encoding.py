@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, processors
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, load_encoded, write_encoded
 from lm_training.data.loading import load_texts
-from lm_training.data.pairs import Pair, encode_pairs, train_pair_tokenizer
+from lm_training.data.pairs import Pair, encode_pairs, read_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
 from tests.helpers.commands import Run
@@ -143,6 +143,37 @@ def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(tmp_pat
     assert status == 2
     assert "a.jsonl:2: expected a JSON object" in errors
     assert not (tmp_path / "strict.npz").exists()
+
+
+@pytest.mark.parametrize("half", [r"\ud800", r"\uDfff", r"\ud800\u0041"])
+def test_half_of_a_surrogate_pair_is_a_bad_record_and_a_whole_one_is_not(half: str, tmp_path: Path, bpe: Tokenizer) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"text": "known {half}", "q": "x"}}\n{{"text": "known \\ud83d\\ude00", "q": "x"}}\n')
+    bad = BadRecords(strict=False)
+    write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe)), bad=bad), tmp_path / "out.npy")
+    assert bad.count == 1
+    assert "a.jsonl:1: expected text, got half of a surrogate pair" in bad.first[0]
+    assert bpe.decode(np.load(tmp_path / "out.npy")[:-1].tolist()) == "known 😀"
+    replaced = next(read_records([path])).fields("replace")["text"]
+    assert replaced.startswith("known \ufffd")
+    with pytest.raises(ValueError, match=r"a\.jsonl:1"):
+        corpus_ids([path], bpe)
+    with pytest.raises(ValueError, match=r"a\.jsonl:1: expected a JSON object with text"):
+        list(read_pairs([path], "text", "q"))
+
+
+def test_a_full_disk_leaves_no_tokenizer(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *args: object, **kwargs: object) -> int:
+        path.write_bytes(b"{")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "a.txt").write_text("some text")
+    monkeypatch.setattr(Path, "write_text", full)
+    status, _, errors = run("train", "tokenizer", tmp_path / "a.txt", "-o", tmp_path / "t.json")
+    assert status == 2
+    assert "No space left on device" in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_records_that_are_all_bad_are_an_error(tmp_path: Path, bpe: Tokenizer) -> None:

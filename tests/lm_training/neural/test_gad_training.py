@@ -266,6 +266,13 @@ def test_targets_that_leave_no_room_for_the_masks_are_refused() -> None:
         DrafterObjective(model, pairs(40), pairs(6), DrafterTraining())
 
 
+def test_sources_longer_than_the_encoder_reads_are_refused() -> None:
+    model = NonAutoregressiveModel.like(tiny("marian", 1, eos=END), MASK, 4)
+    long = Texts.of_rows([np.full(100, 5)], [97], np.uint16)
+    with pytest.raises(ValueError, match=r"expected sources of at most 96 tokens .* got 97"):
+        DrafterObjective(model, long, pairs(6), DrafterTraining())
+
+
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A verifier with its tokenizer, a drafter, and pairs beside them."""
