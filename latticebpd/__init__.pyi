@@ -5,9 +5,11 @@ from .analysis.payoff import PayOff as PayOff
 from .analysis.payoff import pay_off as pay_off
 from .decoding.acceptance import Acceptance as Acceptance
 from .decoding.acceptance import Distance as Distance
+from .decoding.acceptance import Drafted as Drafted
 from .decoding.acceptance import Exact as Exact
 from .decoding.acceptance import MinimumBlock as MinimumBlock
 from .decoding.acceptance import Sampling as Sampling
+from .decoding.acceptance import SpeculativeSampling as SpeculativeSampling
 from .decoding.acceptance import TopBeta as TopBeta
 from .decoding.acceptance import TopK as TopK
 from .decoding.loop import Generated as Generated

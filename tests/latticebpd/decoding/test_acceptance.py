@@ -18,6 +18,7 @@ from torch import Tensor
 from latticebpd import (
     Acceptance,
     Distance,
+    Drafted,
     Drafter,
     DraftTree,
     Exact,
@@ -26,13 +27,14 @@ from latticebpd import (
     NoDrafter,
     Sampling,
     SausageLattice,
+    SpeculativeSampling,
     State,
     TopBeta,
     TopK,
     draft_tree,
     generate,
 )
-from latticebpd.decoding.acceptance import Drafted, SpeculativeSampling, walk
+from latticebpd.decoding.acceptance import walk
 from latticebpd.verification import Verified
 from tests.helpers.tiny_families import tiny
 

@@ -29,9 +29,9 @@ from transformers import (
 from latticebpd import DraftTree, NoDrafter, Sampling, State, check_lossless, generate
 from latticebpd.decoding import generation_config
 from latticebpd.decoding.generation_config import HONOURED, REFUSED, WARPERS, WITHOUT_EFFECT
-from tests.helpers.letters import letter_tokenizer
 from tests.helpers.rule_models import RuleModel, follows_its_predecessor
 from tests.helpers.tiny_families import tiny
+from tests.helpers.tokenizers import letters
 
 FIELDS = sorted(GenerationConfig().to_dict())
 PROMPT = torch.tensor([[4, 9, 5, 9]])
@@ -119,7 +119,7 @@ def test_cases_change_the_text_so_that_they_test_something(name: str) -> None:
 
 
 def test_stop_strings_of_the_config_end_the_text_and_need_a_tokenizer() -> None:
-    tokenizer = letter_tokenizer()
+    tokenizer = letters()
     text = configured("llama", {}).generate(PROMPT, do_sample=False, max_new_tokens=NEW)[0].tolist()
     model = configured("llama", {"stop_strings": [tokenizer.decode(text[10:12])]})
     ended = assert_as_generate(model, PROMPT, max_new_tokens=NEW, tokenizer=tokenizer)

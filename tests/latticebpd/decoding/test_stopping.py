@@ -10,8 +10,8 @@ import torch
 from transformers import MaxLengthCriteria, StoppingCriteriaList
 
 from latticebpd import Drafter, DraftTree, Generated, GoldDrafter, NoDrafter, State, generate
-from tests.helpers.letters import letter_tokenizer
 from tests.helpers.tiny_families import POSITIONS, tiny
+from tests.helpers.tokenizers import letters
 
 PROMPT = [4, 9, 5]
 
@@ -43,7 +43,7 @@ def test_any_of_several_end_of_text_ids_ends_the_text(which: int) -> None:
 
 @pytest.mark.parametrize("which", range(4))
 def test_stop_string_ends_the_text_where_generate_ends_it(which: int) -> None:
-    tokenizer, text = letter_tokenizer(), greedy()
+    tokenizer, text = letters(), greedy()
     stop = tokenizer.decode(text[6:8])  # of two tokens
     expected = greedy(stop_strings=[stop], tokenizer=tokenizer)
     assert len(expected) < len(text)
