@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,8 @@ def _size_and_kind(system: str) -> tuple[int, str]:
     return (int(size), kind) if size.isdecimal() and int(size) else (1, "")
 
 
-def checked_alpha(alpha: float) -> float:
+def checked_alpha(alpha: Any) -> float:
     """Raises ValueError for a weight that no scorer can have."""
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not (alpha >= 0 and math.isfinite(alpha)):
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= float(alpha) < math.inf:
         raise ValueError(f"expected a finite alpha >= 0, got {alpha}")
     return float(alpha)

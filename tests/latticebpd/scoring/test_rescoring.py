@@ -89,6 +89,13 @@ def test_alpha_zero_and_no_model_rank_by_the_lattice_alone() -> None:
     assert without.tokens.tolist() == zero.tokens.tolist() == [[3, 2], [1, 2], [3, 5], [1, 5]]
 
 
+def test_a_weight_may_be_a_number_of_any_type() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -1.5], [-0.2, -3.0]])
+    expected = rescore(lattice, LM, p=4, alpha=2.0).tokens.tolist()
+    for alpha in (2, np.float32(2), np.float64(2), np.int64(2)):
+        assert rescore(lattice, LM, p=4, alpha=alpha).tokens.tolist() == expected  # type: ignore[arg-type]
+
+
 def test_equal_scores_come_in_lexicographic_order() -> None:
     lattice = SausageLattice([[9, 4], [7, 0]], np.zeros((2, 2)))
     assert rescore(lattice, None, p=4).tokens.tolist() == [[4, 0], [4, 7], [9, 0], [9, 7]]
