@@ -63,7 +63,7 @@ def forward_func(
         tokenizer: not used.
         drafter, acceptance, kwargs: for ``generate``.
 
-    The prefill's token is counted in ``new_token`` but in no call, so the accept lengths sum to ``new_token - 1``.
+    A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
     """
     del tokenizer
     mask = inputs.attention_mask

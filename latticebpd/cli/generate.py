@@ -131,7 +131,7 @@ def generate(
         how = f"{'bundled model' if model is None else directory.name} · {system} · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
-        err.print(f"{found.num_tokens} tokens in {found.num_calls} calls after the prefill", style="dim")
+        err.print(f"{found.num_tokens} tokens in {found.num_calls} calls{' after the prefill' * all(found.prefilled)}", style="dim")
 
 
 def _text(prompt: str | None, file: Path | None) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,12 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
-from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import Text, begin_texts
-from latticebpd.drafting.base import Drafter, State
+from latticebpd.decoding.prompts import Prompts
+from latticebpd.decoding.session import Frontier, Session
+from latticebpd.decoding.stopping import Text
+from latticebpd.drafting.base import Drafter, State, needs_hidden
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.verification import Verified, Verifier, verifier_for
+from latticebpd.models.base import Model
 
 EXACT = Exact()
 
@@ -56,10 +56,13 @@ class Generated:
     accept_counts: histogram over calls of the tokens committed per call; index is the number of tokens, up to the
         deepest draft's and one more.
     num_calls: forward passes that committed tokens, each counted once for every row that it served; so the numbers
-        do not depend on how prompts are batched.  The prefill, which yields each first token, is counted apart.
+        do not depend on how prompts are batched.  A *prefill*, which reads a row's prompt without a draft and commits one
+        token, is counted apart.  A drafter that needs no hidden state drafts before the prompt is read: the pass that reads
+        prompt and draft together is a call like any other, and the row has no prefill.
     num_passes: the same passes, each counted once.
-    num_tokens: new tokens of all rows, the prefill's included.
+    num_tokens: new tokens of all rows, those of prefills included.
     verified_tokens: drafted nodes over all calls; the next token itself is not counted.
+    prefilled: for each row, whether it had a prefill.
     trace: what every call did for every row, in order; None if no trace was asked for.
     """
 
@@ -70,6 +73,7 @@ class Generated:
     num_passes: int
     num_tokens: int
     verified_tokens: int
+    prefilled: tuple[bool, ...]
     trace: list[Step] | None
 
     @property
@@ -78,15 +82,24 @@ class Generated:
         committed = float(np.arange(len(self.accept_counts)) @ self.accept_counts)
         return committed / self.num_calls if self.num_calls else float("nan")
 
+    @property
+    def block_efficiency_with_prefill(self) -> float:
+        """Tokens committed per pass, every pass being counted for every row that it served: greedy decoding's is 1.
+
+        It compares drafters that have a prefill with those that have none, and with Jacobi's ``iteration_speedup``.
+        """
+        return self.num_tokens / (self.num_calls + sum(self.prefilled))
+
     def blocks(self, row: int = 0) -> list[list[int]]:
-        """A row's new tokens, grouped by the call that committed them; the first group is the prefill's token.
+        """A row's new tokens, grouped by the pass that committed them; the first group may be the prefill's token.
 
         Raises:
             ValueError: no trace was asked for.
         """
         if self.trace is None:
             raise ValueError("expected a decode with a trace, got one without; pass trace=True")
-        return [[int(self.sequences[row, self.prompt_length])], *(step.committed for step in self.trace if step.row == row)]
+        first = [[int(self.sequences[row, self.prompt_length])]] if self.prefilled[row] else []
+        return first + [step.committed for step in self.trace if step.row == row]
 
 
 def generate(
@@ -133,68 +146,74 @@ def generate(
     Raises:
         ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says why and what to do.
     """
-    base = BaseModel.of(model)
-    settings = GenerationSettings(
-        base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id, stop_strings=stop_strings
-    )
-    acceptance = bound(acceptance, settings)
-    prompts = prepare(base, input_ids, attention_mask, settings)
-    texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria, tokenizer)
-    verifier = verifier_for(base, prompts.encoded, use_cache)
-    stream = _Stream(streamer, prompts)
+    session = Session.begin(
+        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
+        use_cache=use_cache,
+    )  # fmt: skip
+    acceptance = bound(acceptance, session.settings)
+    frontier = Frontier(session.verifier, session.prompts.tokens)
+    stream = _Stream(streamer, session.prompts)
 
+    texts = session.texts
     rows = list(range(len(texts)))  # those that have not ended
-    verified = verifier.prefill(prompts.tokens)
-    _, next_tokens = walk(acceptance, [DraftTree.empty()] * len(rows), verified, _adjust(texts))
-    ends = [0] * len(rows)  # the column of each row's last accepted node
-    stream.put([text.commit([token]) for text, token in zip(texts, next_tokens, strict=True)])
+    early = merged and not needs_hidden(drafter)
+    trees = _draft(drafter, rows, session, [None] * len(rows), frontier.max_nodes) if early else [DraftTree.empty()] * len(rows)
+    prefilled = tuple(not len(tree) for tree in trees)
+    called = [not prefill for prefill in prefilled]  # whether the pass is a call for a row
+    heard = early  # whether the drafter was asked
     steps: list[Step] = []
     counts: list[int] = []
     passes = drafted = deepest = 0
-    while going_on := [place for place, row in enumerate(rows) if not texts[row].finished]:
-        hidden = [verified.hidden[place, ends[place]] for place in going_on]
-        if len(going_on) < len(rows):  # rows that have ended cost nothing more
-            verifier.select(going_on)
-            rows, next_tokens = [rows[place] for place in going_on], [next_tokens[place] for place in going_on]
+    while True:
+        verified = frontier.verify(trees)
         unfinished = [texts[row] for row in rows]
-        trees = _draft(drafter, rows, unfinished, hidden, prompts, verifier.max_nodes)
-
-        verified = verifier.verify(next_tokens, trees)
         paths, following = walk(acceptance, trees, verified, _adjust(unfinished, trees))
-        ends = [path[-1] + 1 if path else 0 for path in paths]
-        if merged:
-            verifier.keep(paths)
+        if merged or not heard:
+            ends = [path[-1] + 1 if path else 0 for path in paths]  # the column of each row's last accepted node
+            frontier.keep(paths, following)
         else:
-            verified, ends = _read_again(verifier, next_tokens, trees, paths)
+            ends = list(map(len, paths))
+            verified = frontier.read_again(trees, paths, following)
         blocks = [[*tree.tokens[path].tolist(), token] for tree, path, token in zip(trees, paths, following, strict=True)]
         committed = [text.commit(block) for text, block in zip(unfinished, blocks, strict=True)]
-        drafter.observe(rows, committed)
+        if heard:
+            drafter.observe(rows, committed)
         stream.put(committed)
-        if trace:
-            steps += map(Step, [passes] * len(rows), rows, trees, paths, committed)
-        counts += map(len, committed)
-        drafted += sum(map(len, trees))
+        calls = [Step(passes, *each) for each in compress(zip(rows, trees, paths, committed, strict=True), called)]
+        steps += calls if trace else []
+        counts += [len(call.committed) for call in calls]
+        drafted += sum(len(call.tree) for call in calls)
         deepest = max(deepest, *(int(tree.depths.max(initial=0)) for tree in trees))
-        passes += 1
-        next_tokens = following
+        passes += bool(calls)
+
+        going_on = [place for place, text in enumerate(unfinished) if not text.finished]
+        if not going_on:
+            break
+        hidden = [verified.hidden[place, ends[place]] for place in going_on]
+        if len(going_on) < len(rows):  # rows that have ended cost nothing more
+            frontier.select(going_on)
+            rows = [rows[place] for place in going_on]
+        trees = _draft(drafter, rows, session, hidden, frontier.max_nodes)
+        called, heard = [True] * len(rows), True
     stream.end()
 
     return Generated(
-        sequences=padded_sequences(prompts, texts, settings.fill_id),
-        prompt_length=prompts.given.shape[1],
+        sequences=session.sequences,
+        prompt_length=session.prompts.given.shape[1],
         accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
         num_calls=len(counts) * (1 if merged else 2),
         num_passes=passes * (1 if merged else 2),
         num_tokens=sum(len(text.new_tokens) for text in texts),
         verified_tokens=drafted,
+        prefilled=prefilled,
         trace=steps if trace else None,
     )
 
 
-def _draft(
-    drafter: Drafter, rows: list[int], texts: list[Text], hidden: list[Tensor], prompts: Prompts, max_nodes: int | None
-) -> list[DraftTree]:
+def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], max_nodes: int | None) -> list[DraftTree]:
     """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted for."""
+    prompts, texts = session.prompts, [session.texts[row] for row in rows]
     trees = [DraftTree.empty()] * len(rows)
     places = [place for place, text in enumerate(texts) if text.max_depth]
     if not places:
@@ -216,22 +235,13 @@ def _draft(
     return trees
 
 
-def _read_again(verifier: Verifier, next_tokens: list[int], trees: list[DraftTree], paths: list[list[int]]) -> tuple[Verified, list[int]]:
-    """The two-call form's second call: drop what verification computed and read the accepted tokens anew."""
-    verifier.forget()
-    accepted = [DraftTree.from_paths([tree.tokens[path].tolist()]) for tree, path in zip(trees, paths, strict=True)]
-    verified = verifier.verify(next_tokens, accepted)
-    verifier.keep([list(range(len(tree))) for tree in accepted])
-    return verified, [len(tree) for tree in accepted]
-
-
-def _adjust(texts: list[Text], trees: list[DraftTree] | None = None) -> Adjust | None:
+def _adjust(texts: list[Text], trees: list[DraftTree]) -> Adjust | None:
     """The processors with each node's own prefix; None where there are none."""
     if not any(text.processors for text in texts):
         return None
 
     def adjust(row: int, path: list[int], logits: Tensor) -> Tensor:
-        return texts[row].processed(trees[row].tokens[path].tolist() if trees else [], logits)
+        return texts[row].processed(trees[row].tokens[path].tolist(), logits)
 
     return adjust
 
@@ -253,10 +263,3 @@ class _Stream:
     def end(self) -> None:
         if self.streamer is not None:
             self.streamer.end()
-
-
-def padded_sequences(prompts: Prompts, texts: list[Text], fill: int) -> Tensor:
-    """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
-    new = [text.new_tokens for text in texts]
-    width = max(map(len, new))
-    return torch.cat([prompts.given, torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])], dim=1)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.processors import node_processors, processed
+from latticebpd.decoding.session import Session
 from latticebpd.models.base import BaseModel, Model
-from latticebpd.models.forward import Forward, Source
+from latticebpd.models.forward import Forward
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,11 @@ def check_lossless(
     for name, tensor in (("attention_mask", mask), ("input_ids", sources)):
         if tensor is not None and tuple(tensor.shape) != masked:
             raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
-    visible = mask.cpu().bool() if sources is None else torch.ones(len(ids), 1, dtype=torch.bool)
-    settings = GenerationSettings(base, eos_token_id=eos_token_id, pad_token_id=pad_token_id)
-    prompts = [row[: len(kept)][kept].tolist() for row, kept in zip(ids, visible, strict=True)]
-    texts = [_text(row[prompt_length:].tolist(), frozenset(settings.eos_ids), settings.config.pad_token_id) for row in ids]
-    read_before = [[]] * len(ids) if sources is None else [row[kept].tolist() for row, kept in zip(sources, mask.bool(), strict=True)]
-    limits = [len(prompt) + ids.shape[1] - prompt_length for prompt in prompts]
-    processors = node_processors(settings, None, prompt_length, prompts, read_before, limits)
-
-    base.check_side(min(map(len, prompts)), max(len(prompt) + len(text) for prompt, text in zip(prompts, texts, strict=True)))
-    if sources is not None:
-        base.check_sources(sources.shape[1])
+    given = ids[:, :prompt_length] if sources is None else sources
+    limits: Any = {"max_new_tokens": max(1, ids.shape[1] - prompt_length), "eos_token_id": eos_token_id, "stop_strings": []}
+    session = Session.begin(base, given, mask, pad_token_id=pad_token_id, **limits)
+    ends, pad = frozenset(session.settings.eos_ids), session.settings.config.pad_token_id
+    prompts, texts = session.prompts.tokens, [_text(row[prompt_length:].tolist(), ends, pad) for row in ids]
 
     divergences: list[Divergence] = []
     compared = 0
@@ -124,15 +118,14 @@ def check_lossless(
         read = [prompts[row] + texts[row] for row in rows]
         width = max(map(len, read))
         tokens = torch.tensor([text + text[-1:] * (width - len(text)) for text in read], device=base.device)
-        source = None
-        if sources is not None:
-            source = Source.encode(base, sources[start : rows.stop], mask[start : rows.stop].to(base.device))
+        encoded = session.prompts.encoded
+        source = None if encoded is None else encoded.select(torch.tensor(rows, device=base.device))
         verified = Forward(base, source).nodes({**base.text(tokens), "use_cache": False})
         for place, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]
             lines = verified.logits_of([place] * len(text), range(first - 1, first - 1 + len(text))).float()
-            if processors[row]:
-                lines = torch.stack([processed(processors[row], read[place][: first + at], line) for at, line in enumerate(lines)])
+            if session.texts[row].processors and text:
+                lines = torch.stack([session.texts[row].processed(text[:at], line) for at, line in enumerate(lines)])
             expected = lines.argmax(dim=-1).tolist()
             at = next((at for at, pair in enumerate(zip(text, expected, strict=True)) if pair[0] != pair[1]), None)
             compared += len(text) if at is None else at + 1

@@ -11,7 +11,8 @@ from typing import Unpack
 from latticebpd.decoding.jacobi.blocks import Blocks, BlocksThenSingle, Length, Whole
 from latticebpd.decoding.jacobi.initial import Initial
 from latticebpd.decoding.jacobi.solution import Solution
-from latticebpd.decoding.jacobi.solver import Ids, Options, solve
+from latticebpd.decoding.jacobi.solver import Options, solve
+from latticebpd.decoding.session import Ids
 from latticebpd.models.base import Model
 
 

@@ -20,16 +20,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.jacobi.solver import Ids
 from latticebpd.decoding.jacobi.trajectory import UNKNOWN, Trajectory
-from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import Text, begin_texts
+from latticebpd.decoding.prompts import Prompts
+from latticebpd.decoding.session import Ids, Session
+from latticebpd.decoding.stopping import Text
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import RecomputingVerifier
 
@@ -107,13 +107,12 @@ def dependencies(
     Raises:
         ValueError: more than one prompt, or a text that is not what the model writes for this prompt.
     """
-    base = BaseModel.of(model)
-    settings = GenerationSettings(base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, stop_strings=[])
     ids = torch.as_tensor(input_ids)
-    prompts = prepare(base, ids, torch.ones_like(ids), settings)
-    if len(prompts) != 1:
-        raise ValueError(f"expected a single prompt, got {len(prompts)}; measure one text after the other")
-    reader = _Reader(base, prompts, begin_texts(base, settings, prompts, logits_processor)[0])
+    limits: Any = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id, "stop_strings": []}
+    session = Session.begin(model, ids, torch.ones_like(ids), logits_processor=logits_processor, **limits)
+    if len(session.prompts) != 1:
+        raise ValueError(f"expected a single prompt, got {len(session.prompts)}; measure one text after the other")
+    reader = _Reader(session.base, session.prompts, session.texts[0])
     return _measure(reader, found, on_progress or (lambda _: None))
 
 

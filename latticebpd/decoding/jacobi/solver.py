@@ -21,18 +21,15 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi.blocks import Schedule
 from latticebpd.decoding.jacobi.initial import Block, Initial, Padding
 from latticebpd.decoding.jacobi.solution import Iterate, Solution
-from latticebpd.decoding.loop import padded_sequences
-from latticebpd.decoding.prompts import Prompts, prepare
-from latticebpd.decoding.stopping import Text, begin_texts
+from latticebpd.decoding.prompts import Prompts
+from latticebpd.decoding.session import Ids, Session
+from latticebpd.decoding.stopping import Text
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.verification import Verified, Verifier, verifier_for
-
-Ids = Tensor | Sequence[int] | Sequence[Sequence[int]]
+from latticebpd.models.base import Model
+from latticebpd.verification import Verified, Verifier
 
 
 class Options(TypedDict, total=False):
@@ -130,16 +127,14 @@ def solve(
     Raises:
         ValueError: prompts, limits, processors, a schedule, initial values or a model that cannot be used.
     """
-    base = BaseModel.of(model)
     initial = Padding() if initial is None else initial
-    settings = GenerationSettings(
-        base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id, stop_strings=stop_strings
-    )
-    prompts = prepare(base, input_ids, attention_mask, settings)
-    schedule.check(len(prompts))
-    texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria, tokenizer)
-    verifier = verifier_for(base, prompts.encoded, use_cache)
-    fill = settings.fill_id
+    session = Session.begin(
+        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
+        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
+        use_cache=use_cache,
+    )  # fmt: skip
+    schedule.check(len(session.prompts))
+    prompts, texts, verifier, fill = session.prompts, session.texts, session.verifier, session.settings.fill_id
 
     rows = _begin(verifier, texts)
     going_on = rows
@@ -171,7 +166,7 @@ def solve(
         return np.array([getattr(row, name) for row in rows], dtype=np.int64)
 
     return Solution(
-        sequences=padded_sequences(prompts, texts, fill),
+        sequences=session.sequences,
         prompt_length=prompts.given.shape[1],
         num_tokens=np.array([len(text.new_tokens) for text in texts], dtype=np.int64),
         passes=counted("passes"),
