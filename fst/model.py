@@ -35,11 +35,17 @@ class NgramModel:
         automaton: Automaton,
         symbols: list[str] | None = None,
         fingerprint: str | None = None,
+        own_ids: bool | None = None,
     ) -> None:
-        """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given."""
+        """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given.
+
+        own_ids: whether the ids only number the model's own words and mean nothing to others; by default so where there are
+            symbols and no fingerprint.
+        """
         self.automaton = automaton
         self.symbols = symbols
         self.fingerprint = fingerprint
+        self.own_ids = symbols is not None and fingerprint is None if own_ids is None else own_ids
         self._mapped_from: Path | None = None
         self.core = _core.Model(automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO)
 
@@ -59,7 +65,7 @@ class NgramModel:
         """Read an ARPA file, plain or gzip, into memory; the arguments are those of `fst.arpa.parse_arpa`."""
         parsed = parse_arpa(path, vocab, strict, progress)
         automaton = _automaton.collect(parsed.parser, parsed.parser.unk_label)
-        return cls(automaton, parsed.symbols)
+        return cls(automaton, parsed.symbols, own_ids=parsed.symbols is not None and vocab is None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], mmap: bool = True) -> NgramModel:
@@ -83,7 +89,7 @@ class NgramModel:
     def __reduce__(self) -> tuple[Any, ...]:
         """A mapped model is pickled by its file's path, so that worker processes share its pages; any other with its arrays."""
         if self._mapped_from is None:
-            return NgramModel, (self.automaton, self.symbols, self.fingerprint)
+            return NgramModel, (self.automaton, self.symbols, self.fingerprint, self.own_ids)
         return _mapped, (self._mapped_from, len(self.states), len(self.arcs))
 
     @classmethod

@@ -200,6 +200,7 @@ def text_lattices(
         model.tokenizer_fingerprint,
         np.full(n, number, np.int64),
         entropy,
+        vocab_size=model.vocab_size,
     )
 
 

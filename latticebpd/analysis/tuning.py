@@ -61,7 +61,7 @@ def tune(
 
     def pieces() -> Iterator[LatticeSet]:
         for block, used in _marked(blocks(paths), unit, drawn):
-            check_vocabulary(lm, block.fingerprint, owner="the lattices' model")
+            check_vocabulary(lm, block.fingerprint, block.vocab_size, "the lattices' model")
             own = np.flatnonzero(used)
             for begin in range(0, len(own), PIECE):
                 yield block.take(own[begin : begin + PIECE])

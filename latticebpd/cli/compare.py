@@ -67,7 +67,7 @@ def compare(
     def checked() -> Any:
         for block in without_any(blocks(files), tunings):
             for name, model in models.items():
-                check_vocabulary(model, block.fingerprint, owner=f"the lattices' model ({name})")
+                check_vocabulary(model, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
             yield block
 
     with progress() as bar:

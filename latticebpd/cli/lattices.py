@@ -113,7 +113,7 @@ def rescore(
     for file in [file for path in files for file in shard_files(path)]:
         index = 0
         for block in blocks([file]):
-            check_vocabulary(scorer, block.fingerprint, owner=str(file))
+            check_vocabulary(scorer, block.fingerprint, block.vocab_size, str(file))
             for begin in range(0, len(block), TOGETHER):
                 rows = range(begin, min(begin + TOGETHER, len(block)))
                 contexts = [block.context_of(row) for row in rows]

@@ -155,12 +155,11 @@ class SavedTopK:
     """
 
     needs_hidden = False
-    vocab_size = None
     owner = "the saved lattices"
 
     def __init__(self, saved: LatticeSet | str | os.PathLike[str]) -> None:
         self.saved = saved if isinstance(saved, LatticeSet) else load_top_k(saved)
-        self.fingerprint = self.saved.fingerprint
+        self.fingerprint, self.vocab_size = self.saved.fingerprint, self.saved.vocab_size
         self._by_context: dict[tuple[int, ...], list[int]] = {}
         if (self.saved.context != PADDING).any():
             for index in range(len(self.saved)):

@@ -31,6 +31,7 @@ class LatticeSet(ArrayValues):
         stand together, one for each position, in order.
     entropy: ``[n, slots + 1]`` nats, where it is known: of all heads' whole distributions, head 1 (the base model's own) first.
     origin: the model and the text that the lattices are from, in words, where they are known.
+    vocab_size: how many tokens the vocabulary has, where it is known.
     """
 
     ARRAYS: ClassVar = ("tokens", "log_probs", "continuation", "context")
@@ -45,6 +46,7 @@ class LatticeSet(ArrayValues):
     sequence: np.ndarray | None = None
     entropy: np.ndarray | None = None
     origin: str | None = None
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: getattr(self, name).shape for name in self.ARRAYS}
@@ -86,6 +88,8 @@ class LatticeSet(ArrayValues):
 
     def _check_optional(self) -> None:
         n, slots = self.tokens.shape[:2]
+        if self.vocab_size is not None and self.tokens.max(initial=-1) >= self.vocab_size:
+            raise ValueError(f"tokens: expected ids below vocab_size {self.vocab_size}, got {self.tokens.max()}")
         if self.sequence is not None and (self.sequence.shape != (n,) or self.sequence.dtype.kind not in "iu"):
             raise ValueError(
                 f"sequence: expected integers [n], one for each of {n} lattices, got {self.sequence.dtype} {self.sequence.shape}"
@@ -141,7 +145,7 @@ class LatticeSet(ArrayValues):
 
         Compressed files are about a third smaller, and reading them takes several times as long.
         """
-        words = {name: np.array(word) for name in self.WORDS if (word := getattr(self, name)) is not None}
+        words = {name: np.array(word) for name in (*self.WORDS, "vocab_size") if (word := getattr(self, name)) is not None}
         arrays: dict[str, Any] = {**self._arrays(), **words}
         with replacing(path) as temporary, open(temporary, "wb") as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
@@ -161,5 +165,7 @@ class LatticeSet(ArrayValues):
 
 
 def read_words(archive: zipfile.ZipFile) -> dict[str, Any]:
-    """What an opened lattice file says in words."""
-    return {name: str(read_array(archive, name)) for name in LatticeSet.WORDS if f"{name}.npy" in archive.namelist()}
+    """What an opened lattice file says in words, and how many tokens there are."""
+    there = set(archive.namelist())
+    words: dict[str, Any] = {name: str(read_array(archive, name)) for name in LatticeSet.WORDS if f"{name}.npy" in there}
+    return words | ({"vocab_size": int(read_array(archive, "vocab_size"))} if "vocab_size.npy" in there else {})

@@ -203,7 +203,7 @@ def _measure_one(
     def read(doing: str) -> Iterator[LatticeSet]:
         for block in watched(without_any(blocks(dataset.paths), tunings), watching(doing)):
             for name, model in models.items():
-                check_vocabulary(model, block.fingerprint, owner=f"{dataset.name}'s model ({name})")
+                check_vocabulary(model, block.fingerprint, block.vocab_size, f"{dataset.name}'s model ({name})")
             yield block
 
     tunings: list[Tuning] = []

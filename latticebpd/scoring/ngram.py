@@ -70,6 +70,11 @@ class NgramScorer:
                 f"expected an n-gram model over the vocabulary of {owner} ({fingerprint}), got one over {self.lm.fingerprint}; "
                 "train one on text encoded with the same tokenizer"
             )
+        if self.lm.own_ids:
+            raise ValueError(
+                f"expected an n-gram model over the token ids of {owner}, got one over {self.lm.vocab_size} words of its own; train one on "
+                "text encoded with the same tokenizer, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={word: id})"
+            )
         if vocab_size is not None and self.lm.vocab_size > vocab_size:
             raise ValueError(
                 f"expected an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner}), got one over "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fst.files import replacing
+from fst.search import LARGEST_WEIGHT
 
 TEXT, LATTICE = "text", "lattice"
 DECODE, POSITION = "decode", "position"
@@ -190,6 +191,6 @@ def _size_and_kind(system: str) -> tuple[int, str]:
 
 def checked_alpha(alpha: Any) -> float:
     """Raises ValueError for a weight that no scorer can have."""
-    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= float(alpha) < math.inf:
-        raise ValueError(f"expected a finite alpha >= 0, got {alpha}")
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= float(alpha) <= LARGEST_WEIGHT:
+        raise ValueError(f"expected an alpha from 0 to {LARGEST_WEIGHT:g}, got {alpha}")
     return float(alpha)
