@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from latticebpd.analysis.signature import GIVEN_TEXT, OWN_TEXT
+from latticebpd.analysis.stream import num_lattices
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.sources import lattices_from_logits
@@ -37,6 +39,7 @@ from latticebpd.models.loading import weights_fingerprint
 
 MOST_LOGITS = 1 << 25
 """Head outputs held at a time."""
+NO_LATTICE = "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ def collect(
         if on_text is not None:
             on_text()
     parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
-    kind = "given text" if options.teacher_force else "its own greedy text"
+    kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
     origin = f"{weights_fingerprint(model)}, {kind}"
     return replace(LatticeSet.joined(parts), origin=origin), Texts.of_rows(rows, prompt_lengths)
 
@@ -125,10 +128,12 @@ def collect_shards(
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
 
     Raises:
-        ValueError: the directory holds lattices of another making.
+        ValueError: the directory holds lattices of another making, or no text has two tokens behind its prompt and so a lattice.
     """
     if shard_texts < 1 or not len(data):
         raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
+    if options.teacher_force and (data.lengths - data.prompt_lengths).max() < 2:
+        raise ValueError(NO_LATTICE)
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)
     shards.claim({
@@ -136,15 +141,20 @@ def collect_shards(
         "model": weights_fingerprint(model),
         **(about or {}),
     })  # fmt: skip
+    empty = part[1] == 1  # of a part alone, nothing can be said
     for shard in range(part[0], num_shards, part[1]):
         chosen = data.chosen(range(shard * shard_texts, min(len(data), (shard + 1) * shard_texts)))
         if shards.file(shard).exists():
             if on_text is not None:
                 on_text(len(chosen))
+            empty &= not num_lattices([shards.file(shard)])
             continue
         lattices, texts = collect(model, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
         texts.save(shards.file(shard, "texts"))
         lattices.save(shards.file(shard))  # last: what is there is complete
+        empty &= not len(lattices)
+    if empty:
+        raise ValueError(NO_LATTICE)
 
 
 @torch.inference_mode()

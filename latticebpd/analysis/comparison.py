@@ -1,5 +1,9 @@
 """Systems side by side on the same lattices: every difference is paired.
 
+Counted are *steps*: by decode the calls of each system's own decode through each text ("decode time steps", Kim 2024, section
+6.1), by position all positions.  At each step the vanilla draft of the same lattice is what a system wins against, ties with or
+loses to (table 5).
+
 All sums are integers, and resampling weights depend on the seed and the number of the text alone; so tallies of parts of
 the data add up to the tally of the whole, exactly.
 """
@@ -8,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from latticebpd.analysis.oracle import Walk, losses, ranks
-from latticebpd.analysis.signature import Signature
+from latticebpd.analysis.counting import Counts
+from latticebpd.analysis.oracle import Walk, losses, mean_length, ranks, ratio
+from latticebpd.analysis.signature import DECODE, Signature, counted_by
+from latticebpd.analysis.stream import Shard, units
 from latticebpd.analysis.systems import Outcome, outcome
 from latticebpd.drafting.names import NO_MODEL, ORACLE, VANILLA, Models, strategy_named
 from latticebpd.drafting.strategies import Best, Strategy, Tree
@@ -23,26 +29,25 @@ from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer
 
 RESAMPLES = 1000
-UNIT = 256
-"""Lattices that are resampled together where texts are not known: neighbours are alike."""
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """Sums over lattices for every system; the first is vanilla, the last the oracle.
+class Comparison(Counts):
+    """Sums over steps for every system; the first is vanilla, the last the oracle.
 
-    systems: names. counts: ``[systems, slots + 1]`` positions by accepted drafted tokens. nodes: ``[systems]`` verified tokens.
-    outcomes: ``[systems, 3]`` positions where a system accepts more than vanilla, as many, fewer.
-    mended: ``[systems, 3, 2]`` of the positions in ``outcomes``, those whose vanilla draft repeats a token and the system's first
+    systems: names. counts: ``[systems, slots + 1]`` steps by accepted drafted tokens. nodes: ``[systems]`` verified tokens.
+    outcomes: ``[systems, 3]`` steps where a system accepts more than vanilla, as many, fewer.
+    mended: ``[systems, 3, 2]`` of the steps in ``outcomes``, those whose vanilla draft repeats a token and the system's first
         draft does not, and the reverse.
     repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run. As in the
         paper, a draft begins with head 1's token: the last of the context.
-    lost: ``[systems, 3]`` positions where the drafts end before the lattice does: at a slot that holds the right token (misranked,
-        or cut by the budget of nodes), at one that lacks it, at the end of the text.
-    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
-    resampled: ``[RESAMPLES, systems + 1]`` accepted drafted tokens of every system, and lattices, under Poisson weights.
-    signature: what the numbers depend on.
+    lost: ``[systems, 4]`` steps where the drafts end before the lattice does, by cause: see ``oracle.losses``.
+    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; zero by position.
+    resampled: ``[RESAMPLES, systems, 2]`` tokens and steps of every system, of texts drawn anew by Poisson weights.
     """
+
+    KIND: ClassVar[str] = "comparison"
+    COMMAND: ClassVar[str] = "latticebpd compare"
 
     systems: tuple[str, ...]
     counts: np.ndarray
@@ -53,40 +58,44 @@ class Comparison:
     lost: np.ndarray
     walked: np.ndarray
     resampled: np.ndarray
-    signature: Signature
+
+    @classmethod
+    def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
+        size = len(keys["systems"])
+        return {
+            "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2), "repeats": (size, 3),
+            "lost": (size, 4), "walked": (size, 3), "resampled": (RESAMPLES, size, 2),
+        }  # fmt: skip
 
     @property
     def num_lattices(self) -> int:
-        return int(self.counts[0].sum())
+        return int(self.walked[0, 0] if self.signature.by == DECODE else self.counts[0].sum())
+
+    @property
+    def steps(self) -> np.ndarray:
+        """``[systems]`` calls of a decode, or positions."""
+        steps: np.ndarray = self.counts.sum(axis=1)
+        return steps
 
     @property
     def block_efficiency(self) -> np.ndarray:
-        """``[systems]`` tokens a call, by position."""
-        efficiency: np.ndarray = self.counts @ np.arange(self.counts.shape[1]) / self.num_lattices + 1
-        return efficiency
-
-    @property
-    def decoded_block_efficiency(self) -> np.ndarray:
-        """``[systems]`` tokens a call of a decode; NaN where texts are not known."""
-        calls = self.walked[:, 1]
-        efficiency: np.ndarray = np.divide(self.walked[:, 0], calls, out=np.full(len(calls), np.nan), where=calls > 0)
-        return efficiency
+        """``[systems]`` tokens a call of a decode; by position accepted drafted tokens, and the one that comes free."""
+        return ratio(self.walked[:, 0], self.walked[:, 1]) if self.signature.by == DECODE else mean_length(self.counts) + 1
 
     @property
     def verified_tokens(self) -> np.ndarray:
-        """``[systems]`` drafted tokens a call that the verifier sees."""
-        verified: np.ndarray = self.nodes / self.num_lattices
-        return verified
+        """``[systems]`` drafted tokens a step that the verifier sees."""
+        return ratio(self.nodes, self.steps)
 
     @property
     def headroom_recovered(self) -> np.ndarray:
-        """``[systems]`` (system - vanilla) / (oracle - vanilla), by position; NaN where there is no headroom."""
-        return _recovered(self.block_efficiency)
+        """``[systems]`` (system - vanilla) / (oracle - vanilla); NaN where there is no headroom.
 
-    @property
-    def decoded_headroom_recovered(self) -> np.ndarray:
-        """``[systems]`` the same of decodes; above 1 where a system happens to need fewer calls than the oracle."""
-        return _recovered(self.decoded_block_efficiency)
+        Above 1 where a decode happens to need fewer calls than the oracle's, which takes the longest prefix at every call.
+        """
+        efficiency = self.block_efficiency
+        headroom = efficiency[-1] - efficiency[0]
+        return ratio(efficiency - efficiency[0], headroom)
 
     @property
     def consecutive_repeats(self) -> np.ndarray:
@@ -97,28 +106,33 @@ class Comparison:
     @property
     def longest_run(self) -> np.ndarray:
         """``[systems]`` mean over first drafts of the longest run of one token ("Max run")."""
-        run: np.ndarray = self.repeats[:, 2] / self.num_lattices
-        return run
+        return ratio(self.repeats[:, 2], self.steps)
+
+    @property
+    def outcome_share(self) -> np.ndarray:
+        """``[systems, 3]`` wins, ties and losses against vanilla, % of steps."""
+        return ratio(100 * self.outcomes, self.steps[:, None])
+
+    @property
+    def lost_share(self) -> np.ndarray:
+        """``[systems, 4]`` where drafts end, by cause, % of steps."""
+        return ratio(100 * self.lost, self.steps[:, None])
 
     def mended_share(self, outcome: int) -> np.ndarray:
         """``[systems, 2]`` % of a system's wins (outcome 0), ties (1) or losses (2) that repair a repetition, and that make one."""
-        total = self.outcomes[:, outcome, None]
-        share: np.ndarray = np.divide(100.0 * self.mended[:, outcome], total, out=np.full((len(self.systems), 2), np.nan), where=total > 0)
-        return share
+        return ratio(100 * self.mended[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
-        """``[systems, 2]`` bootstrap interval of the gain in block efficiency over vanilla: texts drawn anew, systems paired."""
-        drawn = self.resampled[self.resampled[:, -1] > 0]
+        """``[systems, 2]`` bootstrap interval of the gain in block efficiency over vanilla: texts drawn anew, systems paired.
+
+        In every sample tokens and steps are summed up over its texts, and the ratios of the sums compared.
+        """
+        drawn = self.resampled[(self.resampled[:, :, 1] > 0).all(axis=1)]
         if not len(drawn):
             return np.full((len(self.systems), 2), np.nan)
-        gains = (drawn[:, :-1] - drawn[:, :1]) / drawn[:, -1:]
-        interval: np.ndarray = np.quantile(gains, [(1 - level) / 2, (1 + level) / 2], axis=0).T
+        efficiency = drawn[:, :, 0] / drawn[:, :, 1]
+        interval: np.ndarray = np.quantile(efficiency - efficiency[:, :1], [(1 - level) / 2, (1 + level) / 2], axis=0).T
         return interval
-
-
-def _recovered(efficiency: np.ndarray) -> np.ndarray:
-    headroom = efficiency[-1] - efficiency[0]
-    return (efficiency - efficiency[0]) / headroom if headroom > 0 else np.full(len(efficiency), np.nan)
 
 
 def compare(
@@ -128,46 +142,47 @@ def compare(
     alpha: float | None = None,
     seed: int = 0,
     threads: int | None = None,
+    by: str | None = None,
+    shard: Shard | None = None,
 ) -> Comparison:
     """Run systems over lattices of one shape in one pass; vanilla and the oracle are added where they are not named.
 
     Args:
-        blocks: as ``latticebpd.analysis.stream.blocks`` yields them.
+        blocks: as ``latticebpd.analysis.stream.blocks`` yields them, all of them.
         systems: names, see ``latticebpd.drafting.names``.
         lm: language model, or several by name.
         alpha: the weight of all of them; None takes for each system what is stored with its model, and 1 where nothing is.
         seed: of the intervals.
         threads: of the searches; the result does not depend on it.
+        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
+        shard: count this part only.
 
     Raises:
-        ValueError: a name that is no system's, no lattice at all, or lattices of several shapes or origins.
+        ValueError: a name that is no system's, no lattice at all, lattices of several shapes or origins, or texts that are not
+            known though they are needed.
     """
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
     strategies = [strategy_named(name, lm, alpha) for name in names]
+    shard = shard or Shard()
     result: Comparison | None = None
-    walk: Walk | None = None
-    seen = 0
-    for block in blocks:
+    for every, numbers in units(blocks):
+        block, unit = shard.of(every, numbers)
         if not len(block):
             continue
         if result is None:
-            size, slots = len(names), block.tokens.shape[1]
-            shapes = {
-                "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2), "repeats": (size, 3),
-                "lost": (size, 3), "walked": (size, 3), "resampled": (RESAMPLES, size + 1),
-            }  # fmt: skip
-            arrays: dict[str, Any] = {name: np.zeros(shape, np.int64) for name, shape in shapes.items()}
-            result = Comparison(names, **arrays, signature=Signature.of(block, lm=_described(lm), alpha=_weights(strategies), seed=seed))
+            settings = {"by": counted_by(by, block), "lm": _described(lm), "alpha": _weights(strategies), "seed": seed}
+            result = Comparison.zero(Signature.of(block, **settings), systems=names)
             walk = Walk(result.walked)
         result.signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
-        _add(result, block, outcomes)
         lengths = np.stack([found.lengths for found in outcomes], axis=1)
-        units = block.sequence if block.sequence is not None else (seen + np.arange(len(block))) // UNIT
-        _resample(result.resampled, units, lengths, seed)
-        if block.sequence is not None and walk is not None:
-            walk.go_on(block.sequence, lengths)
-        seen += len(block)
+        if result.signature.by == DECODE and block.sequence is not None:
+            stepped = walk.go_on(block.sequence, lengths)
+            tokens = np.ones_like(lengths)  # every position is written, by whichever call
+        else:
+            stepped, tokens = np.ones(lengths.shape, bool), lengths + 1
+        _add(result, block, outcomes, stepped)
+        _resample(result.resampled, unit, np.stack([tokens, stepped], axis=2), seed)
     if result is None:
         raise ValueError("expected at least one lattice, got files without any")
     return result
@@ -194,21 +209,23 @@ def _weights(strategies: Sequence[Strategy]) -> str | None:
     return ",".join(found) or None
 
 
-def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome]) -> None:
+def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome], stepped: np.ndarray) -> None:
+    """stepped: ``[n, systems]`` whether a system makes a step at a lattice."""
     vanilla, place = outcomes[0], ranks(block)
     head_1 = block.context[:, -1:]
     looped = _repeats(np.hstack([head_1, vanilla.first]))[0] > 0
-    for row, found in enumerate(outcomes):
-        result.counts[row] += np.bincount(found.lengths, minlength=result.counts.shape[1])
-        result.nodes[row] += found.nodes.sum()
+    for row, (found, here) in enumerate(zip(outcomes, stepped.T, strict=True)):
+        result.counts[row] += np.bincount(found.lengths[here], minlength=result.counts.shape[1])
+        result.nodes[row] += found.nodes[here].sum()
         equal, neighbours, longest = _repeats(np.hstack([head_1, found.first]))
         repaired, regressed = looped & (equal == 0), ~looped & (equal > 0)
         better = np.sign(found.lengths - vanilla.lengths)
-        for column, here in enumerate((better > 0, better == 0, better < 0)):
-            result.outcomes[row, column] += here.sum()
-            result.mended[row, column] += [(here & repaired).sum(), (here & regressed).sum()]
-        result.repeats[row] += [equal.sum(), neighbours.sum(), longest.sum()]
-        result.lost[row] += np.bincount(losses(block, place, found.lengths)[1], minlength=3)
+        for column, alike in enumerate((better > 0, better == 0, better < 0)):
+            result.outcomes[row, column] += (here & alike).sum()
+            result.mended[row, column] += [(here & alike & repaired).sum(), (here & alike & regressed).sum()]
+        result.repeats[row] += [equal[here].sum(), neighbours[here].sum(), longest[here].sum()]
+        rows, _, causes = losses(block, place, found.lengths, found.cut)
+        result.lost[row] += np.bincount(causes[here[rows]], minlength=result.lost.shape[1])
 
 
 def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -222,9 +239,11 @@ def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return equal.sum(axis=1), (there[:, 1:] & there[:, :-1]).sum(axis=1), longest
 
 
-def _resample(resampled: np.ndarray, units: np.ndarray, lengths: np.ndarray, seed: int) -> None:
-    """A text's lattices are drawn together, Poisson(1) times: the bootstrap of streams."""
+def _resample(resampled: np.ndarray, units: np.ndarray, counted: np.ndarray, seed: int) -> None:
+    """A text's lattices are drawn together, Poisson(1) times: the bootstrap of streams.
+
+    counted: ``[n, systems, 2]`` tokens and steps.
+    """
     for unit in np.unique(units).tolist():
-        own = lengths[units == unit]
         weights = np.random.default_rng((seed, unit)).poisson(1, len(resampled))
-        resampled += weights[:, None] * np.append(own.sum(axis=0), len(own))
+        resampled += weights[:, None, None] * counted[units == unit].sum(axis=0)

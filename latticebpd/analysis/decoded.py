@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from latticebpd.decoding.loop import generate
-from latticebpd.drafting import Drafter, OracleDrafter, VanillaDrafter
+from latticebpd.drafting import Drafter, NoDrafter, OracleDrafter, VanillaDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 
@@ -61,6 +61,7 @@ def decode(
     texts: Iterable[tuple[Sequence[int], int]],
     drafters: Mapping[str, Factory],
     on_decode: Callable[[], None] | None = None,
+    given_text: bool = False,
 ) -> Decoded:
     """Write the texts again with every drafter.
 
@@ -69,6 +70,7 @@ def decode(
             greedy texts.
         drafters: by name.
         on_decode: called after each decode, for progress.
+        given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
 
     Raises:
         ValueError: no text.
@@ -80,6 +82,8 @@ def decode(
         begin = 1 if encodes else prompt_length  # an encoder–decoder's output begins with its start token instead of the prompt
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
+        if given_text:
+            continuation = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation)).sequences[0, begin:].tolist()
         for row, drafter_of in enumerate(drafters.values()):
             out = generate(model, prompt, drafter_of(continuation), max_new_tokens=len(continuation))
             counts[row, : len(out.accept_counts)] += out.accept_counts

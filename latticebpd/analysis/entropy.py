@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from latticebpd.analysis.oracle import lengths_of, ranks
-from latticebpd.analysis.signature import Signature
+from latticebpd.analysis.oracle import Walk, lengths_of, ranks
+from latticebpd.analysis.signature import DECODE, Signature, counted_by
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 
@@ -79,13 +79,13 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class HeadEntropy:
-    """Entropies of heads over a data set.
+    """Entropies of heads over a data set: over the steps of vanilla drafts, calls or positions.
 
     heads: their numbers, from 1; only heads 2.. where the files hold the top k alone.
-    histogram: ``[heads, bins]`` positions by entropy, bins of ``BIN`` nats from 0; of bounds, by their middle.
+    histogram: ``[heads, bins]`` steps by entropy, bins of ``BIN`` nats from 0; of bounds, by their middle.
     low, high: ``[heads]`` mean entropy, nats; equal where it is exact.
     text_means: ``[texts, heads]`` mean entropy within each text (the middle, where there are bounds); text_efficiency:
-        ``[texts]`` its tokens per call of vanilla drafts, by position; empty where texts are not known.
+        ``[texts]`` its tokens per call of vanilla drafts; empty where texts are not known.
     """
 
     heads: tuple[int, ...]
@@ -116,11 +116,12 @@ class HeadEntropy:
         return np.array([h_max(mean[begin:])[0] + self.heads[begin] - 1 for mean in self.text_means], np.int64)
 
 
-def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None) -> HeadEntropy:
+def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by: str | None = None) -> HeadEntropy:
     """Entropies of every head, in one pass.
 
     Args:
         vocab_size: tokens of the vocabulary, for files that hold the top k alone.
+        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
 
     Raises:
         ValueError: no lattice, or neither entropies in the files nor a vocabulary.
@@ -130,12 +131,12 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None) ->
     sums: np.ndarray = np.empty((2, 0))
     exact = True
     count = 0
-    texts = _Texts()
+    texts, walk = _Texts(), Walk(np.zeros(3, np.int64))
     for block in blocks:
         if not len(block):
             continue
         if signature is None:
-            signature, exact = Signature.of(block), block.entropy is not None
+            signature, exact = Signature.of(block, by=counted_by(by, block)), block.entropy is not None
             size = block.tokens.shape[1] + exact
             histogram, sums = np.zeros((size, round(MOST_NATS / BIN)), np.int64), np.zeros((2, size))
         signature.check(block)
@@ -147,14 +148,18 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None) ->
             low, high = entropy_bounds(block, vocab_size)
         else:
             raise ValueError("expected lattices with entropies, as `latticebpd lattices` writes them, or a vocabulary's size; got neither")
+        lengths = lengths_of(ranks(block), 1)
+        stepped, tokens = np.ones(len(block), bool), lengths + 1
+        if signature.by == DECODE and block.sequence is not None:
+            stepped, tokens = walk.go_on(block.sequence, lengths), np.ones_like(lengths)
         middle = (low + high) / 2
         bins = np.minimum((middle / BIN).astype(np.int64), histogram.shape[1] - 1)
         for head in range(len(histogram)):
-            histogram[head] += np.bincount(bins[:, head], minlength=histogram.shape[1])
-        sums += np.stack([low.sum(axis=0), high.sum(axis=0)])
-        count += len(block)
+            histogram[head] += np.bincount(bins[stepped, head], minlength=histogram.shape[1])
+        sums += np.stack([low[stepped].sum(axis=0), high[stepped].sum(axis=0)])
+        count += int(stepped.sum())
         if block.sequence is not None:
-            texts.add(block.sequence, middle, lengths_of(ranks(block), 1) + 1)
+            texts.add(block.sequence, np.where(stepped[:, None], middle, 0), tokens, stepped)
     if signature is None:
         raise ValueError("expected at least one lattice, got files without any")
     first = 1 if exact else 2
@@ -173,7 +178,7 @@ class _Texts:
         self.tokens: list[int] = []
         self.counts: list[int] = []
 
-    def add(self, sequence: np.ndarray, entropy: np.ndarray, tokens: np.ndarray) -> None:
+    def add(self, sequence: np.ndarray, entropy: np.ndarray, tokens: np.ndarray, stepped: np.ndarray) -> None:
         starts = np.flatnonzero(np.append(True, sequence[1:] != sequence[:-1]))
         for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(sequence)], strict=True):
             if sequence[begin] != self.number or not self.sums:
@@ -183,7 +188,7 @@ class _Texts:
                 self.counts.append(0)
             self.sums[-1] += entropy[begin:end].sum(axis=0)
             self.tokens[-1] += int(tokens[begin:end].sum())
-            self.counts[-1] += end - begin
+            self.counts[-1] += int(stepped[begin:end].sum())
 
     def means(self) -> list[np.ndarray]:
         return [total / count for total, count in zip(self.sums, self.counts, strict=True)]

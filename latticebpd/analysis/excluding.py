@@ -1,13 +1,14 @@
-"""Lattices less the examples of several tunings of the same files."""
+"""Lattices and texts less the examples of several tunings of the same files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from latticebpd.analysis.tuning import without
+from latticebpd.analysis.tuning import Paths, without
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.scoring.weights import Tuning
+from latticebpd.lattices.shards import texts_of
+from latticebpd.scoring.weights import TEXT, Tuning
 
 
 def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> Iterator[LatticeSet]:
@@ -23,3 +24,9 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> It
     for unit in sorted(merged):  # "lattice" before "text"
         found = without(found, merged[unit])
     return found
+
+
+def texts_without(paths: Paths, tunings: Iterable[Tuning]) -> Iterator[tuple[list[int], int]]:
+    """Tokens and prompt length of every text of directories, less the texts that a weight was tuned on."""
+    used = {number for tuning in tunings if tuning.unit == TEXT for number in tuning.examples}
+    return (text for number, text in enumerate(texts_of(paths)) if number not in used)

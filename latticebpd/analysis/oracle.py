@@ -2,30 +2,32 @@
 
 Everything follows from *ranks*: the place, by falling log-probability, at which a slot holds the base model's own
 token.  The oracle over the k best arcs of the first h heads accepts up to the first slot whose rank is k or more.
-Counts are integers, so tallies of parts of the data add up to the tally of the whole, exactly.
 
 Three numbers, which are not the same:
 
+    by decode      a decode of the text with these drafts: each call goes on where the last one stopped; the paper's
     by position    the mean over all positions of the text: no decode visits all of them
-    by decoding    a decode of the text with these drafts: each call goes on where the last one stopped
     at best        the fewest calls that any choice of accepted lengths within the lattices' reach allows: taking the
                    longest prefix at every call need not be best, so this is the true upper bound
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
-from latticebpd.analysis.signature import Signature
+from latticebpd.analysis.counting import Counts
+from latticebpd.analysis.signature import DECODE, Signature, counted_by
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 
 ABSENT = np.iinfo(np.int64).max
 """The rank of a token that its slot lacks."""
+MISRANKED, NOT_IN_LATTICE, END_OF_TEXT, CUT = range(4)
+"""Why drafts end before their lattice does."""
 
 
 def ranks(lattices: LatticeSet) -> np.ndarray:
@@ -57,136 +59,133 @@ def lengths_of(place: np.ndarray, k: int, heads: int | None = None) -> np.ndarra
     return lengths
 
 
-def losses(lattices: LatticeSet, place: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where drafts end before the lattice does: slots, and causes: 0 the slot holds the right token, 1 lacks it, 2 the text has ended.
+def losses(
+    lattices: LatticeSet, place: np.ndarray, lengths: np.ndarray, cut: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where drafts end before the lattice does: rows, slots, and causes.
 
-    place: ``ranks(lattices)``; lengths: ``[n]`` accepted drafted tokens.
+    A slot that holds the right token had others drafted in its place (``MISRANKED``), or nothing at all (``CUT`` by the budget
+    of nodes); else it lacks the token (``NOT_IN_LATTICE``), or the text has ended (``END_OF_TEXT``).
+
+    Args:
+        place: ``ranks(lattices)``.
+        lengths: ``[n]`` accepted drafted tokens.
+        cut: ``[n]`` whether nothing is drafted behind these; by default something always is.
     """
     rows = np.flatnonzero(lengths < place.shape[1])
     slots = lengths[rows]
-    ended = lattices.continuation[rows, slots] == PADDING
-    return slots, np.where(ended, 2, place[rows, slots] == ABSENT)
+    here = np.full(len(rows), MISRANKED) if cut is None else np.where(cut[rows], CUT, MISRANKED)
+    lacking = np.where(place[rows, slots] == ABSENT, NOT_IN_LATTICE, here)
+    return rows, slots, np.where(lattices.continuation[rows, slots] == PADDING, END_OF_TEXT, lacking)
 
 
 @dataclass(frozen=True, eq=False)
-class OracleTally:
-    """Sums over lattices, for every width ``ks[i]`` and number of heads ``heads[j]``.
+class OracleTally(Counts):
+    """Sums over steps, calls or positions, for every width ``ks[i]`` and number of heads ``heads[j]``.
 
-    counts: ``[k, heads, slots + 1]`` positions by accepted drafted tokens.
+    counts: ``[k, heads, slots + 1]`` steps by accepted drafted tokens.
     walked: ``[k, heads, 3]`` tokens, calls of a decode, fewest calls; zero where texts are not known.
     lost: ``[slots, 3]`` where vanilla drafts end: slot, and whether the slot held the token behind a better one (0),
         lacked it (1), or the text had ended (2).
-    signature: what the numbers depend on.
+    vanilla: ``[2]`` lattices, and steps of vanilla drafts.
     """
+
+    KIND: ClassVar[str] = "oracle tally"
+    COMMAND: ClassVar[str] = "latticebpd oracle"
 
     ks: tuple[int, ...]
     heads: tuple[int, ...]
     counts: np.ndarray
     walked: np.ndarray
     lost: np.ndarray
-    signature: Signature
+    vanilla: np.ndarray
 
-    def __add__(self, other: OracleTally) -> OracleTally:
-        if (self.ks, self.heads, self.counts.shape) != (other.ks, other.heads, other.counts.shape):
-            raise ValueError(
-                f"expected tallies of one kind, got k {self.ks} and {other.ks}, heads {self.heads} and {other.heads}, "
-                f"slots {self.counts.shape[2] - 1} and {other.counts.shape[2] - 1}"
-            )
-        if self.signature != other.signature:
-            raise ValueError(f"expected tallies of one kind, got {self.signature} and {other.signature}")
-        sums = (self.counts + other.counts, self.walked + other.walked, self.lost + other.lost)
-        return OracleTally(self.ks, self.heads, *sums, self.signature)
+    @classmethod
+    def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
+        each = (len(keys["ks"]), len(keys["heads"]))
+        return {"counts": (*each, slots + 1), "walked": (*each, 3), "lost": (slots, 3), "vanilla": (2,)}
 
     @property
     def num_lattices(self) -> int:
-        return int(self.counts[0, 0].sum())
+        return int(self.vanilla[0])
 
     @property
     def block_efficiency(self) -> np.ndarray:
-        """``[k, heads]`` tokens a call by position: accepted drafted tokens, and the one that comes free."""
-        lengths = np.arange(self.counts.shape[2])
-        efficiency: np.ndarray = (self.counts * lengths).sum(axis=2) / self.counts.sum(axis=2) + 1
-        return efficiency
-
-    @property
-    def decoded_block_efficiency(self) -> np.ndarray:
-        """``[k, heads]`` tokens a call of a decode; NaN where texts are not known."""
-        return _ratio(self.walked[..., 0], self.walked[..., 1])
+        """``[k, heads]`` tokens a call of a decode; by position accepted drafted tokens, and the one that comes free."""
+        if self.signature.by == DECODE:
+            return ratio(self.walked[..., 0], self.walked[..., 1])
+        return mean_length(self.counts) + 1
 
     @property
     def best_block_efficiency(self) -> np.ndarray:
         """``[k, heads]`` tokens a call at the fewest calls; NaN where texts are not known."""
-        return _ratio(self.walked[..., 0], self.walked[..., 2])
+        return ratio(self.walked[..., 0], self.walked[..., 2])
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers; ``from_json`` reads them back exactly."""
-        return {
-            "kind": "oracle tally", "signature": asdict(self.signature), "ks": list(self.ks), "heads": list(self.heads),
-            "counts": self.counts.tolist(), "walked": self.walked.tolist(), "lost": self.lost.tolist(),
-        }  # fmt: skip
+    @property
+    def accepted_share(self) -> np.ndarray:
+        """``[k, heads, slots + 1]`` % of steps by accepted drafted tokens."""
+        return ratio(100 * self.counts, self.counts.sum(axis=2, keepdims=True))
 
-    @classmethod
-    def from_json(cls, record: Any) -> OracleTally:
-        """Raises ValueError for anything that ``to_json`` does not write."""
-        try:
-            if record["kind"] != "oracle tally":
-                raise KeyError(record["kind"])
-            ks, heads = tuple(map(int, record["ks"])), tuple(map(int, record["heads"]))
-            counts, walked, lost = (np.array(record[name], dtype=np.int64) for name in ("counts", "walked", "lost"))
-            signature = Signature(**record["signature"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"expected an oracle tally, as `latticebpd oracle --tally` writes it, got something else: {error}") from error
-        slots = counts.shape[-1] - 1 if counts.ndim == 3 else -1
-        if counts.shape != (len(ks), len(heads), slots + 1) or walked.shape != (len(ks), len(heads), 3) or lost.shape != (slots, 3):
-            raise ValueError(f"expected counts, walked and lost of fitting shapes, got {counts.shape}, {walked.shape} and {lost.shape}")
-        if min(counts.min(initial=0), walked.min(initial=0), lost.min(initial=0)) < 0:
-            raise ValueError("expected counts of at least 0, got negative ones")
-        return cls(ks, heads, counts, walked, lost, signature)
+    @property
+    def lost_share(self) -> np.ndarray:
+        """``[slots, 3]`` where vanilla drafts end, % of their steps."""
+        return ratio(100 * self.lost, self.vanilla[1:])
 
 
-def _ratio(tokens: np.ndarray, calls: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = np.divide(tokens, calls, out=np.full(tokens.shape, np.nan), where=calls > 0)
-    return ratio
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """NaN where it is not known."""
+    above, below = np.broadcast_arrays(above, below)
+    quotient: np.ndarray = np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+    return quotient
 
 
-def tally(blocks: Iterable[LatticeSet], ks: Sequence[int], heads: Sequence[int] = ()) -> OracleTally:
+def mean_length(counts: np.ndarray) -> np.ndarray:
+    """``[..., slots + 1]`` steps by length -> ``[...]`` mean length."""
+    return ratio(counts @ np.arange(counts.shape[-1]), counts.sum(axis=-1))
+
+
+def tally(blocks: Iterable[LatticeSet], ks: Sequence[int], heads: Sequence[int] = (), by: str | None = None) -> OracleTally:
     """One pass over lattices of one shape.
 
     Args:
         blocks: as ``latticebpd.analysis.stream.blocks`` yields them; all of one number of slots.
         ks: arcs per slot to try, each >= 1.
         heads: numbers of heads to try, head 1 (the base model's own) included, each >= 2; none: all there are.
+        by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
 
     Raises:
-        ValueError: no lattice at all, or lattices of several shapes.
+        ValueError: no lattice at all, lattices of several shapes, or texts that are not known though they are needed.
     """
     if min((*ks, 1), default=0) < 1 or not ks:
         raise ValueError(f"expected k >= 1, got {list(ks)}")
     if heads and min(heads) < 2:
         raise ValueError(f"expected at least 2 heads (the first is the base model's own), got {list(heads)}")
     result: OracleTally | None = None
-    walk: Walk | None = None
     for block in blocks:
         if not len(block):
             continue
         slots = block.tokens.shape[1]
         if result is None:
             tried = tuple(heads) or (slots + 1,)
-            shapes = ((len(ks), len(tried), slots + 1), (len(ks), len(tried), 3), (slots, 3))
-            counts, walked, lost = (np.zeros(shape, np.int64) for shape in shapes)
-            result = OracleTally(tuple(ks), tried, counts, walked, lost, Signature.of(block))
-            walk = Walk(result.walked)
+            result = OracleTally.zero(Signature.of(block, by=counted_by(by, block)), ks=tuple(ks), heads=tried)
+            walk, vanilla_walk = Walk(result.walked), Walk(np.zeros(3, np.int64))
         result.signature.check(block)
         place = ranks(block)
         reached = np.stack([lengths_of(place, k) for k in ks], axis=1)
         lengths = np.minimum(reached[:, :, None], np.array(result.heads) - 1)  # [n, k, heads]
+        vanilla = lengths_of(place, 1)
+        stepped, vanilla_stepped = np.ones(lengths.shape, bool), np.ones(len(block), bool)
+        if block.sequence is not None:
+            called, vanilla_called = walk.go_on(block.sequence, lengths), vanilla_walk.go_on(block.sequence, vanilla)
+            if result.signature.by == DECODE:
+                stepped, vanilla_stepped = called, vanilla_called
         for i in range(len(ks)):
             for j in range(len(result.heads)):
-                result.counts[i, j] += np.bincount(lengths[:, i, j], minlength=slots + 1)
-        np.add.at(result.lost, losses(block, place, lengths_of(place, 1)), 1)
-        if block.sequence is not None and walk is not None:
-            walk.go_on(block.sequence, lengths)
-    if result is None or walk is None:
+                result.counts[i, j] += np.bincount(lengths[stepped[:, i, j], i, j], minlength=slots + 1)
+        rows, *where = losses(block, place, vanilla)
+        np.add.at(result.lost, tuple(array[vanilla_stepped[rows]] for array in where), 1)
+        result.vanilla[:] += [len(block), vanilla_stepped.sum()]
+    if result is None:
         raise ValueError("expected at least one lattice, got files without any")
     return result
 
@@ -205,8 +204,11 @@ class Walk:
         self.position = 0  # in it
         self.state = np.zeros((3, *walked.shape[:-1]), np.int64)
 
-    def go_on(self, sequence: np.ndarray, lengths: np.ndarray) -> None:
-        """sequence: ``[n]`` the text of each lattice; lengths: ``[n, ...]`` what each drafter has accepted."""
+    def go_on(self, sequence: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """``[n, ...]`` where each drafter makes a call.
+
+        sequence: ``[n]`` the text of each lattice; lengths: ``[n, ...]`` what each drafter would have accepted.
+        """
         starts = np.flatnonzero(np.append(True, sequence[1:] != sequence[:-1]))
         sizes = np.diff(np.append(starts, len(sequence)))
         order = np.argsort(-sizes, kind="stable")  # the texts that go on are then always the first ones
@@ -218,6 +220,7 @@ class Walk:
             first = int(np.flatnonzero(starts == 0)[0])
             position[first], state[:, first] = self.position, self.state
         next_call, reach, furthest = state
+        calls = np.zeros(lengths.shape, bool)
         for step in range(int(sizes[0])):
             going = int(np.searchsorted(-sizes, -step, side="left"))
             here = position[:going].reshape(-1, *[1] * (lengths.ndim - 1))
@@ -227,9 +230,11 @@ class Walk:
             np.maximum(furthest[:going], ahead, out=furthest[:going])
             due = reach[:going] == here
             reach[:going] = np.where(due, furthest[:going], reach[:going])
-            self.walked[..., 1] += called.sum(axis=0)
+            calls[starts[:going] + step] = called
             self.walked[..., 2] += due.sum(axis=0)
             position[:going] += 1
         self.walked[..., 0] += len(sequence)
+        self.walked[..., 1] += calls.sum(axis=0)
         last = int(np.argmax(starts))
         self.text, self.position, self.state = int(sequence[-1]), int(position[last]), state[:, last].copy()
+        return calls

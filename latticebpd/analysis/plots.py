@@ -41,18 +41,12 @@ def oracle_curves(tally: OracleTally) -> Figure:
     figure, axes = _figure()
     order = sorted(range(len(tally.ks)), key=lambda i: tally.ks[i])
     ks = [tally.ks[i] for i in order]
-    decoded = bool(tally.walked[..., 1].all())
     for j, heads in enumerate(tally.heads):
         style: dict[str, Any] = {"color": SERIES[j % len(SERIES)].light, "marker": MARKERS[j % len(MARKERS)]}
         axes.plot(ks, tally.block_efficiency[order, j], label=f"{heads} heads", **style)
-        if decoded:
-            axes.plot(ks, tally.decoded_block_efficiency[order, j], linestyle="--", markerfacecolor="none", **style)
-    if decoded:
-        axes.plot([], [], color=FAINT.light, label="by position")
-        axes.plot([], [], color=FAINT.light, linestyle="--", label="by decoding")
     _powers_of_two(axes, ks)
     axes.set_xlabel("arcs per slot (k)")
-    axes.set_ylabel("block efficiency (tokens per call)")
+    axes.set_ylabel(f"block efficiency (tokens per call, by {tally.signature.by})")
     axes.set_ylim(1, 1 + max(0.5, 1.25 * (float(tally.block_efficiency.max()) - 1)))
     axes.legend(loc="upper left", ncols=2)
     return figure
@@ -118,18 +112,19 @@ def trade_off(efficiency: Mapping[str, float], verified: Mapping[str, float], mo
 
 @rc_context(STYLE)
 def accepted_histogram(comparison: Comparison, labels: Mapping[str, str]) -> Figure:
-    """Share of positions by accepted drafted tokens; ``labels``: the systems to show, and what to call them."""
+    """Share of steps by accepted drafted tokens; ``labels``: the systems to show, and what to call them."""
     figure, axes = _figure()
     lengths = np.arange(comparison.counts.shape[1])
     width = 0.8 / len(labels)
     for i, (name, label) in enumerate(labels.items()):
-        share = 100 * comparison.counts[comparison.systems.index(name)] / comparison.num_lattices
+        counts = comparison.counts[comparison.systems.index(name)]
+        share = 100 * counts / counts.sum()
         colour = {"vanilla": BLUE, "oracle": GREEN}.get(name, VERMILION)
         axes.bar(lengths + (i - (len(labels) - 1) / 2) * width, share, width * 0.92, color=colour, label=label)
     axes.set_xticks(lengths)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("accepted drafted tokens")
-    axes.set_ylabel("positions (%)")
+    axes.set_ylabel(f"{comparison.signature.steps} (%)")
     axes.legend()
     return figure
 
@@ -138,7 +133,7 @@ def accepted_histogram(comparison: Comparison, labels: Mapping[str, str]) -> Fig
 def losses_by_head(tally: OracleTally) -> Figure:
     """Where vanilla drafts end, and why."""
     figure, axes = _figure()
-    share = 100 * tally.lost / tally.num_lattices
+    share = tally.lost_share
     heads = np.arange(2, 2 + len(share))
     bottom = np.zeros(len(share))
     causes = (("in the lattice, misranked", VERMILION), ("not in the lattice", BLUE), ("the text had ended", FAINT.light))
@@ -149,7 +144,7 @@ def losses_by_head(tally: OracleTally) -> Figure:
     axes.set_xticks(heads)
     axes.grid(axis="x", visible=False)
     axes.set_xlabel("head whose token is the first wrong one")
-    axes.set_ylabel("positions (%)")
+    axes.set_ylabel(f"{tally.signature.steps} (%)")
     axes.legend()
     return figure
 

@@ -23,11 +23,13 @@ from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384
 """Lattices read at a time."""
+UNIT = 256
+"""Lattices that are one unit where texts are not known: neighbours are alike."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Part ``index`` of ``count``: every text, or where texts are not known every block, belongs to just one part."""
+    """Part ``index`` of ``count``: every unit belongs to just one part."""
 
     index: int = 0
     count: int = 1
@@ -44,34 +46,55 @@ class Shard:
             raise ValueError(f"expected a shard as i/n, such as 0/4, got {text!r}")
         return cls(int(index), int(count))
 
+    def of(self, block: LatticeSet, numbers: np.ndarray) -> tuple[LatticeSet, np.ndarray]:
+        """What belongs to the part of a block and its units' numbers ``[n]``."""
+        own = numbers % self.count == self.index
+        return (block, numbers) if self.count == 1 else (block.take(own), numbers[own])
+
+    def select(self, found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+        """What belongs to the part."""
+        for block, numbers in units(found):
+            own, _ = self.of(block, numbers)
+            if len(own):
+                yield own
+
+
+def units(found: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
+    """Every block, and ``[n]`` the number of each lattice's unit: its text, or ``UNIT`` neighbours where texts are not known."""
+    seen = 0
+    for block in found:
+        yield block, (seen + np.arange(len(block))) // UNIT if block.sequence is None else block.sequence
+        seen += len(block)
+
 
 def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
     """All lattices of ``paths``, files or directories of shards, that belong to the shard, at most ``BLOCK`` at a time.
 
     Raises:
         ValueError: a file that is no lattice file, is truncated, or holds what no lattice may, or a directory without
-            lattice files or with shards missing; the message names it.
+            lattice files or with shards missing, or one of these without a lattice; the message names it.
         FileNotFoundError: there is no such file.
     """
-    shard = shard or Shard()
-    number = texts = 0
-    for path in [file for given in paths for file in shard_files(given)]:
-        last = -1
-        for block in _blocks_of(path):
-            if block.sequence is None:
-                if number % shard.count == shard.index:
+    return (shard or Shard()).select(_all_blocks(paths))
+
+
+def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
+    texts = 0
+    for path in paths:
+        lattices = 0
+        for file in shard_files(path):
+            last = -1
+            for block in _blocks_of(file):
+                lattices += len(block)
+                if block.sequence is None:
                     yield block
-            else:
+                    continue
                 # Texts are numbered on from file to file, so that equal numbers of two files stay apart.
-                numbers = block.sequence + texts
-                own = replace(block, sequence=numbers) if texts else block
-                if shard.count > 1:
-                    own = own.take(numbers % shard.count == shard.index)
-                if len(own):
-                    yield own
-                last = max(last, int(block.sequence.max()))
-            number += 1
-        texts += last + 1
+                yield replace(block, sequence=block.sequence + texts) if texts else block
+                last = max(last, int(block.sequence.max(initial=-1)))
+            texts += last + 1
+        if not lattices:
+            raise ValueError(f"{path}: expected at least one lattice, got none")
 
 
 def watched(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:

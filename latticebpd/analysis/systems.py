@@ -12,6 +12,7 @@ import numpy as np
 
 from latticebpd.drafting.names import Models, strategy_named
 from latticebpd.drafting.strategies import StoredPaths, StoredTrees, Strategy
+from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 
@@ -19,11 +20,12 @@ from latticebpd.lattices.sausage import PADDING
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Of every lattice: lengths ``[n]`` accepted drafted tokens; nodes ``[n]`` verified tokens; first ``[n, slots]`` the first
-    draft, -1 where a tree has none of that depth."""
+    draft, -1 where a tree has none of that depth; cut ``[n]`` whether nothing is drafted behind what is accepted."""
 
     lengths: np.ndarray
     nodes: np.ndarray
     first: np.ndarray
+    cut: np.ndarray
 
 
 def outcome(strategy: Strategy, lattices: LatticeSet, threads: int | None = None) -> Outcome:
@@ -64,7 +66,7 @@ def _of_paths(drafted: StoredPaths, continuation: np.ndarray) -> Outcome:
     for row in range(1, p):
         shared = np.logical_and.accumulate(paths[:, :row] == paths[:, row : row + 1], axis=2).sum(axis=2).max(axis=1)
         nodes -= np.where(row < counts, shared, 0)
-    return Outcome(lengths, nodes, paths[:, 0])
+    return Outcome(lengths, nodes, paths[:, 0], counts == 0)
 
 
 def _of_trees(drafted: StoredTrees, continuation: np.ndarray) -> Outcome:
@@ -75,14 +77,17 @@ def _of_trees(drafted: StoredTrees, continuation: np.ndarray) -> Outcome:
     # The last column stands for the root, reached as index -1; parents come before their children.
     depth, right, leads = np.zeros((n, size + 1), np.int64), np.ones((n, size + 1), bool), np.ones((n, size + 1), bool)
     first = np.full((n, slots), PADDING, tokens.dtype)
+    end = np.full(n, ROOT)  # of what is accepted: right nodes come one below the other
     for node in range(size):
         parent, there = parents[:, node], tokens[:, node] != PADDING
         depth[:, node] = depth[rows, parent] + 1
         at = np.minimum(depth[:, node], slots) - 1
         wanted = continuation[rows, at]
         right[:, node] = there & right[rows, parent] & (tokens[:, node] == wanted)
+        end = np.where(right[:, node], node, end)
         # The first draft goes on with the first child of each node: the best.
         leads[:, node] = there & leads[rows, parent] & (first[rows, at] == PADDING)
         first[rows[leads[:, node]], at[leads[:, node]]] = tokens[leads[:, node], node]
     lengths = np.where(right[:, :size], depth[:, :size], 0).max(axis=1, initial=0)
-    return Outcome(lengths, (tokens != PADDING).sum(axis=1), first)
+    below = (tokens != PADDING) & (parents == end[:, None])
+    return Outcome(lengths, (tokens != PADDING).sum(axis=1), first, ~below.any(axis=1))

@@ -1,4 +1,4 @@
-"""``latticebpd oracle | merge``: how much the lattices hold."""
+"""``latticebpd oracle | merge``: how much the lattices hold, counted in parts or at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,17 @@ from latticebpd.cli.console import err, out, positive_numbers, print_json, progr
 
 if TYPE_CHECKING:
     from latticebpd.analysis import OracleTally
+    from latticebpd.analysis.counting import Counts
     from latticebpd.analysis.decoded import Decoded
+    from latticebpd.scoring.weights import Tuning
+
+
+BY: Any = typer.Option(
+    None, help="Count the calls of decodes (decode, the default) or all positions (position, where files do not number their texts)."
+)
+EXCLUDE: Any = typer.Option(
+    None, help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out anyway."
+)
 
 
 def oracle(
@@ -29,68 +39,87 @@ def oracle(
     plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
     tally: Path | None = typer.Option(None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."),
+    by: str | None = BY,
+    exclude: Path | None = EXCLUDE,
     model: Path | None = typer.Option(None, help="The lattices' own model: decode their texts again; needs directories of lattices."),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
 ) -> None:
     """Oracle top-k block efficiency: what perfect rescoring of the lattices would reach.
 
-    k = 1 is vanilla blockwise decoding. "by position" is the mean over all positions of the greedy text; "by decoding" and
-    "at best" (the fewest calls possible) go through each text, where the files number their texts. With --model the first
-    texts are decoded by the model itself, with an oracle that knows them.
+    k = 1 is vanilla blockwise decoding. Counted are the calls of decodes through each text, or with --by position all positions of
+    the greedy text. "At best" is the fewest calls possible. With --model the first texts are decoded by the model itself, with an
+    oracle that knows them.
 
     Example: [bold]latticebpd oracle lattices.npz --k 1,4,16 --heads 3,6,9 --plot oracle.png[/bold]
     """
     from latticebpd.analysis import Shard, blocks
     from latticebpd.analysis import tally as count
+    from latticebpd.analysis.excluding import without_any
     from latticebpd.analysis.stream import num_lattices, watched
 
     widths = positive_numbers("--k", k)
     numbers = positive_numbers("--heads", heads) if heads else []
-    part = Shard.parse(shard)
+    part, tunings = Shard.parse(shard), excluded(exclude)
     with progress() as bar:
-        task = bar.add_task("lattices", total=num_lattices(files) // part.count)
-        found = count(watched(blocks(files, part), lambda done: bar.advance(task, done)), widths, numbers)
-    decoded = None if model is None else _decode(files, model, widths, limit)
-    _show(found, json, csv, plot, tally, decoded)
+        task = bar.add_task("lattices", total=num_lattices(files))
+        read = without_any(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
+        found = count(part.select(read), widths, numbers, by)
+    decoded = None if model is None else _decode(files, model, widths, limit, tunings, found.signature.given_text)
+    show_oracle(found, json, csv, plot, tally, decoded)
 
 
 def merge(
-    tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` wrote."),
+    tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
-    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
+    plot: Path | None = typer.Option(None, help="Picture to draw of the oracle (.png, .svg or .pdf)."),
+    tally: Path | None = typer.Option(None, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.
 
     Example: [bold]latticebpd merge part-*.json --plot oracle.png[/bold]
     """
-    from latticebpd.analysis import OracleTally
+    from latticebpd.analysis import Comparison, OracleTally
+    from latticebpd.cli.compare import show_comparison
 
-    total: OracleTally | None = None
+    total: OracleTally | Comparison | None = None
     for path in tallies:
         try:
-            part = OracleTally.from_json(json_module.loads(path.read_text(encoding="utf-8")))
+            record = json_module.loads(path.read_text(encoding="utf-8"))
+            kind = Comparison if isinstance(record, dict) and record.get("kind") == Comparison.KIND else OracleTally
+            part: Any = kind.from_json(record)
             total = part if total is None else total + part
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
-    assert total is not None
-    _show(total, json, csv, plot, tally)
+    if isinstance(total, Comparison):
+        if plot is not None:
+            raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
+        show_comparison(total, json, csv, tally)
+    else:
+        assert total is not None
+        show_oracle(total, json, csv, plot, tally)
 
 
-def _decode(files: list[Path], directory: Path, ks: list[int], limit: int) -> Decoded:
+def excluded(path: Path | None) -> list[Tuning]:
+    """The tunings of ``--exclude``."""
+    from latticebpd.scoring.weights import Tuning
+
+    return [] if path is None else list(Tuning.load(path))
+
+
+def _decode(files: list[Path], directory: Path, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool) -> Decoded:
     quiet_transformers()
     from itertools import islice
 
     from latticebpd.analysis.decoded import decode, oracle_drafters
-    from latticebpd.lattices.shards import texts_of
+    from latticebpd.analysis.excluding import texts_without
     from latticebpd.models.blockwise import BlockwiseLM
 
-    texts = list(islice(texts_of(files), limit))
+    texts = list(islice(texts_without(files, tunings), limit))
     model = BlockwiseLM.from_pretrained(directory)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task))
+        return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task), given_text)
 
 
 def table_of(title: str, first: str, *columns: str) -> Table:
@@ -118,15 +147,19 @@ def print_csv(rows: list[dict[str, Any]]) -> None:
     writer.writerows(rows)
 
 
-def _show(found: OracleTally, json: bool, csv: bool, plot: Path | None, tally: Path | None, decoded: Decoded | None = None) -> None:
+def write_tally(found: Counts, path: Path | None) -> None:
     from fst.files import replacing
 
+    if path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(json_module.dumps(found.to_json()) + "\n", encoding="utf-8")
+
+
+def show_oracle(found: OracleTally, json: bool, csv: bool, plot: Path | None, tally: Path | None, decoded: Decoded | None = None) -> None:
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
     rows = _rows(found)
-    if tally is not None:
-        with replacing(tally) as temporary:
-            temporary.write_text(json_module.dumps(found.to_json()) + "\n", encoding="utf-8")
+    write_tally(found, tally)
     if plot is not None:
         from latticebpd.analysis.plots import oracle_curves, save
 
@@ -137,7 +170,10 @@ def _show(found: OracleTally, json: bool, csv: bool, plot: Path | None, tally: P
             {"head": head, "misranked": misranked, "not_in_lattice": absent, "text_ended": ended}
             for head, (misranked, absent, ended) in enumerate(found.lost.tolist(), 2)
         ]
-        record = {"signature": asdict(found.signature), "lattices": found.num_lattices, "rows": rows, "vanilla_drafts_end": lost}
+        record = {
+            "signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices, "rows": rows,
+            "vanilla_drafts_end": lost,
+        }  # fmt: skip
         print_json(record if decoded is None else {**record, "decoded": _decoded_rows(decoded)})
     elif csv:
         print_csv(rows)
@@ -176,13 +212,13 @@ def _print_decoded(decoded: Decoded) -> None:
 
 def _rows(found: OracleTally) -> list[dict[str, Any]]:
     """One row for every width and number of heads; None stands for what the files do not tell."""
-    efficiency, decoded, best = found.block_efficiency, found.decoded_block_efficiency, found.best_block_efficiency
+    efficiency, best = found.block_efficiency, found.best_block_efficiency
     return [
         {
             "k": k,
             "heads": heads,
+            "by": found.signature.by,
             "block_efficiency": float(efficiency[i, j]),
-            "decoded_block_efficiency": number_or_none(decoded[i, j]),
             "best_block_efficiency": number_or_none(best[i, j]),
             "accept_counts": found.counts[i, j].tolist(),
         }
@@ -192,20 +228,21 @@ def _rows(found: OracleTally) -> list[dict[str, Any]]:
 
 
 def _print_tables(found: OracleTally, rows: list[dict[str, Any]]) -> None:
-    table = table_of(f"oracle block efficiency, {found.num_lattices} lattices", "k", "heads", "by position", "by decoding", "at best")
+    steps, by = found.signature.steps, found.signature.counted
+    table = table_of(f"oracle block efficiency {by}, {found.num_lattices} lattices", "k", "heads", "tokens/call", "at best")
     for row in rows:
-        numbers = [row["block_efficiency"], row["decoded_block_efficiency"], row["best_block_efficiency"]]
-        table.add_row(f"{row['k']}", f"{row['heads']}", *("–" if number is None else f"{number:.3f}" for number in numbers))
+        numbers = [row["block_efficiency"], row["best_block_efficiency"]]
+        table.add_row(f"{row['k']}", f"{row['heads']}", *(number(value, ".3f") for value in numbers))
     out.print(table)
     lengths = [f"{length}" for length in range(found.counts.shape[2])]
-    table = table_of("positions by accepted drafted tokens, %", "k", "heads", *lengths)
-    for row in rows:
-        table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{100 * count / found.num_lattices:.1f}" for count in row["accept_counts"]))
+    table = table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
+    for row, shares in zip(rows, found.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
+        table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{share:.1f}" for share in shares))
     out.print(table)
     if not found.lost.any():
         return
     columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
-    table = table_of("where vanilla drafts end, % of positions", *columns)
-    for head, causes in enumerate(found.lost.tolist(), 2):
-        table.add_row(f"{head}", *(f"{100 * cause / found.num_lattices:.1f}" for cause in causes))
+    table = table_of(f"where vanilla drafts end, % of {steps}", *columns)
+    for head, causes in enumerate(found.lost_share.tolist(), 2):
+        table.add_row(f"{head}", *(f"{cause:.1f}" for cause in causes))
     out.print(table)

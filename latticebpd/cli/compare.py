@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.analysis import number, number_or_none, print_csv, table_of
+from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
 from latticebpd.cli.console import err, out, print_json, progress
 from latticebpd.cli.language_models import alphas_of, named_models
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from latticebpd.analysis import Comparison
     from latticebpd.analysis.sweep import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
@@ -35,24 +37,26 @@ def compare(
         None, min=0.0, help="Weight of the language models; by default, for each system, what is stored with its model, else 1."
     ),
     alphas: str | None = typer.Option(None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."),
-    exclude: Path | None = typer.Option(
-        None, help="Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out anyway."
-    ),
+    by: str | None = BY,
+    exclude: Path | None = EXCLUDE,
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
+    shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
+    tally: Path | None = typer.Option(None, help="Write the counts themselves (.json), for `latticebpd merge`."),
 ) -> None:
-    """Compare drafting systems on the same lattices, position by position against vanilla.
+    """Compare drafting systems on the same lattices, call by call against vanilla.
 
-    Tokens a call are by position, the 95% interval of their gain over vanilla comes from drawing texts anew; "decoding" goes
-    through each text, where the files number their texts. Repair and regress: the first draft loses or gains an immediate
-    repetition.
+    Counted are the calls of each system's decode through each text, or with --by position all positions. The 95% interval of the
+    gain over vanilla comes from drawing texts anew. At each call the system's drafts win against the vanilla draft of the same
+    lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition.
 
     Example: [bold]latticebpd compare lattices --lm lm.fst --system 16-best --system 64-tree[/bold]
     """
-    from latticebpd.analysis import blocks
+    from latticebpd.analysis import Shard, blocks
     from latticebpd.analysis import compare as compared
     from latticebpd.analysis.excluding import without_any
+    from latticebpd.analysis.signature import POSITION
     from latticebpd.analysis.stream import num_lattices, watched
     from latticebpd.analysis.sweep import sweep_alpha
     from latticebpd.drafting.names import NO_MODEL, SystemName
@@ -60,27 +64,40 @@ def compare(
 
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
-    models = named_models(lm)
+    models, part = named_models(lm), Shard.parse(shard)
     weights = alphas_of("--alphas", alphas) if alphas else []
-    tunings = _tunings(files, models, exclude)
+    if weights and (part.count > 1 or tally is not None):
+        raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
+    tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
         for block in without_any(blocks(files), tunings):
             for name, model in models.items():
-                check_vocabulary(model, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
-            yield block
+                check_vocabulary(model, block.fingerprint, block.vocab_size, f"the lattices\' model ({name})")
+            yield replace(block, sequence=None) if sweeping and by == POSITION else block
 
+    sweeping = False
     with progress() as bar:
         rescored = [name for name in system if SystemName.parse(name).chosen(models) != NO_MODEL] if weights else []
         task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
-        found = compared(watched(checked(), lambda done: bar.advance(task, done)), system, models or None, alpha, seed)
-        sweeps = []
+        read = watched(checked(), lambda done: bar.advance(task, done))
+        found = compared(read, system, models or None, alpha, seed, by=by, shard=part)
+        sweeping, sweeps = True, []
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
             parsed = SystemName.parse(name)
             model = models[parsed.chosen(models)]
             sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), model, weights))
-    rows = comparison_rows(found)
+    show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)))
+
+
+def show_comparison(
+    found: Comparison, json: bool, csv: bool, tally: Path | None = None, sweeps: Mapping[str, AlphaSweep] | None = None
+) -> None:
+    if json and csv:
+        raise ValueError("expected one of --json and --csv, got both")
+    rows, sweeps = comparison_rows(found), sweeps or {}
+    write_tally(found, tally)
     if json:
         swept = [
             {
@@ -90,24 +107,23 @@ def compare(
                 "best": sweep.best,
                 "by": sweep.by,
             }
-            for name, sweep in zip(rescored, sweeps, strict=True)
+            for name, sweep in sweeps.items()
         ]
-        signature = asdict(found.signature)
-        print_json({"signature": signature, "lattices": found.num_lattices, "seed": seed, "systems": rows, "alpha_sweep": swept})
+        record = {"signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices}
+        print_json({**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept})
     elif csv:
         print_csv(rows)
     else:
-        _print_comparison(rows, f"{found.num_lattices} lattices")
+        _print_comparison(rows, found)
         if sweeps:
-            _print_sweeps(rescored, sweeps)
+            _print_sweeps(list(sweeps), list(sweeps.values()))
         err.print(str(found.signature), style="dim")
 
 
-def _tunings(files: list[Path], models: dict[str, LanguageModel], exclude: Path | None) -> list[Tuning]:
+def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Tuning]:
     """The tunings whose examples these lattices hold."""
     from latticebpd.analysis.tuning import lattices_fingerprint
     from latticebpd.scoring.rescoring import tunings_of
-    from latticebpd.scoring.weights import Tuning
 
     stored = {name: tunings for name, model in models.items() if (tunings := tunings_of(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
@@ -118,31 +134,34 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel], exclude: Path 
             examples = {number for tuning in own for number in tuning.examples}
             err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were tuned on are left out", style="dim")
         found += own
-    return found if exclude is None else [*found, *Tuning.load(exclude)]
+    return found
 
 
-def _print_comparison(rows: list[dict[str, Any]], title: str) -> None:
-    table = table_of(title, "system", "tokens/call", "decoding", "gain (95%)", "headroom", "verified")
+def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
+    steps = found.signature.steps
+    title = f"{found.signature.counted}, {found.num_lattices} lattices"
+    table = table_of(title, "system", "tokens/call", "gain (95%)", "headroom", "verified", steps)
     for row in rows:
         table.add_row(
             row["system"],
             f"{row['block_efficiency']:.3f}",
-            number(row["decoded_block_efficiency"], ".3f"),
             f"{number(row['gain_low'], '+.2f')}…{number(row['gain_high'], '+.2f')}",
             number(row["headroom_recovered"], ".0%"),
             f"{row['verified_tokens']:.1f}",
+            f"{row['steps']}",
         )
     out.print(table)
     _print_percentages(
         rows,
-        "against vanilla, and where drafts end, % of positions",
-        {"win": "win", "tie": "tie", "loss": "loss", "lost_in_lattice": "misranked or cut", "lost_not_in_lattice": "not in lattice"},
+        f"against vanilla, and where drafts end, % of {steps}",
+        {"win": "win", "tie": "tie", "loss": "loss", "misranked": "misranked", "cut": "cut", "not_in_lattice": "not in lattice"},
     )
     _print_percentages(
         rows,
-        "repetition in first drafts, % of positions and of neighbours; tokens of the longest run",
+        f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run",
         {"repair": "repair", "regress": "regress", "consecutive_repeats": "equal neighbours", "longest_run": "longest run"},
     )
+    out.print("misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to draft it.")
 
 
 def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:
@@ -161,23 +180,30 @@ def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
 
 def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
     """One row for every system; None stands for what the files do not tell."""
-    efficiency, n = found.block_efficiency, found.num_lattices
-    interval = found.gain_interval()
+    from latticebpd.analysis.oracle import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE, ratio
+
+    efficiency, interval, lost = found.block_efficiency, found.gain_interval(), found.lost_share
     columns = {
         "block_efficiency": efficiency,
         "gain": efficiency - efficiency[0],
         "gain_low": interval[:, 0],
         "gain_high": interval[:, 1],
         "relative_gain": efficiency / efficiency[0] - 1,
-        "decoded_block_efficiency": found.decoded_block_efficiency,
         "headroom_recovered": found.headroom_recovered,
         "verified_tokens": found.verified_tokens,
-        **dict(zip(("win", "tie", "loss"), (100 * found.outcomes / n).T, strict=True)),
-        **dict(zip(("repair", "regress"), (100 * found.mended.sum(axis=1) / n).T, strict=True)),
+        **dict(zip(("win", "tie", "loss"), found.outcome_share.T, strict=True)),
+        **dict(zip(("repair", "regress"), ratio(100 * found.mended.sum(axis=1), found.steps[:, None]).T, strict=True)),
         **dict(zip(("win_repair", "win_regress"), found.mended_share(0).T, strict=True)),
         **dict(zip(("loss_repair", "loss_regress"), found.mended_share(2).T, strict=True)),
-        **dict(zip(("lost_in_lattice", "lost_not_in_lattice", "lost_at_end"), (100 * found.lost / n).T, strict=True)),
+        "misranked": lost[:, MISRANKED],
+        "cut": lost[:, CUT],
+        "not_in_lattice": lost[:, NOT_IN_LATTICE],
+        "text_ended": lost[:, END_OF_TEXT],
         "consecutive_repeats": found.consecutive_repeats,
         "longest_run": found.longest_run,
     }
-    return [{"system": name, **{key: number_or_none(values[i]) for key, values in columns.items()}} for i, name in enumerate(found.systems)]
+    return [
+        {"system": name, "by": found.signature.by, "steps": int(found.steps[i]),
+         **{key: number_or_none(values[i]) for key, values in columns.items()}}
+        for i, name in enumerate(found.systems)
+    ]  # fmt: skip

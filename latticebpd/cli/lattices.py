@@ -56,7 +56,7 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
+    from latticebpd.analysis.collecting import NO_LATTICE, CollectOptions, collect, collect_shards
     from latticebpd.cli.datasets import read_texts
     from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
@@ -78,12 +78,19 @@ def lattices(
     options = CollectOptions(k, max_new_tokens, context, teacher_force)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))
-        if single:
-            found, _ = collect(blockwise, data, options, batch_size, lambda: bar.advance(task))
-            found.save(output)
-        else:
-            about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-            collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
+        try:
+            if single:
+                found, _ = collect(blockwise, data, options, batch_size, lambda: bar.advance(task))
+                if not len(found):
+                    raise ValueError(NO_LATTICE)
+                found.save(output)
+            else:
+                about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
+                collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
+        except ValueError as error:
+            if str(error) != NO_LATTICE:
+                raise
+            raise ValueError(f"{source}: {error}") from error
     slots = blockwise.num_heads - 1
     err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")
 

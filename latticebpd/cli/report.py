@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from latticebpd.cli.analysis import BY
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
 from latticebpd.cli.language_models import named_models
 
@@ -35,8 +36,11 @@ def report(
     ),
     tuning_examples: int = typer.Option(100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
-    step: int | None = typer.Option(None, min=0, help="Lattice to draw, by its number; a telling one by default."),
+    step: int | None = typer.Option(
+        None, min=0, help="Lattice to draw, by its number among those not set aside; a telling one by default."
+    ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
+    by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
     timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same files, byte for byte."),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
@@ -51,7 +55,7 @@ def report(
 
     datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
     models = named_models(lm)
-    options = Options(alpha, tuning_examples, seed, budget, step, timings)
+    options = Options(alpha, tuning_examples, seed, budget, step, timings, by=by)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
         measurements = measure(datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
@@ -89,9 +93,10 @@ def _with_model(directory: Path, lattices: object, measurements: Measurements, d
     from itertools import islice
 
     from latticebpd.analysis.decoded import Factory, decode
+    from latticebpd.analysis.excluding import texts_without
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.drafting import Heads, OracleDrafter, drafter_named
-    from latticebpd.lattices.shards import lattice_directory, texts_of
+    from latticebpd.lattices.shards import lattice_directory
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.report.wording import system_label
 
@@ -99,7 +104,8 @@ def _with_model(directory: Path, lattices: object, measurements: Measurements, d
     path = Path(str(lattices))
     if not decode_texts or not lattice_directory(path).is_ours:
         return None, ModelShape.of(model)
-    models, k = measurements.sets[0].models, measurements.sets[0].comparison.signature.k
+    measured = measurements.sets[0]
+    models, k = measured.models, measured.comparison.signature.k
     name = next(iter(models), None)
 
     def factory(system: str) -> Factory:
@@ -108,7 +114,7 @@ def _with_model(directory: Path, lattices: object, measurements: Measurements, d
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *([] if name is None else ["16-best", "64-tree"])]
     drafters = {system_label(system, name): factory(system) for system in systems}
     drafters["oracle"] = lambda continuation: OracleDrafter(model, continuation, k)
-    texts = list(islice(texts_of([path]), decode_texts))
+    texts = list(islice(texts_without([path], measured.aside), decode_texts))
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(drafters))
-        return decode(model, texts, drafters, lambda: bar.advance(task)), ModelShape.of(model)
+        return decode(model, texts, drafters, lambda: bar.advance(task), measured.comparison.signature.given_text), ModelShape.of(model)

@@ -36,8 +36,8 @@ DEFINITIONS = (
         "block efficiency",
         "Tokens committed per call, pooled over the data set; the number of times that decoding takes fewer calls than greedy.",
     ),
-    ("by position", "Mean over all positions of the base model's text. No decode visits all of them, so this is not a decode's number."),
-    ("by decoding", "Replay of a decode through the same text: each call goes on where the last one stopped."),
+    ("by decode", "Over the calls of a decode through each text, replayed: each goes on where the last one stopped."),
+    ("by position", "Over all positions of the texts. No decode visits all of them, so this is not a decode's number."),
     ("head 1", "The base model's own prediction. It is committed without being drafted, so h heads have h − 1 slots to draft."),
     ("vanilla", "The best token of every head, as it is (Stern et al. 2018)."),
     ("p-best", "The p best paths of the lattice, rescored by a language model (Kim et al. 2024), verified in one pass."),
@@ -47,7 +47,7 @@ DEFINITIONS = (
     ("verified tokens", "Drafted tokens in one pass; prefixes that drafts share count once, the next token itself is not counted."),
     (
         "headroom recovered",
-        "(system − vanilla) / (oracle − vanilla), in tokens per call: of a decode where the texts are known, else by position.",
+        "(system − vanilla) / (oracle − vanilla), in tokens per call.",
     ),
 )
 

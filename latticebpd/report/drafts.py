@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from latticebpd.analysis import plots
 from latticebpd.analysis.decoded import Decoded
+from latticebpd.analysis.oracle import CUT, MISRANKED, NOT_IN_LATTICE
 from latticebpd.report.content import Cell, Column, Plot, Section, Table, decimals, text
 from latticebpd.report.measure import PATHS, Measured, Measurements
-from latticebpd.report.wording import BY_POSITION, EFFICIENCY, ORACLE, one, oracle_efficiency, percent, slug, system_label, three, two
+from latticebpd.report.wording import EFFICIENCY, ORACLE, counted, one, percent, slug, system_label, three, two
+
+COUNTED = (
+    "By decode: over the calls of a decode through each text, where one goes on where the last one stopped. By position: over all "
+    "positions, where the texts are not known or it was asked for."
+)
 
 
 def summary(measurements: Measurements) -> Section:
@@ -16,7 +22,7 @@ def summary(measurements: Measurements) -> Section:
         efficiency, best = measured.efficiency, measured.best_system(measurements.options.budget)
         rows.append((
             measured.name, measured.comparison.num_lattices, measured.texts, efficiency["vanilla"], system_label(best, model),
-            efficiency[best], efficiency["oracle"], 100 * measured.recovered[best], "decoding" if measured.decoded else "position",
+            efficiency[best], efficiency["oracle"], 100 * measured.recovered[best], measured.counted,
         ))  # fmt: skip
     columns = (
         Column("data set"),
@@ -27,7 +33,7 @@ def summary(measurements: Measurements) -> Section:
         Column("its tokens/call", EFFICIENCY, two),
         Column("oracle", f"{ORACLE} {EFFICIENCY}", two),
         Column("headroom recovered", "(system − vanilla) / (oracle − vanilla).", decimals(0, " %")),
-        Column("by", "Decoding: replay of a decode of the texts. Position: mean over all positions, where the texts are not known.", text),
+        Column("counted", COUNTED, text),
     )
     return Section("summary", "Summary", "", (Table("summary", "The data sets at a glance", columns, tuple(rows)),))
 
@@ -44,7 +50,7 @@ def block_efficiency(measurements: Measurements) -> Section:
     rows = []
     for measured in measurements.sets:
         values = [measured.efficiency[name] for name in shown]
-        narrow = float(oracle_efficiency(measured)[measured.oracle.ks.index(2), -1]) if 2 in measured.oracle.ks else None
+        narrow = float(measured.oracle.block_efficiency[measured.oracle.ks.index(2), -1]) if 2 in measured.oracle.ks else None
         rows.append((measured.name, values[0], *(gain(measured, value) for value in values[1:]), narrow, measured.efficiency["oracle"]))
     k = measurements.sets[0].comparison.signature.k
     columns = (
@@ -55,7 +61,8 @@ def block_efficiency(measurements: Measurements) -> Section:
     )
     items: list[Table | Plot] = [
         Table(
-            "block-efficiency", "Block efficiency of rescored drafts (as tables 1, 4 and 9 of the paper)", columns, tuple(rows),
+            "block-efficiency",
+            f"Block efficiency of rescored drafts (as tables 1, 4 and 9 of the paper), {counted(measurements.sets)}", columns, tuple(rows),
             ("● more tokens per call than vanilla, ○ not more; the change relative to vanilla behind.",),
         )
     ]  # fmt: skip
@@ -63,9 +70,9 @@ def block_efficiency(measurements: Measurements) -> Section:
     if len(measurements.models) > 1:
         items.append(_rescorers(measurements))
     lead = (
-        "Each system drafts from the same lattices, and drafts are verified against the base model's own text. Tokens per call are those "
-        "of a decode through that text, where the lattices tell their texts; gains, wins and losses are position by position, and paired. "
-        "Verified tokens are what a system costs: compare systems at equal numbers."
+        f"Each system drafts from the same lattices, and drafts are verified against {_texts(measurements)}. {COUNTED} Gains, wins and "
+        "losses are paired: the vanilla draft of the same lattice stands against each. Verified tokens are what a system costs: compare "
+        "systems at equal numbers."
     )
     return Section("block-efficiency", "Block efficiency", lead, items)
 
@@ -73,27 +80,41 @@ def block_efficiency(measurements: Measurements) -> Section:
 def _systems(measured: Measured, model: str | None) -> Table:
     comparison = measured.comparison
     interval = comparison.gain_interval()
-    n = comparison.num_lattices
     rows = []
     for i, name in enumerate(comparison.systems):
-        wins, ties, losses = (100 * comparison.outcomes[i] / n).tolist()
         gain = None if i == 0 else f"{interval[i, 0]:+.2f} … {interval[i, 1]:+.2f}"
+        lost = comparison.lost_share[i]
         rows.append((
-            system_label(name, model), float(comparison.decoded_block_efficiency[i]), 100 * measured.recovered[name],
-            float(comparison.verified_tokens[i]), float(comparison.block_efficiency[i]), gain, wins, ties, losses,
+            system_label(name, model), float(comparison.block_efficiency[i]), gain, 100 * measured.recovered[name],
+            float(comparison.verified_tokens[i]), *comparison.outcome_share[i].tolist(), *lost[[MISRANKED, CUT, NOT_IN_LATTICE]].tolist(),
         ))  # fmt: skip
+    steps = comparison.signature.steps
     columns = (
         Column("system"),
-        Column("tokens/call, decoding", "Tokens per call of a decode of the texts: each call goes on where the last one stopped.", two),
+        Column("tokens/call", EFFICIENCY, two),
+        Column("gain, 95 %", "Bootstrap interval of the gain over vanilla, tokens per call: texts drawn anew, paired.", text),
         Column("headroom", "(system − vanilla) / (oracle − vanilla).", decimals(0, " %")),
         Column("verified", "Drafted tokens that the model sees per call.", one),
-        Column("tokens/call, by position", f"{EFFICIENCY} {BY_POSITION}", two),
-        Column("gain, 95 %", "Bootstrap interval of the gain over vanilla, tokens per call by position: texts drawn anew, paired.", text),
-        Column("win", "Positions where the system has more tokens accepted than vanilla.", percent),
-        Column("tie", "Positions where it has as many accepted.", percent),
-        Column("loss", "Positions where it has fewer accepted.", percent),
+        Column(
+            "win", f"{steps.capitalize()} where the system has more tokens accepted than the vanilla draft of the same lattice.", percent
+        ),
+        Column("tie", f"{steps.capitalize()} where it has as many accepted.", percent),
+        Column("loss", f"{steps.capitalize()} where it has fewer accepted.", percent),
+        Column("misranked", f"{steps.capitalize()} that end at a right token in the lattice: others were drafted in its place.", percent),
+        Column("cut", f"{steps.capitalize()} that end at a right token in the lattice: no node was left to draft anything there.", percent),
+        Column("not in lattice", f"{steps.capitalize()} that end where the lattice lacks the right token.", percent),
     )
-    return Table(f"systems-{slug(measured.name)}", f"{measured.name}: every system", columns, tuple(rows))
+    caption = f"{measured.name}: every system, {measured.counted}; from wins on in % of {steps}"
+    return Table(f"systems-{slug(measured.name)}", caption, columns, tuple(rows))
+
+
+def _texts(measurements: Measurements) -> str:
+    """What drafts are held to."""
+    kinds = {
+        "given texts, not what the model would write itself" if measured.comparison.signature.given_text else "the base model's own text"
+        for measured in measurements.sets
+    }
+    return " or ".join(sorted(kinds))
 
 
 def _rescorers(measurements: Measurements) -> Table:
@@ -109,7 +130,13 @@ def _rescorers(measurements: Measurements) -> Table:
         *(Column(f"{kind.replace('-tree', '-node tree')}, {name}", EFFICIENCY, two) for kind in kinds for name in names),
     )
     notes = tuple(f"{name}: {words}." for name, words in measurements.models.items())
-    return Table("rescorers", "Language models side by side (as tables 7 and 9 of the paper)", columns, tuple(rows), notes)
+    return Table(
+        "rescorers",
+        f"Language models side by side (as tables 7 and 9 of the paper), {counted(measurements.sets)}",
+        columns,
+        tuple(rows),
+        notes,
+    )
 
 
 def headroom(measurements: Measurements) -> Section:
@@ -119,35 +146,36 @@ def headroom(measurements: Measurements) -> Section:
         best = measured.best_system(measurements.options.budget)
         items += [
             Plot(
-                f"oracle-{slug(measured.name)}", f"{measured.name}: oracle block efficiency by arcs per slot (figure 6). k = 1 is vanilla.",
+                f"oracle-{slug(measured.name)}",
+                f"{measured.name}: oracle block efficiency by arcs per slot (figure 6), {measured.counted}. k = 1 is vanilla.",
                 plots.oracle_curves(measured.oracle),
             ),
             Plot(
-                f"accepted-{slug(measured.name)}", f"{measured.name}: drafted tokens accepted, over all positions.",
+                f"accepted-{slug(measured.name)}", f"{measured.name}: drafted tokens accepted, {measured.counted}.",
                 plots.accepted_histogram(measured.comparison, {name: system_label(name, model) for name in ("vanilla", best, "oracle")}),
             ),
             Plot(
-                f"losses-{slug(measured.name)}", f"{measured.name}: where vanilla drafts end, and why.",
+                f"losses-{slug(measured.name)}", f"{measured.name}: where vanilla drafts end, and why, {measured.counted}.",
                 plots.losses_by_head(measured.oracle),
             ),
         ]  # fmt: skip
     heads = list(dict.fromkeys(head for measured in measurements.sets for head in measured.oracle.heads))
     rows = []
     for measured in measurements.sets:
-        vanilla = oracle_efficiency(measured)[measured.oracle.ks.index(1)]
+        vanilla = measured.oracle.block_efficiency[measured.oracle.ks.index(1)]
         tried = measured.oracle.heads
         rows.append((measured.name, *(float(vanilla[tried.index(head)]) if head in tried else None for head in heads)))
     columns = (
         Column("data set"),
         *(Column(f"{head} heads", f"Vanilla drafts with the first {head} heads. {EFFICIENCY}", two) for head in heads),
     )
-    items.append(Table("heads", "Vanilla block efficiency by number of heads (as tables 1 and 10 of the paper)", columns, tuple(rows)))
+    caption = f"Vanilla block efficiency by number of heads (as tables 1 and 10 of the paper), {counted(measurements.sets)}"
+    items.append(Table("heads", caption, columns, tuple(rows)))
     columns = (
         Column("data set"),
         Column("k", "Arcs per slot.", text),
         Column("heads", "Predictions per position, head 1 (the base model's own) included.", text),
-        Column("by position", f"{EFFICIENCY} {BY_POSITION}", three),
-        Column("by decoding", "Tokens per call of a decode: each call goes on where the last one stopped.", three),
+        Column("tokens/call", EFFICIENCY, three),
         Column("at best", "Tokens per call at the fewest calls that any choice of accepted lengths allows: the true upper bound.", three),
     )
     rows = []
@@ -155,9 +183,9 @@ def headroom(measurements: Measurements) -> Section:
         oracle = measured.oracle
         for i, k in enumerate(oracle.ks):
             for j, head in enumerate(oracle.heads):
-                values = (oracle.block_efficiency, oracle.decoded_block_efficiency, oracle.best_block_efficiency)
+                values = (oracle.block_efficiency, oracle.best_block_efficiency)
                 rows.append((measured.name, k, head, *(float(value[i, j]) for value in values)))
-    items.append(Table("oracle", "Oracle block efficiency", columns, tuple(rows)))
+    items.append(Table("oracle", f"Oracle block efficiency, {counted(measurements.sets)}", columns, tuple(rows)))
     lead = (
         "The oracle picks, in hindsight, the path of the lattice that the base model accepts longest. What lies between it and vanilla "
         "is what rescoring can gain; what lies beyond it, only better heads can. A draft ends where a slot holds the right token behind "
@@ -172,12 +200,12 @@ def budget(measurements: Measurements) -> Section:
     for measured in measurements.sets:
         items += [
             Plot(
-                f"paths-{slug(measured.name)}", f"{measured.name}: the p best paths verified in parallel (figure 7).",
+                f"paths-{slug(measured.name)}", f"{measured.name}: the p best paths verified in parallel (figure 7), {measured.counted}.",
                 plots.path_curves(measured.efficiency, PATHS, model),
             ),
             Plot(
                 f"trade-off-{slug(measured.name)}",
-                f"{measured.name}: what verified tokens buy. Paths share prefixes, which are verified once.",
+                f"{measured.name}: what verified tokens buy, {measured.counted}. Paths share prefixes, which are verified once.",
                 plots.trade_off(measured.efficiency, measured.verified, model),
             ),
         ]  # fmt: skip
@@ -220,6 +248,7 @@ def repetition(measurements: Measurements) -> Section:
         shares = [comparison.mended_share(outcome)[i].tolist() for outcome in (0, 2)]
         wins, ties, losses = comparison.outcomes[i].tolist()
         contest.append((measured.name, ties, wins, *shares[0], losses, *shares[1]))
+    by = counted(measurements.sets)
     consec, run = (
         "Neighbours in drafts that are one token twice, of all neighbours.",
         "Tokens of the longest run of one token, mean over drafts.",
@@ -233,8 +262,8 @@ def repetition(measurements: Measurements) -> Section:
         "Of these, the rescored draft repeats a token and the vanilla draft did not.",
     )
     contest_columns = (
-        Column("data set"), Column("ties", "Steps with equal accepted lengths.", decimals(0)),
-        Column("wins", "Steps where the rescored draft is accepted longer.", decimals(0)),
+        Column("data set"), Column("ties", "Steps of the rescored decode with equal accepted lengths.", decimals(0)),
+        Column("wins", "Steps where the rescored draft is accepted longer than the vanilla draft of the same lattice.", decimals(0)),
         Column("% Repair", repair, one), Column("% Regress", regress, one),
         Column("losses", "Steps where it is accepted shorter.", decimals(0)),
         Column("% Repair (losses)", repair, one), Column("% Regress (losses)", regress, one),
@@ -244,6 +273,6 @@ def repetition(measurements: Measurements) -> Section:
         "which is committed in any case."
     )
     return Section("repetition", "Repetition", lead, (
-        Table("repetition", "Repetition before and after rescoring (as table 3 of the paper)", columns, tuple(rows)),
-        Table("wins-losses", f"{after} against vanilla (as table 5 of the paper)", contest_columns, tuple(contest)),
+        Table("repetition", f"Repetition before and after rescoring (as table 3 of the paper), {by}", columns, tuple(rows)),
+        Table("wins-losses", f"{after} against vanilla (as table 5 of the paper), {by}", contest_columns, tuple(contest)),
     ))  # fmt: skip

@@ -12,7 +12,7 @@ from latticebpd.analysis import plots
 from latticebpd.analysis.entropy import regress
 from latticebpd.report.content import Column, Drawing, Plot, Section, Table, text
 from latticebpd.report.measure import Measured, Measurements
-from latticebpd.report.wording import slug, system_label, three
+from latticebpd.report.wording import counted, slug, system_label, three
 
 
 def entropy(measurements: Measurements) -> Section | None:
@@ -28,22 +28,27 @@ def entropy(measurements: Measurements) -> Section | None:
             bounds = (least,) if exact else (least, most)
             rows.append((measured.name, head, *bounds, f"{low}" if low == high else f"{low} … {high}"))
         items.append(
-            Plot(f"entropy-{slug(measured.name)}", f"{measured.name}: how unsure each head is (figure 3a).", plots.entropy_densities(heads))
+            Plot(
+                f"entropy-{slug(measured.name)}",
+                f"{measured.name}: how unsure each head is (figure 3a), {measured.counted}.",
+                plots.entropy_densities(heads),
+            )
         )
+    by = counted([measured for measured, _ in with_entropy])
     points = _h_max_points(with_entropy)
     if points is not None:
         x, y, what, first = points
         line = regress(x, y)
         rest = "" if first == 1 else " Counted from head 2, because head 1 alone makes h_max the same everywhere."
         items.append(
-            Plot("h-max", f"h_max against block efficiency, {what} (figure 3b).{rest}", plots.h_max_scatter(x, y, line, what, first))
+            Plot("h-max", f"h_max against block efficiency, {what} (figure 3b), {by}.{rest}", plots.h_max_scatter(x, y, line, what, first))
         )
     bound = "Bound from the top k: where the rest of the probability may lie."
     means = (
-        (Column("mean entropy", "Nats, mean over positions.", three),)
+        (Column("mean entropy", "Nats, mean over the steps of vanilla drafts.", three),)
         if exact
         else (
-            Column("mean entropy, least", f"Nats, mean over positions. {bound}", three),
+            Column("mean entropy, least", f"Nats, mean over the steps of vanilla drafts. {bound}", three),
             Column("most", bound, three),
         )
     )
@@ -51,7 +56,7 @@ def entropy(measurements: Measurements) -> Section | None:
         Column("data set"), Column("head", "Head 1 is the base model's own prediction.", text), *means,
         Column("h_max", "The last head up to which the mean entropy never falls.", text),
     )  # fmt: skip
-    items.append(Table("entropy", "Mean entropy of each head", columns, tuple(rows)))
+    items.append(Table("entropy", f"Mean entropy of each head, {by}", columns, tuple(rows)))
     lead = (
         "The further ahead, the harder to guess: entropy should rise from head to head. h_max is the last head up to which its mean never "
         "falls; the paper finds block efficiency to follow it (R = 0.77 over its tasks)."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -54,9 +54,10 @@ class Options:
     """What to measure.
 
     alpha: weight of every language model; None takes for each system what is stored with it, else the best on the examples set aside.
+    by: count the calls of decodes (``decode``) or all ``position``s; by default by decode where texts are known.
     tuning_examples: texts (or lattices, where the files do not number texts) to set aside, at most; never more than a quarter.
     budget: verified tokens per call that the system named best may need, at most.
-    step: number of the lattice to draw; None looks for a telling one.
+    step: number of the lattice to draw, among those that are not set aside; None looks for a telling one.
     latency: whether to time rescoring.
     """
 
@@ -67,6 +68,7 @@ class Options:
     step: int | None = None
     latency: bool = True
     latency_lattices: int = 50
+    by: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +93,13 @@ class Example:
 class Measured:
     """One data set.
 
-    texts: how many, where it is known.  set_aside: examples that weights were tuned on, and that are in no other number.
+    texts: how many, where it is known.  aside: the tunings whose examples are in no other number; set_aside: how many examples.
     models: language models by name, each at its own weight for every system.  tunings: how these were, or would have been, tuned.
     """
 
     name: str
     texts: int | None
-    set_aside: int
+    aside: tuple[Tuning, ...]
     oracle: OracleTally
     comparison: Comparison
     entropy: HeadEntropy | None
@@ -105,23 +107,23 @@ class Measured:
     tunings: dict[str, tuple[Tuning, ...]] = field(default_factory=dict)
 
     @property
-    def decoded(self) -> bool:
-        """Whether block efficiencies are those of decodes; without knowing the texts they are means over positions."""
-        return bool(self.comparison.walked[0, 1])
+    def set_aside(self) -> int:
+        return len({number for tuning in self.aside for number in tuning.examples})
+
+    @property
+    def counted(self) -> str:
+        """What all its numbers are about, in words: the calls of a decode, or positions."""
+        return self.comparison.signature.counted
 
     @property
     def efficiency(self) -> dict[str, float]:
-        """Tokens per call of every system: of a decode where the texts are known, else by position."""
-        found = self.comparison
-        values = found.decoded_block_efficiency if self.decoded else found.block_efficiency
-        return dict(zip(found.systems, values.tolist(), strict=True))
+        """Tokens per call of every system."""
+        return dict(zip(self.comparison.systems, self.comparison.block_efficiency.tolist(), strict=True))
 
     @property
     def recovered(self) -> dict[str, float]:
-        """Share of the headroom between vanilla and the oracle, in the same terms; NaN where there is none."""
-        found = self.comparison
-        values = found.decoded_headroom_recovered if self.decoded else found.headroom_recovered
-        return dict(zip(found.systems, values.tolist(), strict=True))
+        """Share of the headroom between vanilla and the oracle; NaN where there is none."""
+        return dict(zip(self.comparison.systems, self.comparison.headroom_recovered.tolist(), strict=True))
 
     @property
     def verified(self) -> dict[str, float]:
@@ -180,7 +182,7 @@ def measure(
     if vocab_size is None:
         vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
     found = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
-    first = next(blocks(datasets[0].paths))
+    first = next(without_any(blocks(datasets[0].paths), found[0].aside))
     words = {name: describe(model) for name, model in models.items()}
     latency = None
     if options.latency:
@@ -222,12 +224,11 @@ def _measure_one(
     # Tuned on other files, a weight costs these no examples.
     tunings = [tuning for each in own.values() for tuning in each if tuning.lattices == fingerprint]
     weighed: dict[str, LanguageModel] = {name: Tuned(as_scorer(model), own.get(name, ())) for name, model in models.items()}
-    oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))))
-    comparison = compare(read("systems"), names, weighed or None, options.alpha, options.seed)
-    entropy = head_entropy(read("entropy"), vocab_size) if has_entropy or vocab_size is not None else None
-    aside = frozenset(number for tuning in tunings for number in tuning.examples)
-    left = None if texts is None else texts - len(aside)
-    return Measured(dataset.name, left, len(aside), oracle, comparison, entropy, weighed, own)
+    oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))), options.by)
+    comparison = compare(read("systems"), names, weighed or None, options.alpha, options.seed, by=options.by)
+    entropy = head_entropy(read("entropy"), vocab_size, options.by) if has_entropy or vocab_size is not None else None
+    measured = Measured(dataset.name, texts, tuple(tunings), oracle, comparison, entropy, weighed, own)
+    return measured if texts is None else replace(measured, texts=texts - measured.set_aside)
 
 
 def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-
-import numpy as np
+from collections.abc import Sequence
 
 from latticebpd.report.content import decimals
 from latticebpd.report.measure import Measured
 
 EFFICIENCY = "Tokens committed per call of the model: accepted drafted tokens and the one that comes free."
-BY_POSITION = "Mean over all positions of the text, of which a decode visits only some."
 ORACLE = "The lattice's best path in hindsight: what perfect rescoring would draft."
 one, two, three = decimals(1), decimals(2), decimals(3)
 percent = decimals(1, " %")
@@ -30,6 +28,6 @@ def system_label(name: str, model: str | None) -> str:
     return f"{kind}, {'no LM' if chosen == '0-gram' else chosen or model}"
 
 
-def oracle_efficiency(measured: Measured) -> np.ndarray:
-    """``[k, heads]`` tokens per call of the oracle, in the terms of ``measured.efficiency``."""
-    return measured.oracle.decoded_block_efficiency if measured.decoded else measured.oracle.block_efficiency
+def counted(sets: Sequence[Measured]) -> str:
+    """What the numbers of a table or plot are about, for its caption: ``by decode``."""
+    return " or ".join(dict.fromkeys(measured.counted for measured in sets))

@@ -37,8 +37,15 @@ def by_hand() -> LatticeSet:
     return LatticeSet(tokens, log_probs, continuation, np.zeros((4, 1), np.int32), sequence=np.zeros(4, np.int64))
 
 
-def decode(lengths: list[int]) -> int:
-    position = calls = 0
+def calls(lengths: list[int]) -> list[int]:
+    """What each call of a decode accepts, of a text's lengths by position."""
+    position, accepted = 0, []
     while position < len(lengths):
-        position, calls = position + lengths[position] + 1, calls + 1
-    return calls
+        accepted.append(lengths[position])
+        position += lengths[position] + 1
+    return accepted
+
+
+def decode(lengths: list[int]) -> int:
+    """How many calls a decode makes."""
+    return len(calls(lengths))

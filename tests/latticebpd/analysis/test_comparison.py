@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fst
 from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
-from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system
+from latticebpd.analysis import compare, comparison, lengths_of, ranks, run_system, stream
 from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.replay import accept_length
 from latticebpd.analysis.sweep import sweep_alpha
@@ -56,12 +56,11 @@ def test_outcomes_equal_drafting_and_verifying_one_by_one(found: LatticeSet, nam
 @given(found=lattice_sets())
 @settings(max_examples=20, deadline=None)
 def test_identities(found: LatticeSet) -> None:
-    n = len(found)
     result = compare([found], ["1-best:0-gram", "256-best", "3-best"], LM)  # at most 4 slots of 4: 256 paths are all
     assert result.systems == ("vanilla", "1-best:0-gram", "256-best", "3-best", "oracle")
     np.testing.assert_array_equal(run_system("vanilla", found, None).lengths, lengths_of(ranks(found), 1))
-    assert (result.outcomes.sum(axis=1) == n).all()
-    assert result.outcomes[0].tolist() == [0, n, 0]
+    assert (result.outcomes.sum(axis=1) == result.steps).all()
+    assert result.outcomes[0].tolist() == [0, result.steps[0], 0]
     assert result.counts[1].tolist() == result.counts[0].tolist()  # the best path of an unrescored lattice is vanilla's draft
     assert result.counts[2].tolist() == result.counts[-1].tolist()  # all paths are as good as the oracle
     oracle = run_system("oracle", found, None).lengths
@@ -70,13 +69,16 @@ def test_identities(found: LatticeSet) -> None:
     assert found.sequence is not None
     lengths = run_system("3-best", found, LM).lengths
     texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
-    assert result.walked[3, :2].tolist() == [n, sum(map(decode, texts))]
+    assert result.walked[3, :2].tolist() == [len(found), sum(map(decode, texts))]
+    assert (result.walked[:, 1] == result.steps).all()
+    by_position = compare([found], ["3-best"], LM, by="position")
+    assert (by_position.outcomes.sum(axis=1) == len(found)).all()
     assert result.resampled[:, 0].tolist() == result.resampled[:, 1].tolist()
 
 
 def test_hand_computed_comparison() -> None:
     found = by_hand()  # vanilla accepts 1, 0, 2, 0; vanilla drafts are (1 2) (2 1) (1 1) (2 3)
-    result = compare([found], ["4-best"])
+    result = compare([found], ["4-best"], by="position")
     assert result.systems == ("vanilla", "4-best", "oracle")
     assert result.block_efficiency.tolist() == [1.75, 2.25, 2.25]  # all four paths: 2, 0, 2, 1
     assert result.headroom_recovered.tolist() == [0, 1, 1]
@@ -88,22 +90,93 @@ def test_hand_computed_comparison() -> None:
     assert result.mended[2].tolist() == [[0, 1], [0, 0], [0, 0]]  # the oracle's first draft is (1 1) where vanilla's is (1 2), a win
     assert result.mended_share(0)[2].tolist() == [0, 50]
     assert np.isnan(result.mended_share(2)[2]).all()  # no losses
-    assert result.decoded_headroom_recovered.tolist() != result.headroom_recovered.tolist()
-    assert result.decoded_block_efficiency.tolist() == [2, 2, 2]
     # vanilla: slot 1 held it, slot 0 lacked it, never, slot 0 held it; all paths: never, slot 0 lacked it, never, the text had ended
-    assert result.lost.tolist() == [[2, 1, 0], [0, 1, 1], [0, 1, 1]]
+    assert result.lost.tolist() == [[2, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0]]
+
+
+def test_hand_computed_comparison_by_decode() -> None:
+    """Vanilla calls at positions 0 and 2, all paths and the oracle at 0 and 3: what lies between, no decode sees."""
+    result = compare([by_hand()], ["4-best"])
+    assert result.signature.by == "decode"
+    assert result.steps.tolist() == [2, 2, 2]
+    assert result.counts.tolist() == [[0, 1, 1], [0, 1, 1], [0, 1, 1]]
+    assert result.block_efficiency.tolist() == [2, 2, 2]
+    assert np.isnan(result.headroom_recovered).all()
+    assert result.outcomes.tolist() == [[0, 2, 0], [2, 0, 0], [2, 0, 0]]  # vanilla drafts at 0 and 3 accept 1 and 0
+    assert result.repeats[0].tolist() == [1, 4, 3]  # (1 2), (1 1)
+    assert result.lost.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0]]
+    assert result.verified_tokens.tolist() == [2, 6, 2]
+    assert compare([replace(by_hand(), sequence=None)], []).signature.by == "position"
+
+
+@given(found=lattice_sets(), size=st.integers(1, 6))
+@settings(max_examples=30)
+def test_counts_by_decode_equal_walking_one_by_one(found: LatticeSet, size: int) -> None:
+    """Every system's own decode is walked by hand, and everything is counted where it makes a call, and nowhere else."""
+    assert found.sequence is not None
+    result = compare([found.take(np.arange(1)), found.take(np.arange(1, len(found)))], [f"{size}-tree"], LM, 0.5)
+    vanilla = run_system("vanilla", found, None)
+    for row, name in enumerate(result.systems):
+        outcome = run_system(name, found, LM, 0.5)
+        visited = []
+        for text in np.unique(found.sequence):
+            own = np.flatnonzero(found.sequence == text)
+            at = 0
+            while at < len(own):
+                visited.append(own[at])
+                at += outcome.lengths[own[at]] + 1
+        assert result.counts[row].tolist() == np.bincount(outcome.lengths[visited], minlength=result.counts.shape[1]).tolist()
+        assert result.nodes[row] == outcome.nodes[visited].sum()
+        better = (outcome.lengths - vanilla.lengths)[visited]
+        assert result.outcomes[row].tolist() == [(better > 0).sum(), (better == 0).sum(), (better < 0).sum()]
+        drafts = np.hstack([found.context[:, -1:], outcome.first])[visited].tolist()
+        assert result.repeats[row].tolist() == [sum(column) for column in zip(*map(repetition_one_by_one, drafts), strict=True)]
+
+
+def test_what_the_budget_cut_is_told_from_what_was_misranked() -> None:
+    """The right tokens are 1, 1; each slot has 1 before 2."""
+    tokens = np.tile(np.array([[1, 2], [1, 2]], np.int32), (1, 1, 1))
+    log_probs = np.array([[[-0.5, -1.0], [-0.5, -1.0]]], np.float32)
+
+    def lost(system: str, continuation: list[int]) -> list[int]:
+        found = LatticeSet(tokens, log_probs, np.array([continuation], np.int32), np.zeros((1, 1), np.int32))
+        causes: list[int] = compare([found], [system]).lost[1].tolist()
+        return causes
+
+    assert lost("1-tree", [1, 1]) == [0, 0, 0, 1]  # one node: nothing is drafted behind 1
+    assert lost("2-tree", [1, 1]) == [0, 0, 0, 0]
+    assert lost("2-tree", [1, 2]) == [1, 0, 0, 0]  # two nodes: 1, and 1 behind it in 2's place
+    assert lost("2-tree", [2, 1]) == [1, 0, 0, 0]
+    assert lost("1-best", [2, 1]) == [1, 0, 0, 0]
+    assert lost("1-tree", [1, 3]) == [0, 1, 0, 0]
+    assert lost("1-tree", [1, PADDING]) == [0, 0, 1, 0]
+
+
+@given(found=lattice_sets())
+@settings(max_examples=10)
+def test_intervals_resample_texts(found: LatticeSet) -> None:
+    """Every resampled pair is the sum of texts' tokens and calls, each times its weight; with every weight 1 it is the whole."""
+    assert found.sequence is not None
+    result = compare([found], ["3-best"], LM)
+    weights = {text: np.random.default_rng((0, text)).poisson(1, comparison.RESAMPLES) for text in np.unique(found.sequence).tolist()}
+    for row, name in enumerate(result.systems):
+        lengths = run_system(name, found, LM).lengths
+        texts = {text: lengths[found.sequence == text].tolist() for text in weights}
+        tokens = sum(weights[text] * len(texts[text]) for text in texts)
+        steps = sum(weights[text] * decode(texts[text]) for text in texts)
+        assert (result.resampled[:, row] == np.stack([tokens, steps], axis=1)).all()
 
 
 def test_a_repetition_of_head_1s_token_counts() -> None:
     """The committed token stands before the draft: a first slot that repeats it is a repetition (the paper's drafts have 9 tokens)."""
     found = by_hand()
     behind_1 = replace(found, context=np.array([[9, 1]] * 4, np.int32))  # vanilla drafts are (1 2) (2 1) (1 1) (2 3)
-    result = compare([behind_1], [])
+    result = compare([behind_1], [], by="position")
     assert result.repeats[0].tolist() == [3, 8, 2 + 1 + 3 + 1]
     unknown = replace(found, context=np.full((4, 1), PADDING, np.int32))
-    assert compare([unknown], []).repeats[0].tolist() == [1, 4, 5]
+    assert compare([unknown], [], by="position").repeats[0].tolist() == [1, 4, 5]
     no_context = replace(found, context=np.empty((4, 0), np.int32))
-    assert compare([no_context], []).repeats[0].tolist() == [1, 4, 5]
+    assert compare([no_context], [], by="position").repeats[0].tolist() == [1, 4, 5]
 
 
 def repetition_one_by_one(draft: list[int]) -> tuple[int, int, int]:
@@ -115,7 +188,7 @@ def repetition_one_by_one(draft: list[int]) -> tuple[int, int, int]:
 @given(found=lattice_sets())
 @settings(max_examples=40, deadline=None)
 def test_repetition_equals_counting_one_by_one(found: LatticeSet) -> None:
-    result = compare([found], ["3-tree"], LM)
+    result = compare([found], ["3-tree"], LM, by="position")
     for row, name in enumerate(result.systems):
         drafts = run_system(name, found, LM).first
         heads_1 = found.context[:, -1].tolist()
@@ -144,7 +217,8 @@ class Contrary:
 @settings(max_examples=20, deadline=None)
 def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
     models = {"small": as_scorer(LM, 0.5), "contrary": Contrary()}
-    result = compare([found], ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"], models)
+    systems = ["2-best", "2-best:0-gram", "2-best:contrary", "2-tree:contrary"]
+    result = compare([found], systems, models, by="position")
     assert result.counts[1].tolist() == np.bincount(run_system("2-best", found, LM, 0.5).lengths, minlength=result.counts.shape[1]).tolist()
     for row, p in ((3, 2), (4, 1)):
         drafts = [best.tokens for best in Contrary().paths([found[i] for i in range(len(found))], [], p)]
@@ -231,7 +305,7 @@ def test_ties_go_to_the_lowest_token_in_every_system() -> None:
 
 
 def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "UNIT", 1)
+    monkeypatch.setattr(stream, "UNIT", 1)
     rng = np.random.default_rng(1)
 
     def sample(n: int) -> LatticeSet:

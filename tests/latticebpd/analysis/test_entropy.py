@@ -98,7 +98,8 @@ def test_means_histograms_and_texts_by_hand() -> None:
     found = by_hand()  # four positions, two slots; vanilla accepts 1, 0, 2, 0
     entropy = np.array([[3, 1, 0.1], [5, 1, 0.3], [4, 2, 0.2], [4, 0, 0.2]], np.float32)
     found = replace(found, entropy=entropy, sequence=np.array([7, 7, 8, 8]))
-    result = head_entropy([found.take(np.arange(3)), found.take(np.array([3]))])  # a text across two blocks
+    blocks = [found.take(np.arange(3)), found.take(np.array([3]))]  # a text across two blocks
+    result = head_entropy(blocks, by="position")
     assert result.heads == (1, 2, 3)
     assert result.exact
     np.testing.assert_allclose(result.low, [4, 1, 0.2], rtol=1e-6)
@@ -109,6 +110,11 @@ def test_means_histograms_and_texts_by_hand() -> None:
     np.testing.assert_allclose(result.text_means, [[4, 1, 0.2], [4, 1, 0.2]], rtol=1e-6)
     assert result.text_efficiency.tolist() == [1.5, 2.0]
     assert result.text_h_max().tolist() == [1, 1]
+    decoded = head_entropy(blocks)  # vanilla calls at 0, where 1 more is accepted, and at 2, where 2 are
+    np.testing.assert_allclose(decoded.low, [3.5, 1.5, 0.15], rtol=1e-6)
+    np.testing.assert_allclose(decoded.text_means, [[3, 1, 0.1], [4, 2, 0.2]], rtol=1e-6)
+    assert decoded.text_efficiency.tolist() == [2, 2]
+    assert decoded.histogram.sum(axis=1).tolist() == [2, 2, 2]
     rising = replace(found, entropy=np.sort(entropy, axis=1))
     assert head_entropy([rising]).text_h_max().tolist() == [3, 3]
     assert head_entropy([replace(found, entropy=entropy[:, [0, 2, 1]])]).text_h_max(2).tolist() == [3, 3]

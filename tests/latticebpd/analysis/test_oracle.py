@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latticebpd.analysis import OracleTally, Shard, blocks, lengths_of, ranks, stream, tally
+from latticebpd.analysis import Comparison, OracleTally, Shard, blocks, compare, lengths_of, ranks, stream, tally
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, oracle_path
-from tests.helpers.lattice_sets import by_hand, decode, lattice_sets
+from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
 
 
 def accepted(lattice: SausageLattice, continuation: list[int]) -> int:
@@ -44,17 +45,26 @@ def fewest(lengths: list[int]) -> int:
 
 @given(found=lattice_sets(), ks=st.lists(st.integers(1, 5), min_size=1, max_size=3), heads=st.lists(st.integers(2, 6), max_size=2))
 def test_tally_equals_counting_one_by_one(found: LatticeSet, ks: list[int], heads: list[int]) -> None:
-    got = tally([found], ks, heads)
+    by_decode, by_position = tally([found], ks, heads), tally([found], ks, heads, by="position")
     slots = found.tokens.shape[1]
     assert found.sequence is not None
     for i, k in enumerate(ks):
         for j, h in enumerate(heads or [slots + 1]):
             lengths = lengths_of(ranks(found), k, h)
-            assert got.counts[i, j].tolist() == np.bincount(lengths, minlength=slots + 1).tolist()
+            assert by_position.counts[i, j].tolist() == np.bincount(lengths, minlength=slots + 1).tolist()
             texts = [lengths[found.sequence == text].tolist() for text in np.unique(found.sequence)]
-            assert got.walked[i, j].tolist() == [len(found), sum(map(decode, texts)), sum(map(fewest, texts))]
-    assert got.num_lattices == len(found)
-    assert got.lost.sum() == (lengths_of(ranks(found), 1) < slots).sum()
+            called = [length for text in texts for length in calls(text)]
+            assert by_decode.counts[i, j].tolist() == np.bincount(called, minlength=slots + 1).tolist()
+            walked = [len(found), sum(map(decode, texts)), sum(map(fewest, texts))]
+            assert by_decode.walked[i, j].tolist() == by_position.walked[i, j].tolist() == walked
+            assert by_decode.block_efficiency[i, j] == walked[0] / walked[1]
+            assert by_position.block_efficiency[i, j] == lengths.mean() + 1
+    vanilla = lengths_of(ranks(found), 1)
+    texts = [vanilla[found.sequence == text].tolist() for text in np.unique(found.sequence)]
+    assert by_decode.num_lattices == by_position.num_lattices == len(found)
+    assert by_position.lost.sum() == (vanilla < slots).sum()
+    assert by_decode.lost.sum() == sum(length < slots for text in texts for length in calls(text))
+    assert by_decode.vanilla.tolist() == [len(found), sum(map(decode, texts))]
 
 
 @given(found=lattice_sets(min_size=2), block=st.integers(1, 5), count=st.integers(1, 4), split=st.integers(1, 11))
@@ -66,24 +76,49 @@ def test_parts_add_up_to_the_whole(
     found.take(np.arange(len(found)) < split).save(tmp_path / "a.npz")
     found.take(np.arange(len(found)) >= split).save(tmp_path / "b.npz")
     files = [tmp_path / name for name in ("a.npz", "b.npz") if len(LatticeSet.load(tmp_path / name))]
-    whole = tally(blocks(files), [1, 3])
-    parts = []
+    whole, compared = tally(blocks(files), [1, 3]), compare(blocks(files), ["3-best", "2-tree"])
+    parts, compared_parts = [], []
     for index in range(count):
         own = list(blocks(files, Shard(index, count)))
         if own:
             parts.append(OracleTally.from_json(json.loads(json.dumps(tally(own, [1, 3]).to_json()))))
+            part = compare(blocks(files), ["3-best", "2-tree"], shard=Shard(index, count))
+            compared_parts.append(Comparison.from_json(json.loads(json.dumps(part.to_json()))))
     assert functools.reduce(operator.add, parts).to_json() == whole.to_json()
+    assert functools.reduce(operator.add, compared_parts).to_json() == compared.to_json()
+
+
+@given(found=lattice_sets(min_size=2), count=st.integers(2, 4), unit=st.integers(1, 3), by=st.sampled_from(["position", None]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_parts_of_lattices_without_texts_add_up_too(
+    found: LatticeSet, count: int, unit: int, by: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "UNIT", unit)
+    pieces = [found.take(np.arange(len(found)) < 1), found.take(np.arange(len(found)) >= 1)]
+    unnumbered = pieces if by else [replace(piece, sequence=None) for piece in pieces]
+    units = {number for _, numbers in stream.units(unnumbered) for number in numbers.tolist()}
+    shards = [shard for shard in (Shard(index, count) for index in range(count)) if any(unit % count == shard.index for unit in units)]
+    tallies = [tally(shard.select(unnumbered), [1, 3], by=by) for shard in shards]
+    assert functools.reduce(operator.add, tallies).to_json() == tally(unnumbered, [1, 3], by=by).to_json()
+    comparisons = [compare(unnumbered, ["3-best"], by=by, shard=shard) for shard in shards]
+    assert functools.reduce(operator.add, comparisons).to_json() == compare(unnumbered, ["3-best"], by=by).to_json()
 
 
 def test_hand_computed_tally() -> None:
-    got = tally([by_hand()], [1, 2])
+    got = tally([by_hand()], [1, 2], by="position")
     assert got.counts[:, 0].tolist() == [[2, 1, 1], [1, 1, 2]]  # k = 1: 1, 0, 2, 0; k = 2: 2, 0, 2, 1
     assert got.block_efficiency[:, 0].tolist() == [1.75, 2.25]
-    # k = 1 calls at 0 (1 accepted), 2 (2 accepted); k = 2 at 0 (2 accepted), 3.
+    # k = 1 calls at 0 (1 accepted), 2 (2 accepted); k = 2 at 0 (2 accepted), 3 (1 accepted).
     assert got.walked[:, 0].tolist() == [[4, 2, 2], [4, 2, 2]]
-    assert got.decoded_block_efficiency[:, 0].tolist() == [2.0, 2.0]
     # vanilla ends at: slot 1 (token there, behind another), slot 0 (token lacking), never, slot 0 (behind another)
     assert got.lost.tolist() == [[1, 1, 0], [1, 0, 0]]
+    got = tally([by_hand()], [1, 2])
+    assert got.signature.by == "decode"
+    assert got.counts[:, 0].tolist() == [[0, 1, 1], [0, 1, 1]]
+    assert got.accepted_share[0, 0].tolist() == [0, 50, 50]
+    assert got.block_efficiency[:, 0].tolist() == [2.0, 2.0]
+    assert got.lost.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert got.lost_share[1].tolist() == [50, 0, 0]
 
 
 def test_longest_prefix_at_every_call_need_not_make_the_fewest_calls() -> None:
@@ -97,9 +132,16 @@ def test_longest_prefix_at_every_call_need_not_make_the_fewest_calls() -> None:
 
 def test_unnumbered_lattices_have_no_decode() -> None:
     found = by_hand()
-    got = tally([LatticeSet(found.tokens, found.log_probs, found.continuation, found.context)], [1])
-    assert np.isnan(got.decoded_block_efficiency).all()
+    unnumbered = LatticeSet(found.tokens, found.log_probs, found.continuation, found.context)
+    got = tally([unnumbered], [1])
+    assert got.signature.by == "position"
+    assert np.isnan(got.best_block_efficiency).all()
     assert got.block_efficiency[0, 0] == 1.75
+    for blocks_ in ([unnumbered], [found, unnumbered]):
+        with pytest.raises(ValueError, match="expected files that number their texts, to count by decode"):
+            tally(blocks_, [1], by="decode")
+    with pytest.raises(ValueError, match="expected statistics by decode or by position, got 'text'"):
+        tally([found], [1], by="text")
 
 
 def test_bad_requests_are_named() -> None:
@@ -108,8 +150,9 @@ def test_bad_requests_are_named() -> None:
             tally([by_hand()], ks, heads)
     with pytest.raises(ValueError, match="at least one lattice"):
         tally([], [1])
-    with pytest.raises(ValueError, match="of one kind"):
-        tally([by_hand()], [1]) + tally([by_hand()], [2])
+    for other in (tally([by_hand()], [2]), tally([by_hand()], [1], by="position")):
+        with pytest.raises(ValueError, match="of one kind"):
+            tally([by_hand()], [1]) + other
     for text in ("1", "2/2", "a/b", "-1/2", "0/0"):
         with pytest.raises(ValueError, match="shard"):
             Shard.parse(text)

@@ -66,8 +66,8 @@ def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tm
     )
     assert status == 0
     assert (tmp_path / "sum.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
-    assert out.splitlines()[0] == "k,heads,block_efficiency,decoded_block_efficiency,best_block_efficiency"
-    assert out.splitlines()[-1].startswith("16,4,3.0,")
+    assert out.splitlines()[0] == "k,heads,by,block_efficiency,best_block_efficiency"
+    assert out.splitlines()[-1].startswith("16,4,decode,")
     assert (tmp_path / "o.svg").read_text().startswith("<?xml")
 
 
@@ -79,7 +79,7 @@ def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(run: Run
     assert list(rows) == ["vanilla", "9-best", "oracle"]
     assert rows["vanilla"]["block_efficiency"] == 1.0
     assert rows["oracle"]["block_efficiency"] == 3.0
-    assert rows["oracle"]["decoded_block_efficiency"] is None  # the file does not number its texts
+    assert rows["oracle"]["by"] == "position"  # the file does not number its texts
     assert "9-best" in run("compare", lattice_file, "-s", "9-best")[1]
 
 

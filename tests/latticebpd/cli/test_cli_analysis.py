@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from latticebpd.analysis import blocks, compare
+from latticebpd.analysis import blocks, compare, tally
+from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -93,13 +95,83 @@ def test_oracle_decodes_with_the_model(run: Run, arguments: tuple[object, ...], 
     record = json.loads(out)
     for row, decoded in zip(record["rows"], record["decoded"], strict=True):
         assert decoded["k"] == row["k"]
-        assert decoded["block_efficiency"] == row["decoded_block_efficiency"]
+        assert decoded["block_efficiency"] == row["block_efficiency"]
         assert decoded["differing_texts"] == 0
     assert "decoded by the model, 2 texts" in run("oracle", tmp_path / "shards", "--model", model_directory, "--limit", 2)[1]
     (file,) = (tmp_path / "shards").glob("shard-*.npz")
     status, _, err = run("oracle", file, "--model", model_directory)
     assert status == 2
     assert "lattice files alone do not tell the prompts" in err
+
+
+def test_the_oracle_and_its_decodes_leave_out_what_a_weight_was_tuned_on(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
+) -> None:
+    assert run(*arguments, "-o", tmp_path / "shards", "--shard-size", 2)[0] == 0
+    save_tunings(tmp_path / "tuned.json", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (0, 1, 2, 4), 0, "sha256:0")])
+    command = ("oracle", tmp_path / "shards", "--k", "1,4", "--exclude", tmp_path / "tuned.json")
+    status, out, err = run(*command, "--model", model_directory, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    (left,) = (block for block in without_any(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.json")))
+    assert np.unique(left.sequence).tolist() == [3]
+    assert record["lattices"] == 13
+    for row, decoded, efficiency in zip(record["rows"], record["decoded"], tally([left], [1, 4]).block_efficiency[:, 0], strict=True):
+        assert decoded["texts"] == 1
+        assert decoded["block_efficiency"] == row["block_efficiency"] == efficiency
+        assert decoded["differing_texts"] == 0
+    parts = [tmp_path / "a.json", tmp_path / "b.json"]
+    assert run(*command, "--shard", "0/2", "--tally", parts[0])[0] == 2  # text 3 is in the other part
+    assert run(*command, "--shard", "1/2", "--tally", parts[1])[0] == 0
+
+
+def test_parts_of_a_comparison_merge_to_the_whole(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+    assert run(*arguments, "-o", tmp_path / "l.npz")[0] == 0
+    trigram().save(tmp_path / "lm.fst")
+    command = ("compare", tmp_path / "l.npz", "--lm", tmp_path / "lm.fst", "-s", "3-best", "-s", "6-tree")
+    parts = [tmp_path / f"{index}.json" for index in range(3)]
+    for index, part in enumerate(parts):
+        assert run(*command, "--shard", f"{index}/3", "--tally", part)[0] == 0
+    status, whole, err = run(*command, "--tally", tmp_path / "whole.json", "--json")
+    assert status == 0, err
+    assert run("merge", *parts, "--tally", tmp_path / "merged.json", "--json")[:2] == (0, whole)
+    assert (tmp_path / "merged.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
+    assert "by decode, 65 lattices" in run("merge", *parts)[1]
+    assert run("oracle", tmp_path / "l.npz", "--tally", tmp_path / "oracle.json")[0] == 0
+    for bad, message in (
+        (("merge", parts[0], tmp_path / "oracle.json"), "expected counts of one kind"),
+        (("merge", *parts, "--plot", tmp_path / "p.png"), "expected --plot with counts of the oracle"),
+        ((*command, "--shard", "0/2", "--alphas", "1,2"), "expected --alphas without --shard"),
+    ):
+        status, _, err = run(*bad)
+        assert (status, message in " ".join(err.split())) == (2, True), err
+
+
+def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
+) -> None:
+    assert run(*arguments, "-o", tmp_path / "given", "--teacher-force")[0] == 0
+    for command in ("oracle", "compare"):
+        out = " ".join(run(command, tmp_path / "given")[1].split())
+        assert "by a walk through the given text" in out
+        assert "by decode" not in out
+    status, _, err = run("report", tmp_path / "given", "--model", model_directory, "--no-timings", "-o", tmp_path / "report")
+    assert status == 0, err
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert "verified against given texts, not what the model would write itself" in page
+    assert "verified against the base model&#39;s own text" not in page
+    assert "every system, by a walk through the given text" in page
+    with (tmp_path / "report" / "decoded.csv").open() as file:  # what the model writes itself is what its decodes are held to
+        assert {row["other texts"] for row in csv.DictReader(file)} == {"0"}
+    (tmp_path / "short.jsonl").write_text('{"text": "w1 w2 w3"}\n')
+    for output in ("none.npz", "none"):
+        status, _, err = run(*arguments, "--prompts", tmp_path / "short.jsonl", "-o", tmp_path / output, "--teacher-force")
+        assert status == 2
+        assert "short.jsonl: expected at least one text with two tokens behind its prompt, which make a lattice, found none" in err
+        assert not (tmp_path / output).exists()
+    LatticeSet.load(next((tmp_path / "given").glob("shard-*.npz"))).take(np.zeros(0, int)).save(tmp_path / "empty.npz")
+    status, _, err = run("oracle", tmp_path / "given", tmp_path / "empty.npz")
+    assert (status, "empty.npz: expected at least one lattice, got none" in err) == (2, True)
 
 
 def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
@@ -117,7 +189,7 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     rows = {row["system"]: row for row in record["systems"]}
     assert rows["3-best"]["block_efficiency"] == rows["3-best:big"]["block_efficiency"] == expected
     assert [sweep["system"] for sweep in record["alpha_sweep"]] == ["3-best", "3-best:big"]
-    assert record["alpha_sweep"][0]["block_efficiency"][0] == rows["3-best"]["decoded_block_efficiency"]
+    assert record["alpha_sweep"][0]["block_efficiency"][0] == rows["3-best"]["block_efficiency"]
     assert record["alpha_sweep"][0]["by"] == "decode"
     assert {"win_repair", "loss_regress", "longest_run", "relative_gain"} <= set(rows["3-best"])
     assert "tokens/call by weight" in run(*command, *options)[1]
@@ -209,9 +281,9 @@ def test_bad_requests_end_with_one_line_and_leave_nothing(run: Run, arguments: t
     before = sorted(tmp_path.rglob("*"))
     for command, message in (
         ((*arguments, "-o", tmp_path / "file"), "file: expected a name that ends in .npz, or a directory, found a file"),
-        (("oracle", tmp_path / "empty.npz"), "expected at least one lattice, got files without any"),
-        (("compare", tmp_path / "empty.npz"), "expected at least one lattice, got files without any"),
-        (("report", tmp_path / "empty.npz", "-o", tmp_path / "out"), "empty: expected at least one lattice, got files without any"),
+        (("oracle", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
+        (("compare", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
+        (("report", tmp_path / "empty.npz", "-o", tmp_path / "out"), "empty.npz: expected at least one lattice, got none"),
         (("oracle", tmp_path / "none"), "none: expected lattice files (.npz) in the directory, found none"),
         (("oracle", tmp_path / "damaged"), "lattices.json: expected settings"),
         (("oracle", tmp_path / "empty.npz", "--k", "-1"), "expected --k as numbers >= 1"),

@@ -15,7 +15,7 @@ import fst
 from latticebpd.analysis import blocks, compare, rescoring_latency, tally
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
 from latticebpd.analysis.theme import COLOURS, css_colours
-from latticebpd.analysis.tuning import without
+from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
@@ -24,6 +24,7 @@ from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measure import NODES, PATHS
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
+from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
 from tests.helpers.trigrams import trigram
@@ -71,8 +72,7 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements
     assert {int(row["k"]) for row in rows_of(written / "oracle.csv")} == {1, 2, 4}
     for row in rows_of(written / "oracle.csv"):
         i, j = oracle.ks.index(int(row["k"])), oracle.heads.index(int(row["heads"]))
-        assert float(row["by position"]) == oracle.block_efficiency[i, j]
-        assert float(row["by decoding"]) == oracle.decoded_block_efficiency[i, j]
+        assert float(row["tokens/call"]) == oracle.block_efficiency[i, j]
         assert float(row["at best"]) == oracle.best_block_efficiency[i, j]
     systems = {row["system"]: row for row in rows_of(written / "systems-tiny.csv")}
     for name, label in (
@@ -82,12 +82,13 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements
         ("oracle", "oracle"),
     ):
         i = comparison.systems.index(name)
-        assert float(systems[label]["tokens/call, decoding"]) == comparison.decoded_block_efficiency[i]
-        assert float(systems[label]["tokens/call, by position"]) == comparison.block_efficiency[i]
+        assert float(systems[label]["tokens/call"]) == comparison.block_efficiency[i]
+        wins, ties, losses = comparison.outcome_share[i]
+        assert [float(systems[label][word]) for word in ("win", "tie", "loss")] == [wins, ties, losses]
         assert float(systems[label]["verified"]) == comparison.verified_tokens[i]
     (summary,) = rows_of(written / "summary.csv")
-    assert float(summary["vanilla"]) == comparison.decoded_block_efficiency[0]
-    assert float(summary["oracle"]) == comparison.decoded_block_efficiency[-1]
+    assert float(summary["vanilla"]) == comparison.block_efficiency[0]
+    assert float(summary["oracle"]) == comparison.block_efficiency[-1]
     weights = {(row["language model"], row["system"]): row for row in rows_of(written / "alpha.csv")}
     own = weights["3-gram", "16-best"]
     assert float(own["best α"].split()[0]) == tuning.alpha == float(own["α of this report"])
@@ -189,9 +190,9 @@ def test_lattices_without_texts_entropies_or_a_model_make_a_report_too(lattices:
     files = make_report(found).write(tmp_path / "out")
     page = files[0].read_text(encoding="utf-8")
     assert "section-entropy" not in page
-    assert not found.sets[0].decoded
+    assert found.sets[0].counted == "by position"
     (summary,) = rows_of(tmp_path / "out" / "summary.csv")
-    assert (summary["by"], summary["texts"]) == ("position", "")
+    assert (summary["counted"], summary["texts"]) == ("by position", "")
     assert (tmp_path / "out" / "oracle-a-b.png").exists()
     twice = measure([DataSet("a b", (tmp_path / "plain.npz",)), DataSet("a/b", (tmp_path / "plain.npz",))], {}, OPTIONS)
     with pytest.raises(ValueError, match="name them apart"):
@@ -202,7 +203,7 @@ def test_bad_requests_are_named(lattices: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one data set"):
         measure([], {})
     LatticeSet.joined(list(blocks([lattices]))).take(np.zeros(0, int)).save(tmp_path / "empty.npz")
-    with pytest.raises(ValueError, match="nothing: expected at least one lattice, got files without any"):
+    with pytest.raises(ValueError, match=r"empty\.npz: expected at least one lattice, got none"):
         measure([DataSet("nothing", (tmp_path / "empty.npz",))], {})
     with pytest.raises(ValueError, match="expected a step from 0 to"):
         measure([DataSet("tiny", (lattices,))], {}, replace(OPTIONS, step=100_000))
@@ -241,4 +242,11 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
     assert {row["other texts"] for row in decodes.values()} == {"0"}
     assert (tmp_path / "out" / "hardware-model.csv").exists()
     assert not (tmp_path / "out" / "latency-paths.csv").exists()
+    examples = (0, 1, 2, 3, 4, 6, 7)
+    store_tunings(tmp_path / "lm.fst", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", examples, 0, lattices_fingerprint([lattices]))])
+    assert run(*arguments, "-o", tmp_path / "one", "--no-timings", "--decode-texts", 8)[0] == 0
+    (summary,) = rows_of(tmp_path / "one" / "summary.csv")
+    for row in rows_of(tmp_path / "one" / "decoded.csv"):  # of the one text that no weight was tuned on
+        assert (row["tokens"], row["other texts"], summary["texts"]) == ("15", "0", "1")
+    assert float(summary["vanilla"]) == float(rows_of(tmp_path / "one" / "decoded.csv")[0]["tokens/call"])
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
