@@ -1,7 +1,7 @@
 """What a decoded token costs in memory traffic and arithmetic, by calculation (Kim 2024, table 11; batch size 1).
 
 Two accounts of one call of the model, each divided by the block efficiency.  N parameters, n layers, L tokens in the
-cache, w tokens verified, 2 bytes a number.
+cache, w tokens verified; 2 bytes a number in the paper, those of the model's type otherwise.
 
 ``paper``      reproduces table 11, whose formulas the paper does not print::
 
@@ -15,9 +15,12 @@ anew, and the heads are left out.
 ``corrected``  counts what a pass reads and computes; the pass holds the next token and the w drafted ones::
 
     parameters   bytes * (N + N_heads)                          + its sequential steps * bytes * N_r
-    cache        2 n d_kv (L + 1 + w) numbers                      + steps * 2 n_r d_kv_r (L + steps)
-    FLOPs        (1 + w) (2 N + 4 n d (L + 1 + w)) + 2 N_heads + 2 (h - 1) d V
-                                                                + steps * (2 N_r + 4 n_r d_r (L + steps))
+    cache        2 n d_kv (L + 1 + w + S) numbers                  + steps * rows * 2 n_r d_kv_r (L + steps)
+    FLOPs        (1 + w) (2 N + 4 n d (L + 1 + w + S)) + 2 N_heads + 2 (h - 1) d V
+                                                                + steps * rows * (2 N_r + 4 n_r d_r (L + steps))
+
+S tokens are an encoder–decoder's source, whose keys and values every call reads; encoding it is a text's prefill, which is in
+no account.  A neural rescorer reads ``rows`` prefixes side by side in each of its steps.
 
 An n-gram model's search runs beside the accelerator and costs it nothing; ``latency.py`` measures it.
 """
@@ -32,6 +35,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
+    from transformers import PreTrainedModel
 
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
@@ -47,7 +51,8 @@ class ModelShape:
     """A transformer, as far as its traffic and arithmetic go.
 
     parameters: of the base model; layers, hidden, feed_forward: its depth and widths; key_value: width of a layer's keys,
-    and of its values; heads, head_parameters: predictions per position, and parameters of heads 2..h; vocabulary: tokens.
+    and of its values; heads, head_parameters: predictions per position, and parameters of heads 2..h; vocabulary: tokens;
+    source: tokens of an encoder–decoder's source.
     """
 
     parameters: float
@@ -59,6 +64,7 @@ class ModelShape:
     head_parameters: float = 0
     vocabulary: int = 0
     bytes_per_number: int = 2
+    source: float = 0
 
     def __post_init__(self) -> None:
         for name in ("parameters", "layers", "hidden", "feed_forward", "key_value", "heads", "bytes_per_number"):
@@ -66,11 +72,11 @@ class ModelShape:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
 
     @classmethod
-    def of(cls, model: BlockwiseLM, bytes_per_number: int = 2) -> ModelShape:
-        """The shape of a model, by its configuration.
+    def of(cls, model: BlockwiseLM | PreTrainedModel, source: float = 0) -> ModelShape:
+        """The shape of a model with heads or without, by its configuration and the type of its weights.
 
-        Of an encoder–decoder it is the decoder's, since that is what calls read: neither the encoder's own parameters nor
-        the source's keys and values are counted.
+        Of an encoder–decoder it is the decoder's, since that is what calls read, and ``source`` tokens that it attends to: the
+        encoder's own parameters are not counted.
 
         Raises:
             ValueError: the configuration does not name a width that is needed.
@@ -78,7 +84,7 @@ class ModelShape:
         from latticebpd.models.base import BaseModel
 
         base = BaseModel.of(model)
-        config = base.config
+        config, heads = base.config, getattr(model, "heads", None)
         hidden, attention_heads = int(config.hidden_size), int(_first(config, "decoder_attention_heads", "num_attention_heads"))
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
@@ -87,10 +93,11 @@ class ModelShape:
             hidden=hidden,
             feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
             key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
-            heads=model.num_heads,
-            head_parameters=sum(parameter.numel() for parameter in model.heads.parameters()),
-            vocabulary=model.vocab_size,
-            bytes_per_number=bytes_per_number,
+            heads=1 if heads is None else int(model.num_heads),
+            head_parameters=0 if heads is None else sum(parameter.numel() for parameter in heads.parameters()),
+            vocabulary=base.vocab_size,
+            bytes_per_number=base.dtype.itemsize,
+            source=source if base.encodes else 0,
         )
 
 
@@ -123,7 +130,7 @@ class Decoding:
     """One way to decode.
 
     block_efficiency: tokens per call.  verified: drafted tokens in each call's pass.
-    rescorer: a neural one, which runs ``steps`` times in sequence before each call.
+    rescorer: a neural one, which runs ``steps`` times in sequence before each call, over ``rows`` prefixes at a time.
     """
 
     name: str
@@ -131,6 +138,7 @@ class Decoding:
     verified: float
     rescorer: ModelShape | None = None
     steps: int = 1
+    rows: float = 1
 
 
 PAPER_DECODINGS = (
@@ -204,13 +212,14 @@ def _corrected_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple
     drafts = shape.heads > 1 and decoding.verified > 0
     heads = shape.head_parameters if drafts else 0
     parameters = size * (shape.parameters + heads)
-    cache = 2 * shape.layers * shape.key_value * size * (length + read)
-    flops = read * (2 * shape.parameters + 4 * shape.layers * shape.hidden * (length + read)) + 2 * heads
+    attended = length + read + shape.source
+    cache = 2 * shape.layers * shape.key_value * size * attended
+    flops = read * (2 * shape.parameters + 4 * shape.layers * shape.hidden * attended) + 2 * heads
     if drafts:
         flops += 2 * (shape.heads - 1) * shape.hidden * shape.vocabulary
     if (small := decoding.rescorer) is not None:
         steps, seen = decoding.steps, length + decoding.steps
         parameters += steps * small.bytes_per_number * small.parameters
-        cache += steps * 2 * small.layers * small.key_value * small.bytes_per_number * seen
-        flops += steps * (2 * small.parameters + 4 * small.layers * small.hidden * seen)
+        cache += steps * decoding.rows * 2 * small.layers * small.key_value * small.bytes_per_number * seen
+        flops += steps * decoding.rows * (2 * small.parameters + 4 * small.layers * small.hidden * seen)
     return parameters, cache, flops

@@ -102,9 +102,13 @@ def _with_model(directory: Path, lattices: object, measurements: Measurements, d
 
     model = BlockwiseLM.from_pretrained(directory)
     path = Path(str(lattices))
-    if not decode_texts or not lattice_directory(path).is_ours:
-        return None, ModelShape.of(model)
     measured = measurements.sets[0]
+    if not lattice_directory(path).is_ours:
+        return None, ModelShape.of(model)
+    lengths = [prompt_length for _, prompt_length in texts_without([path], measured.aside)]
+    shape = ModelShape.of(model, source=sum(lengths) / len(lengths))
+    if not decode_texts:
+        return None, shape
     models, k = measured.models, measured.comparison.signature.k
     name = next(iter(models), None)
 
@@ -117,4 +121,4 @@ def _with_model(directory: Path, lattices: object, measurements: Measurements, d
     texts = list(islice(texts_without([path], measured.aside), decode_texts))
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(drafters))
-        return decode(model, texts, drafters, lambda: bar.advance(task), measured.comparison.signature.given_text), ModelShape.of(model)
+        return decode(model, texts, drafters, lambda: bar.advance(task), measured.comparison.signature.given_text), shape

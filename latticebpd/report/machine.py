@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from latticebpd.analysis.hardware import PAPER_DECODINGS, PAPER_MODEL, Decoding, HardwareCost, ModelShape, hardware_cost
+from latticebpd.drafting.names import BEST, NO_MODEL, SystemName
 from latticebpd.report.content import Column, Section, Table, text
-from latticebpd.report.measure import Measurements
+from latticebpd.report.measure import Measured, Measurements
 from latticebpd.report.wording import system_label, three
+from latticebpd.scoring.neural.base import CausalRescorer
+from latticebpd.scoring.neural.rescorer import ParallelNeuralRescorer
+from latticebpd.scoring.rescoring import as_scorer
 
 
 def hardware(measurements: Measurements, shape: ModelShape | None) -> Section:
@@ -15,17 +19,32 @@ def hardware(measurements: Measurements, shape: ModelShape | None) -> Section:
         measured = measurements.sets[0]
         model = next(iter(measurements.models), None)
         wanted = ["vanilla", *(["1-best"] if model else []), "16-best:0-gram", *(["16-best", "64-tree"] if model else ["64-tree:0-gram"])]
-        decodings = [Decoding("autoregressive", 1.0, 0)] + [
-            Decoding(system_label(name, model), measured.efficiency[name], measured.verified[name]) for name in wanted
-        ]
-        cost = hardware_cost(shape, decodings)
-        items.append(_hardware_table(cost, "hardware-model", f"This model on {measured.name}, corrected account"))
+        wanted += [f"{kind}:{name}" for name in list(measurements.models)[1:] for kind in ("1-best", "16-best")]
+        cost = hardware_cost(shape, [Decoding("autoregressive", 1.0, 0), *(_decoding(measured, name, model) for name in wanted)])
+        source = f", sources of {shape.source:.0f} tokens" if shape.source else ""
+        caption = f"This model on {measured.name}, {8 * shape.bytes_per_number} bits a number{source}, corrected account"
+        items.append(_hardware_table(cost, "hardware-model", f"{caption}; block efficiency {measured.counted}"))
     lead = (
         "By calculation, for one decoded token at batch size 1. The paper's account counts the cache with the feed-forward width, linear "
         "layers for one token and attention as if computed anew; the corrected account counts what a pass reads and computes: heads "
-        "included, every verified token, keys and values as they are stored."
+        "included, every verified token, keys and values as they are stored, an encoder–decoder's source, a neural rescorer's steps."
     )
     return Section("hardware", "Hardware cost per token", lead, items)
+
+
+def _decoding(measured: Measured, name: str, model: str | None) -> Decoding:
+    """A system as it was measured, with its neural rescorer if it has one."""
+    system, label = SystemName.parse(name), system_label(name, model)
+    efficiency, verified = measured.efficiency[name], measured.verified[name]
+    chosen = system.chosen(measured.models)
+    scorer = None if chosen == NO_MODEL else as_scorer(measured.models[chosen])
+    if not isinstance(scorer, CausalRescorer):
+        return Decoding(label, efficiency, verified)
+    slots = measured.comparison.signature.heads - 1
+    steps = 1 if isinstance(scorer, ParallelNeuralRescorer) else slots
+    # Beams are as many prefixes in every step; a tree's nodes are spread over the slots.
+    rows = slots if steps == 1 else system.size if system.kind == BEST else max(1, system.size / slots)
+    return Decoding(label, efficiency, verified, ModelShape.of(scorer.model), steps, rows)
 
 
 def _hardware_table(cost: HardwareCost, name: str, caption: str) -> Table:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from latticebpd.analysis import Decoding, ModelShape, hardware_cost
 from latticebpd.analysis.hardware import PAPER_DECODINGS
@@ -50,21 +53,36 @@ def test_corrected_mode_by_hand() -> None:
     tree = 6 * (2 * 1000 + 4 * 2 * 8 * (20 + 6)) + 2 * 100 + 2 * 2 * 8 * 50
     neural = tree + 3 * (2 * 10 + 4 * 1 * 2 * (20 + 3))
     assert cost.flops.tolist() == [2 * 1000 + 4 * 2 * 8 * 21, tree / 2, neural / 2]
+    beams = hardware_cost(shape, [Decoding("neural", 2, 5, small, steps=3, rows=4)], [20])
+    assert beams.cache_bytes[0, 0] == (2 * 2 * 4 * 4 * (20 + 6) + 3 * 4 * 2 * 1 * 2 * 2 * (20 + 3)) / 2
+    assert beams.flops[0] == (tree + 3 * 4 * (2 * 10 + 4 * 1 * 2 * (20 + 3))) / 2
+    read = hardware_cost(replace(shape, source=30), [Decoding("greedy", 1, 0)], [20])  # every call attends to 30 tokens more
+    assert read.cache_bytes[0, 0] == 2 * 2 * 4 * 4 * (20 + 1 + 30)
+    assert read.flops[0] == 2 * 1000 + 4 * 2 * 8 * (20 + 1 + 30)
 
 
 def test_shape_of_a_model_is_read_from_its_configuration() -> None:
     model = tiny_model()  # 2 layers of width 16 and 32, two attention heads, one of keys and values; 5 predictions, 23 tokens
-    shape = ModelShape.of(model, bytes_per_number=4)
+    shape = ModelShape.of(model, source=7)
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.key_value) == (2, 16, 32, 8)
     assert (shape.heads, shape.vocabulary, shape.bytes_per_number) == (5, 23, 4)
+    assert shape.source == 0  # it reads none
     assert shape.parameters == sum(parameter.numel() for parameter in model.base.parameters())
     assert shape.head_parameters == sum(parameter.numel() for parameter in model.heads.parameters())
+
+
+def test_numbers_are_as_wide_as_the_models_type() -> None:
+    base = tiny("gpt2")
+    assert ModelShape.of(base).bytes_per_number == 4
+    assert ModelShape.of(base.to(torch.bfloat16)).bytes_per_number == 2
+    assert ModelShape.of(base).heads == 1
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "t5"])
 def test_the_shape_of_an_encoder_decoder_is_its_decoders(family: str) -> None:
     base = tiny(family)
-    shape = ModelShape.of(BlockwiseLM(base, new_heads(base, "feed-forward", 5)))
+    shape = ModelShape.of(BlockwiseLM(base, new_heads(base, "feed-forward", 5)), source=12.5)
+    assert shape.source == 12.5
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.key_value, shape.vocabulary) == (2, 16, 16, 16, 23)
     encoder = {name for name, _ in base.named_parameters() if ".encoder." in f".{name}"}
     assert len(encoder) > 10

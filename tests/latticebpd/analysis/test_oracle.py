@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latticebpd.analysis import Comparison, OracleTally, Shard, blocks, compare, lengths_of, ranks, stream, tally
+from latticebpd.analysis import Comparison, OracleTally, Shard, blocks, compare, comparison, lengths_of, ranks, stream, tally
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, oracle_path
 from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
@@ -68,11 +68,12 @@ def test_tally_equals_counting_one_by_one(found: LatticeSet, ks: list[int], head
 
 
 @given(found=lattice_sets(min_size=2), block=st.integers(1, 5), count=st.integers(1, 4), split=st.integers(1, 11))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_parts_add_up_to_the_whole(
     found: LatticeSet, block: int, count: int, split: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "BLOCK", block)
+    monkeypatch.setattr(comparison, "RESAMPLES", 20)
     found.take(np.arange(len(found)) < split).save(tmp_path / "a.npz")
     found.take(np.arange(len(found)) >= split).save(tmp_path / "b.npz")
     files = [tmp_path / name for name in ("a.npz", "b.npz") if len(LatticeSet.load(tmp_path / name))]
@@ -89,11 +90,12 @@ def test_parts_add_up_to_the_whole(
 
 
 @given(found=lattice_sets(min_size=2), count=st.integers(2, 4), unit=st.integers(1, 3), by=st.sampled_from(["position", None]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 def test_parts_of_lattices_without_texts_add_up_too(
     found: LatticeSet, count: int, unit: int, by: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "UNIT", unit)
+    monkeypatch.setattr(comparison, "RESAMPLES", 20)
     pieces = [found.take(np.arange(len(found)) < 1), found.take(np.arange(len(found)) >= 1)]
     unnumbered = pieces if by else [replace(piece, sequence=None) for piece in pieces]
     units = {number for _, numbers in stream.units(unnumbered) for number in numbers.tolist()}

@@ -14,19 +14,22 @@ import pytest
 import fst
 from latticebpd.analysis import blocks, compare, rescoring_latency, tally
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
+from latticebpd.analysis.hardware import ModelShape
 from latticebpd.analysis.theme import COLOURS, css_colours
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM
-from latticebpd.report import DataSet, Measurements, Options, make_report, measure
+from latticebpd.report import DataSet, Measurements, Options, machine, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measure import NODES, PATHS
+from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
+from tests.helpers.tiny_families import tiny
 from tests.helpers.trigrams import trigram
 
 MODELS = {"3-gram": as_scorer(trigram()), "other": as_scorer(trigram())}
@@ -250,3 +253,17 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
         assert (row["tokens"], row["other texts"], summary["texts"]) == ("15", "0", "1")
     assert float(summary["vanilla"]) == float(rows_of(tmp_path / "one" / "decoded.csv")[0]["tokens/call"])
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
+
+
+def test_the_hardware_cost_of_a_models_own_neural_rescorer_is_in_the_table(lattices: Path, model: BlockwiseLM) -> None:
+    small = NeuralRescorer(tiny("gpt2"))
+    measured = measure([DataSet("tiny", (lattices,))], {"small": small}, replace(OPTIONS, tuning_examples=0))
+    section = machine.hardware(measured, ModelShape.of(model))
+    table = next(item for item in section.items if item.name == "hardware-model")
+    parameters = dict(zip((column.title for column in table.columns), table.rows[0], strict=True))
+    own = 4 * sum(parameter.numel() for parameter in (*model.base.parameters(), *model.heads.parameters()))
+    rescorers = 4 * sum(parameter.numel() for parameter in small.model.parameters())
+    efficiency = measured.sets[0].efficiency
+    assert parameters["1-best, small"] == pytest.approx((own + 4 * rescorers) / efficiency["1-best"] / 1e6)  # once for each of 4 slots
+    assert parameters["vanilla"] == pytest.approx(own / efficiency["vanilla"] / 1e6)
+    assert "32 bits a number" in table.caption
