@@ -42,7 +42,7 @@ class Comparison(Counts):
     repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run. As in the
         paper, a draft begins with head 1's token: the last of the context.
     lost: ``[systems, 4]`` steps where the drafts end before the lattice does, by cause: see ``oracle.losses``.
-    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; zero by position.
+    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; texts: ``[1]`` how many there were; zero by position.
     resampled: ``[RESAMPLES, systems, 2]`` tokens and steps of every system, of texts drawn anew by Poisson weights.
     """
 
@@ -57,6 +57,7 @@ class Comparison(Counts):
     repeats: np.ndarray
     lost: np.ndarray
     walked: np.ndarray
+    texts: np.ndarray
     resampled: np.ndarray
 
     @classmethod
@@ -64,7 +65,7 @@ class Comparison(Counts):
         size = len(keys["systems"])
         return {
             "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2), "repeats": (size, 3),
-            "lost": (size, 4), "walked": (size, 3), "resampled": (RESAMPLES, size, 2),
+            "lost": (size, 4), "walked": (size, 3), "texts": (1,), "resampled": (RESAMPLES, size, 2),
         }  # fmt: skip
 
     @property
@@ -81,6 +82,11 @@ class Comparison(Counts):
     def block_efficiency(self) -> np.ndarray:
         """``[systems]`` tokens a call of a decode; by position accepted drafted tokens, and the one that comes free."""
         return ratio(self.walked[:, 0], self.walked[:, 1]) if self.signature.by == DECODE else mean_length(self.counts) + 1
+
+    @property
+    def block_efficiency_with_prefill(self) -> np.ndarray:
+        """``[systems]`` the same with each text's prefill as a call, and the token that it yields; NaN by position."""
+        return ratio(self.walked[:, 0] + self.texts, (self.walked[:, 1] + self.texts) * (self.walked[:, 1] > 0))
 
     @property
     def verified_tokens(self) -> np.ndarray:
@@ -178,6 +184,7 @@ def compare(
         lengths = np.stack([found.lengths for found in outcomes], axis=1)
         if result.signature.by == DECODE and block.sequence is not None:
             stepped = walk.go_on(block.sequence, lengths)
+            result.texts[0] = walk.texts
             tokens = np.ones_like(lengths)  # every position is written, by whichever call
         else:
             stepped, tokens = np.ones(lengths.shape, bool), lengths + 1

@@ -11,10 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from latticebpd.analysis.quality import MEASURES, References, perplexity
+from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
-from latticebpd.drafting import Drafter, NoDrafter, OracleDrafter, VanillaDrafter
+from latticebpd.drafting import Drafter, Heads, NoDrafter, OracleDrafter, VanillaDrafter, drafter_named
+from latticebpd.drafting.names import ORACLE, Models
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
+
+EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
+PERPLEXITY = "perplexity"
 
 Factory = Callable[[Sequence[int]], Drafter]
 """From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
@@ -27,8 +33,9 @@ class Decoded:
     names: of the drafters.
     counts: ``[drafters, slots + 2]`` calls by tokens committed, 0..slots + 1.
     verified: ``[drafters]`` drafted tokens in all passes.
-    texts: how many prompts.  differing: ``[drafters]`` texts that are not the given ones: the lattices are another model's,
-        or were made in another precision.
+    texts: how many prompts.  differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the lattices are
+        another model's, or were made in another precision.
+    written: ``[drafters][texts]`` prompt and new tokens, and the prompt's length.
     """
 
     names: tuple[str, ...]
@@ -36,6 +43,7 @@ class Decoded:
     verified: np.ndarray
     texts: int
     differing: np.ndarray
+    written: tuple[tuple[tuple[list[int], int], ...], ...]
 
     @property
     def calls(self) -> np.ndarray:
@@ -55,6 +63,12 @@ class Decoded:
         efficiency: np.ndarray = np.divide(self.tokens, self.calls, out=np.full(len(self.calls), np.nan), where=self.calls > 0)
         return efficiency
 
+    @property
+    def block_efficiency_with_prefill(self) -> np.ndarray:
+        """``[drafters]`` the same with every prompt's prefill as a call, and the token that it yields."""
+        efficiency: np.ndarray = (self.tokens + self.texts) / (self.calls + self.texts)
+        return efficiency
+
 
 def decode(
     model: BlockwiseLM,
@@ -62,6 +76,7 @@ def decode(
     drafters: Mapping[str, Factory],
     on_decode: Callable[[], None] | None = None,
     given_text: bool = False,
+    rules: Mapping[str, Acceptance] = EXACT_ALONE,
 ) -> Decoded:
     """Write the texts again with every drafter.
 
@@ -71,12 +86,15 @@ def decode(
         drafters: by name.
         on_decode: called after each decode, for progress.
         given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
+        rules: acceptance rules by name; every drafter decodes under each.
 
     Raises:
         ValueError: no text.
     """
-    counts = np.zeros((len(drafters), model.num_heads + 1), np.int64)
-    verified, differing = np.zeros(len(drafters), np.int64), np.zeros(len(drafters), np.int64)
+    ways = [(name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()]
+    counts = np.zeros((len(ways), model.num_heads + 1), np.int64)
+    verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
+    written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
     number, encodes = 0, BaseModel.of(model).encodes
     for text, prompt_length in texts:
         begin = 1 if encodes else prompt_length  # an encoder–decoder's output begins with its start token instead of the prompt
@@ -84,16 +102,57 @@ def decode(
         number += 1
         if given_text:
             continuation = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation)).sequences[0, begin:].tolist()
-        for row, drafter_of in enumerate(drafters.values()):
-            out = generate(model, prompt, drafter_of(continuation), max_new_tokens=len(continuation))
+        for row, (_, drafter_of, _, acceptance) in enumerate(ways):
+            out = generate(model, prompt, drafter_of(continuation), acceptance, max_new_tokens=len(continuation))
+            new = out.sequences[0, begin:].tolist()
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
-            differing[row] += out.sequences[0, begin:].tolist() != continuation
+            differing[row] += new != continuation
+            written[row].append(([*prompt, *new], prompt_length))
             if on_decode is not None:
                 on_decode()
     if not number:
         raise ValueError("expected at least one text, got none")
-    return Decoded(tuple(drafters), counts, verified, number, differing)
+    names = tuple(name if rule == "exact" else f"{name}, {rule}" for name, _, rule, _ in ways)
+    return Decoded(names, counts, verified, number, differing, tuple(map(tuple, written)))
+
+
+def system_drafters(model: BlockwiseLM, systems: Sequence[str], lm: Models, alpha: float | None, k: int) -> dict[str, Factory]:
+    """Systems by name, see ``latticebpd.drafting.names``, the oracle among them; k: arcs per slot."""
+
+    def factory(system: str) -> Factory:
+        if system == ORACLE:
+            return lambda continuation: OracleDrafter(model, continuation, k)
+        return lambda _: drafter_named(system, Heads(model, k), lm, alpha)
+
+    return {system: factory(system) for system in systems}
+
+
+def qualities(
+    decoded: Decoded, model: BlockwiseLM, words: Callable[[list[int]], str], measures: Sequence[str], references: References = ()
+) -> dict[str, list[float]]:
+    """Of every measure, what the texts of each drafter and rule are worth.
+
+    Args:
+        model: whose perplexity is meant.
+        words: from token ids to a text.
+        measures: ``perplexity`` and names of ``quality.MEASURES``.
+        references: of every text, for all but perplexity.
+
+    Raises:
+        ValueError: an unknown measure, or references that are missing.
+    """
+    if unknown := [name for name in measures if name not in (PERPLEXITY, *MEASURES)]:
+        raise ValueError(f"expected measures among {', '.join((PERPLEXITY, *MEASURES))}, got {unknown[0]!r}")
+    if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
+        raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
+    found: dict[str, list[float]] = {}
+    for name in measures:
+        if name == PERPLEXITY:
+            found[name] = [perplexity(model, texts) for texts in decoded.written]
+        else:
+            found[name] = [MEASURES[name]([words(text[length:]) for text, length in texts], references) for texts in decoded.written]
+    return found
 
 
 def oracle_drafters(model: BlockwiseLM, ks: Sequence[int]) -> dict[str, Factory]:

@@ -26,7 +26,12 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> It
     return found
 
 
-def texts_without(paths: Paths, tunings: Iterable[Tuning]) -> Iterator[tuple[list[int], int]]:
-    """Tokens and prompt length of every text of directories, less the texts that a weight was tuned on."""
+def numbered_without(paths: Paths, tunings: Iterable[Tuning]) -> Iterator[tuple[int, tuple[list[int], int]]]:
+    """Number, and tokens and prompt length, of every text of directories, less the texts that a weight was tuned on."""
     used = {number for tuning in tunings if tuning.unit == TEXT for number in tuning.examples}
-    return (text for number, text in enumerate(texts_of(paths)) if number not in used)
+    return ((number, text) for number, text in enumerate(texts_of(paths)) if number not in used)
+
+
+def texts_without(paths: Paths, tunings: Iterable[Tuning]) -> Iterator[tuple[list[int], int]]:
+    """Tokens and prompt length of these texts."""
+    return (text for _, text in numbered_without(paths, tunings))

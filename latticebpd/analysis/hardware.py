@@ -82,9 +82,10 @@ class ModelShape:
             ValueError: the configuration does not name a width that is needed.
         """
         from latticebpd.models.base import BaseModel
+        from latticebpd.models.blockwise import BlockwiseLM
 
         base = BaseModel.of(model)
-        config, heads = base.config, getattr(model, "heads", None)
+        config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
         hidden, attention_heads = int(config.hidden_size), int(_first(config, "decoder_attention_heads", "num_attention_heads"))
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
@@ -93,8 +94,8 @@ class ModelShape:
             hidden=hidden,
             feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
             key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
-            heads=1 if heads is None else int(model.num_heads),
-            head_parameters=0 if heads is None else sum(parameter.numel() for parameter in heads.parameters()),
+            heads=1 if blockwise is None else blockwise.num_heads,
+            head_parameters=0 if blockwise is None else sum(parameter.numel() for parameter in blockwise.heads.parameters()),
             vocabulary=base.vocab_size,
             bytes_per_number=base.dtype.itemsize,
             source=source if base.encodes else 0,

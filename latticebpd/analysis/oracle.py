@@ -200,6 +200,7 @@ class Walk:
     def __init__(self, walked: np.ndarray) -> None:
         """walked: ``[..., 3]`` tokens, calls, fewest calls of each of ``[...]`` drafters, added to."""
         self.walked = walked
+        self.texts = 0
         self.text = -1  # the one that the last block ended in
         self.position = 0  # in it
         self.state = np.zeros((3, *walked.shape[:-1]), np.int64)
@@ -216,6 +217,7 @@ class Walk:
         position = np.zeros(len(starts), np.int64)
         # Of every text: where the next call is made, where the calls so far reach at best, how far one more would.
         state = np.zeros((3, len(starts), *lengths.shape[1:]), np.int64)
+        self.texts += len(starts) - (self.text == sequence[0])
         if self.text == sequence[0]:
             first = int(np.flatnonzero(starts == 0)[0])
             position[first], state[:, first] = self.position, self.state

@@ -10,10 +10,11 @@ import typer
 
 from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
 from latticebpd.cli.console import err, out, print_json, progress
+from latticebpd.cli.decodes import FIELD, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
 from latticebpd.cli.language_models import alphas_of, named_models
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from latticebpd.analysis import Comparison
     from latticebpd.analysis.sweep import AlphaSweep
@@ -42,6 +43,12 @@ def compare(
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
+    model: Path | None = typer.Option(None, help="The lattices' own model: decode texts with every system; needs directories of lattices."),
+    decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),
+    rule: list[str] = RULE,
+    measure: list[str] = MEASURE,
+    references: Path | None = REFERENCES,
+    field: str = FIELD,
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
     tally: Path | None = typer.Option(None, help="Write the counts themselves (.json), for `latticebpd merge`."),
 ) -> None:
@@ -66,14 +73,16 @@ def compare(
         raise ValueError("expected one of --json and --csv, got both")
     models, part = named_models(lm), Shard.parse(shard)
     weights = alphas_of("--alphas", alphas) if alphas else []
+    if model is None and (measure or references is not None or rule != ["exact"]):
+        raise ValueError("expected --model with --rule, --measure and --references, got none")
     if weights and (part.count > 1 or tally is not None):
         raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
         for block in without_any(blocks(files), tunings):
-            for name, model in models.items():
-                check_vocabulary(model, block.fingerprint, block.vocab_size, f"the lattices\' model ({name})")
+            for name, each in models.items():
+                check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices\' model ({name})")
             yield replace(block, sequence=None) if sweeping and by == POSITION else block
 
     sweeping = False
@@ -86,13 +95,26 @@ def compare(
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
             parsed = SystemName.parse(name)
-            model = models[parsed.chosen(models)]
-            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), model, weights))
-    show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)))
+            own = models[parsed.chosen(models)]
+            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights))
+    decoded: list[dict[str, Any]] = []
+    if model is not None:
+        signature = found.signature
+        _, again, quality = decode_again(
+            model, files, tunings, found.systems, models or None, alpha, signature.k, signature.given_text, decode_texts, rule, measure,
+            references, field,
+        )  # fmt: skip
+        decoded = decoded_rows(again, quality)
+    show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
 
 
 def show_comparison(
-    found: Comparison, json: bool, csv: bool, tally: Path | None = None, sweeps: Mapping[str, AlphaSweep] | None = None
+    found: Comparison,
+    json: bool,
+    csv: bool,
+    tally: Path | None = None,
+    sweeps: Mapping[str, AlphaSweep] | None = None,
+    decoded: Sequence[dict[str, Any]] = (),
 ) -> None:
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
@@ -110,13 +132,15 @@ def show_comparison(
             for name, sweep in sweeps.items()
         ]
         record = {"signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices}
-        print_json({**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept})
+        print_json({**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded)})
     elif csv:
         print_csv(rows)
     else:
         _print_comparison(rows, found)
         if sweeps:
             _print_sweeps(list(sweeps), list(sweeps.values()))
+        if decoded:
+            _print_decoded(decoded)
         err.print(str(found.signature), style="dim")
 
 
@@ -140,11 +164,12 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Tuning
 def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
     steps = found.signature.steps
     title = f"{found.signature.counted}, {found.num_lattices} lattices"
-    table = table_of(title, "system", "tokens/call", "gain (95%)", "headroom", "verified", steps)
+    table = table_of(title, "system", "tokens/call", "with prefill", "gain (95%)", "headroom", "verified", steps)
     for row in rows:
         table.add_row(
             row["system"],
             f"{row['block_efficiency']:.3f}",
+            number(row["block_efficiency_with_prefill"], ".3f"),
             f"{number(row['gain_low'], '+.2f')}…{number(row['gain_high'], '+.2f')}",
             number(row["headroom_recovered"], ".0%"),
             f"{row['verified_tokens']:.1f}",
@@ -162,6 +187,17 @@ def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
         {"repair": "repair", "regress": "regress", "consecutive_repeats": "equal neighbours", "longest_run": "longest run"},
     )
     out.print("misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to draft it.")
+
+
+def _print_decoded(rows: Sequence[dict[str, Any]]) -> None:
+    measures = list(rows[0])[list(rows[0]).index("differing_texts") + 1 :]
+    title = f"decoded by the model, {rows[0]['texts']} texts"
+    table = table_of(title, "system", "tokens/call", "with prefill", "calls", "tokens", "other texts", *measures)
+    for row in rows:
+        efficiency = [number(row[name], ".3f") for name in ("block_efficiency", "block_efficiency_with_prefill")]
+        counts = [f"{row[name]}" for name in ("calls", "tokens", "differing_texts")]
+        table.add_row(row["system"], *efficiency, *counts, *(f"{row[measure]:.2f}" for measure in measures))
+    out.print(table)
 
 
 def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:
@@ -185,6 +221,7 @@ def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
     efficiency, interval, lost = found.block_efficiency, found.gain_interval(), found.lost_share
     columns = {
         "block_efficiency": efficiency,
+        "block_efficiency_with_prefill": found.block_efficiency_with_prefill,
         "gain": efficiency - efficiency[0],
         "gain_low": interval[:, 0],
         "gain_high": interval[:, 1],

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from latticebpd.cli.analysis import BY
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
+from latticebpd.cli.decodes import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.language_models import named_models
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.analysis.hardware import ModelShape
@@ -40,6 +41,10 @@ def report(
         None, min=0, help="Lattice to draw, by its number among those not set aside; a telling one by default."
     ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
+    rule: list[str] = RULE,
+    measure: list[str] = MEASURE,
+    references: Path | None = REFERENCES,
+    field: str = FIELD,
     by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
     timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same files, byte for byte."),
@@ -51,19 +56,25 @@ def report(
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
-    from latticebpd.report import DataSet, Options, make_report, measure
+    from latticebpd.report import DataSet, Options, make_report
+    from latticebpd.report import measure as measure_all
 
     datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
     models = named_models(lm)
     options = Options(alpha, tuning_examples, seed, budget, step, timings, by=by)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
-        measurements = measure(datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
-    decoded, shape = (None, None) if model is None else _with_model(model, datasets[0].paths[0], measurements, decode_texts)
+        measurements = measure_all(datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
+    decoded: Decoded | None = None
+    quality: dict[str, list[float]] = {}
+    shape: ModelShape | None = None
+    if model is not None:
+        asked = {"rules": rule, "measures": measure, "references": references, "field": field}
+        decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked)
     words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
     with progress() as bar:
         bar.add_task("drawing", total=None)
-        files = make_report(measurements, title, _word(words), shape, decoded).write(output)
+        files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures beside it")
 
 
@@ -87,38 +98,27 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
     return lambda token: loaded.decode([token], skip_special_tokens=False) or str(token)
 
 
-def _with_model(directory: Path, lattices: object, measurements: Measurements, decode_texts: int) -> tuple[Decoded | None, ModelShape]:
-    """Decodes of some texts by the model itself, where the files hold texts; and its shape."""
+def _with_model(
+    directory: Path, lattices: Path, measurements: Measurements, decode_texts: int, asked: Mapping[str, Any]
+) -> tuple[Decoded | None, dict[str, list[float]], ModelShape]:
+    """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's shape."""
     quiet_transformers()
-    from itertools import islice
-
-    from latticebpd.analysis.decoded import Factory, decode
     from latticebpd.analysis.excluding import texts_without
     from latticebpd.analysis.hardware import ModelShape
-    from latticebpd.drafting import Heads, OracleDrafter, drafter_named
     from latticebpd.lattices.shards import lattice_directory
     from latticebpd.models.blockwise import BlockwiseLM
-    from latticebpd.report.wording import system_label
 
-    model = BlockwiseLM.from_pretrained(directory)
-    path = Path(str(lattices))
     measured = measurements.sets[0]
-    if not lattice_directory(path).is_ours:
-        return None, ModelShape.of(model)
-    lengths = [prompt_length for _, prompt_length in texts_without([path], measured.aside)]
-    shape = ModelShape.of(model, source=sum(lengths) / len(lengths))
+    if not lattice_directory(lattices).is_ours:
+        return None, {}, ModelShape.of(BlockwiseLM.from_pretrained(directory))
+    lengths = [prompt_length for _, prompt_length in texts_without([lattices], measured.aside)]
+    source = sum(lengths) / len(lengths)
     if not decode_texts:
-        return None, shape
-    models, k = measured.models, measured.comparison.signature.k
-    name = next(iter(models), None)
-
-    def factory(system: str) -> Factory:
-        return lambda _: drafter_named(system, Heads(model, k), models or None, measurements.options.alpha)
-
-    systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *([] if name is None else ["16-best", "64-tree"])]
-    drafters = {system_label(system, name): factory(system) for system in systems}
-    drafters["oracle"] = lambda continuation: OracleDrafter(model, continuation, k)
-    texts = list(islice(texts_without([path], measured.aside), decode_texts))
-    with progress() as bar:
-        task = bar.add_task("decoding", total=len(texts) * len(drafters))
-        return decode(model, texts, drafters, lambda: bar.advance(task), measured.comparison.signature.given_text), shape
+        return None, {}, ModelShape.of(BlockwiseLM.from_pretrained(directory), source)
+    signature, models = measured.comparison.signature, measured.models or None
+    systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else []), "oracle"]
+    model, decoded, quality = decode_again(
+        directory, [lattices], measured.aside, systems, models, measurements.options.alpha, signature.k, signature.given_text,
+        decode_texts, **asked,
+    )  # fmt: skip
+    return decoded, quality, ModelShape.of(model, source)

@@ -6,7 +6,7 @@ make_report(measurements, title="my heads").write("report")                     
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from latticebpd._version import __version__
 from latticebpd.analysis.decoded import Decoded
@@ -58,6 +58,7 @@ def make_report(
     word: Callable[[int], str] = str,
     shape: ModelShape | None = None,
     decoded: Decoded | None = None,
+    quality: Mapping[str, Sequence[float]] | None = None,
 ) -> Report:
     """Arrange measurements as a report.
 
@@ -66,6 +67,7 @@ def make_report(
         word: token id -> its text, for the drawing.
         shape: the base model's, for its hardware cost.
         decoded: decodes by the model, where it was at hand.
+        quality: of what it wrote, by measure, see ``latticebpd.analysis.decoded.qualities``.
     """
     first = measurements.sets[0]
     model = next(iter(measurements.models), None)
@@ -78,7 +80,7 @@ def make_report(
     made = [
         drafts.summary(measurements), drafts.block_efficiency(measurements), drafts.headroom(measurements),
         drafts.budget(measurements),
-        None if decoded is None else drafts.decoding(decoded), drafts.repetition(measurements),
+        None if decoded is None else drafts.decoding(decoded, model, quality or {}), drafts.repetition(measurements),
         heads.entropy(measurements), heads.weights(measurements),
         heads.example(measurements, word), machine.hardware(measurements, shape), machine.latency(measurements),
     ]  # fmt: skip

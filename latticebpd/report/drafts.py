@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from latticebpd.analysis import plots
 from latticebpd.analysis.decoded import Decoded
 from latticebpd.analysis.oracle import CUT, MISRANKED, NOT_IN_LATTICE
@@ -216,21 +218,36 @@ def budget(measurements: Measurements) -> Section:
     return Section("budget", "What verification buys", lead, items)
 
 
-def decoding(decoded: Decoded) -> Section:
+def decoding(decoded: Decoded, model: str | None, quality: Mapping[str, Sequence[float]]) -> Section:
     calls = decoded.calls
-    rows = [
-        (name, float(decoded.block_efficiency[i]), int(calls[i]), int(decoded.tokens[i]), float(decoded.verified[i] / max(calls[i], 1)),
-         int(decoded.differing[i]))
-        for i, name in enumerate(decoded.names)
-    ]  # fmt: skip
+    rows = []
+    for i, name in enumerate(decoded.names):
+        system, comma, rule = name.partition(", ")
+        rows.append((
+            system_label(system, model) + comma + rule, float(decoded.block_efficiency[i]), float(decoded.block_efficiency_with_prefill[i]),
+            int(calls[i]), int(decoded.tokens[i]), float(decoded.verified[i] / max(calls[i], 1)), int(decoded.differing[i]),
+            *(values[i] for values in quality.values()),
+        ))  # fmt: skip
     columns = (
-        Column("system"), Column("tokens/call", "Tokens that calls committed over calls; the prefill is in neither.", three),
+        Column("system", "With the acceptance rule behind it where that is not exact."),
+        Column("tokens/call", "Tokens that calls committed over calls; the prefill is in neither.", three),
+        Column("with prefill", "The same with each text's prefill as a call, and the token that it yields.", three),
         Column("calls", "Forward passes that committed tokens.", decimals(0)), Column("tokens", "Tokens that they committed.", decimals(0)),
         Column("verified", "Drafted tokens that the model sees per call.", one),
-        Column("other texts", "Texts that differ from the ones the lattices are from; 0 under exact acceptance.", text),
+        Column("other texts", "Texts that differ from what the model writes greedily; 0 under exact acceptance.", text),
+        *(Column(measure, QUALITY[measure], two) for measure in quality),
     )  # fmt: skip
     lead = f"The model itself, decoding {decoded.texts} of the texts again with every system; the other numbers replay the lattices."
     return Section("decoding", "Decoded by the model", lead, (Table("decoded", "Decodes", columns, tuple(rows)),))
+
+
+QUALITY = {
+    "perplexity": "Of what was written, under the model itself.",
+    "exact-match": "Texts that equal a reference, normalised as SQuAD's, %.",
+    "f1": "Mean F1 of words against the best reference, normalised as SQuAD's, %.",
+    "rouge-l": "Mean F-measure of ROUGE-L, stemmed, against the best reference, %.",
+    "bleu": "Of all texts together, sacrebleu's defaults.",
+}
 
 
 def repetition(measurements: Measurements) -> Section:

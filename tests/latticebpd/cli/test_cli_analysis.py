@@ -16,7 +16,7 @@ from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.lattices.shards import SETTINGS, lattice_directory
+from latticebpd.lattices.shards import SETTINGS, lattice_directory, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.chat import PlainText
 from latticebpd.models.pretrained import load_tokenizer
@@ -172,6 +172,57 @@ def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
     LatticeSet.load(next((tmp_path / "given").glob("shard-*.npz"))).take(np.zeros(0, int)).save(tmp_path / "empty.npz")
     status, _, err = run("oracle", tmp_path / "given", tmp_path / "empty.npz")
     assert (status, "empty.npz: expected at least one lattice, got none" in err) == (2, True)
+
+
+def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_writes(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, prompts: Path, tmp_path: Path
+) -> None:
+    assert run(*arguments, "-o", tmp_path / "own")[0] == 0
+    save_tunings(tmp_path / "tuned.json", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (1,), 0, "sha256:0")])
+    command = ("compare", tmp_path / "own", "-s", "6-tree", "--exclude", tmp_path / "tuned.json", "--model", model_directory)
+    texts = list(texts_of([tmp_path / "own"]))
+    written = [" ".join(WORDS[token] for token in text[length:]) for text, length in texts]
+    written[2] = "w0 w0"
+    (tmp_path / "written.txt").write_text("".join(f"{line}\n" for line in written))
+    options = ("--rule", "exact", "--rule", "top-k:23", "--references", tmp_path / "written.txt")
+    options += ("--measure", "exact-match", "--measure", "perplexity", "--measure", "rouge-l")
+    status, out, err = run(*command, *options, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    rows, decoded = {row["system"]: row for row in record["systems"]}, {row["system"]: row for row in record["decoded"]}
+    assert list(decoded) == ["vanilla", "6-tree", "oracle", *(f"{name}, top-k:23" for name in ("vanilla", "6-tree", "oracle"))]
+    for name in ("vanilla", "oracle"):
+        assert decoded[name]["block_efficiency"] == rows[name]["block_efficiency"]  # a replay makes a decode's calls
+        assert decoded[name]["block_efficiency_with_prefill"] == rows[name]["block_efficiency_with_prefill"]
+    for name in rows:
+        exact, lenient = decoded[name], decoded[f"{name}, top-k:23"]
+        assert (exact["texts"], exact["tokens"], exact["differing_texts"]) == (4, 4 * 13, 0)
+        assert exact["block_efficiency_with_prefill"] == (exact["tokens"] + 4) / (exact["calls"] + 4)
+        assert exact["exact-match"] == 75  # all but the one whose reference is another text
+        assert lenient["calls"] < exact["calls"]  # every token is among the 23 best
+        assert lenient["perplexity"] > exact["perplexity"] == decoded["vanilla"]["perplexity"]
+        assert lenient["rouge-l"] < exact["rouge-l"] < 100
+    out = " ".join(run(*command, *options)[1].split())
+    assert "decoded by the model, 4 texts" in out
+    (tmp_path / "refs.jsonl").write_text("".join(json.dumps({"reference": [line, "w1"]}) + "\n" for line in written))
+    status, out, err = run(*command, "--references", tmp_path / "refs.jsonl", "--measure", "f1", "--json")
+    assert (status, json.loads(out)["decoded"][0]["f1"] >= 75) == (0, True), err
+    report = ("report", tmp_path / "own", "--model", model_directory, "--no-timings", "-o", tmp_path / "report", "--decode-texts", 5)
+    status, _, err = run(*report, "--references", tmp_path / "written.txt", "--measure", "exact-match")
+    assert status == 0, err
+    with (tmp_path / "report" / "decoded.csv").open() as file:
+        assert {row["exact-match"] for row in csv.DictReader(file)} == {"80.0"}
+    (tmp_path / "few.txt").write_text("one\n")
+    for bad, message in (
+        (("--references", tmp_path / "few.txt", "--measure", "f1"), "few.txt: expected one line for each of the lattices' 5 texts, got 1"),
+        (("--measure", "f1"), "expected --references with --measure"),
+        (("--measure", "meteor"), "expected measures among perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'"),
+        (("--rule", "near"), "expected exact, top-k:K"),
+    ):
+        status, _, err = run(*command, *bad)
+        assert (status, message in " ".join(err.split())) == (2, True), err
+    status, _, err = run("compare", tmp_path / "own", "--rule", "top-k:2")
+    assert (status, "expected --model with --rule" in err) == (2, True)
 
 
 def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:

@@ -1,0 +1,125 @@
+"""Decodes by a model, beside what its lattices tell: options, references, tables of ``compare`` and ``report``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from latticebpd.cli.console import err, progress, quiet_transformers
+
+if TYPE_CHECKING:
+    from latticebpd.analysis.decoded import Decoded
+    from latticebpd.drafting.names import Models
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.scoring.weights import Tuning
+
+RULE: Any = typer.Option(
+    ["exact"], "--rule", help="With --model: what is accepted, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated."
+)
+MEASURE: Any = typer.Option(
+    [], "--measure", help="With --model: quality of what it writes: perplexity, exact-match, f1, rouge-l or bleu; may be repeated."
+)
+REFERENCES: Any = typer.Option(
+    None, help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself."
+)
+FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
+
+
+def decode_again(
+    directory: Path,
+    paths: Sequence[Path],
+    tunings: Sequence[Tuning],
+    systems: Sequence[str],
+    lm: Models,
+    alpha: float | None,
+    k: int,
+    given_text: bool,
+    limit: int,
+    rules: Sequence[str] = ("exact",),
+    measures: Sequence[str] = (),
+    references: Path | None = None,
+    field: str = "reference",
+) -> tuple[BlockwiseLM, Decoded, dict[str, list[float]]]:
+    """The model; decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality."""
+    quiet_transformers()
+    from latticebpd.analysis.decoded import PERPLEXITY, decode, qualities, system_drafters
+    from latticebpd.analysis.excluding import numbered_without
+    from latticebpd.decoding.rule_names import parse_rule
+    from latticebpd.lattices.shards import texts_of
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.pretrained import load_tokenizer
+
+    accepted = {name: parse_rule(name) for name in rules}
+    model = BlockwiseLM.from_pretrained(directory)
+    numbered = list(islice(numbered_without(paths, tunings), limit))
+    wanted: list[list[str]] = []
+    tokenizer: Any = None
+    if set(measures) - {PERPLEXITY}:
+        tokenizer = load_tokenizer(directory)
+        if references is not None:
+            everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
+            wanted = [everything[number] for number, _ in numbered]
+        elif given_text:
+            wanted = [[_words(tokenizer, text[length:])] for _, (text, length) in numbered]
+        else:
+            raise ValueError("expected --references with --measure, since the lattices are of the model's own text; got none")
+    drafters = system_drafters(model, systems, lm, alpha, k)
+    with progress() as bar:
+        task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
+        decoded = decode(model, [text for _, text in numbered], drafters, lambda: bar.advance(task), given_text, accepted)
+    exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
+    if any(exact):
+        err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
+    return model, decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted)
+
+
+def _words(tokenizer: Any, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def read_references(path: Path, field: str, count: int) -> list[list[str]]:
+    """Of every text, its references.
+
+    Raises:
+        ValueError: not ``count`` lines, or a record without the field.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(lines) != count:
+        raise ValueError(f"{path}: expected one line for each of the lattices' {count} texts, got {len(lines)}")
+    if path.suffix != ".jsonl":
+        return [[line] for line in lines]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)[field]
+            each = [value] if isinstance(value, str) else list(value)
+            if not each or not all(isinstance(text, str) for text in each):
+                raise ValueError(f"{field} is {value!r}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path}: line {number}: expected an object with {field!r}, a text or a list of texts: {error}") from error
+        found.append(each)
+    return found
+
+
+def decoded_rows(decoded: Decoded, quality: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One row for every drafter and rule."""
+    calls = decoded.calls
+    return [
+        {
+            "system": name,
+            "block_efficiency": None if not calls[i] else float(decoded.block_efficiency[i]),
+            "block_efficiency_with_prefill": float(decoded.block_efficiency_with_prefill[i]),
+            "calls": int(calls[i]),
+            "tokens": int(decoded.tokens[i]),
+            "verified_tokens": int(decoded.verified[i]),
+            "texts": decoded.texts,
+            "differing_texts": int(decoded.differing[i]),
+            **{measure: values[i] for measure, values in quality.items()},
+        }
+        for i, name in enumerate(decoded.names)
+    ]
