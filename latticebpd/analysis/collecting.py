@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from latticebpd.analysis.signature import GIVEN_TEXT, OWN_TEXT
-from latticebpd.analysis.stream import num_lattices
+from latticebpd.analysis.stream import answers_alone, num_lattices
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.sources import lattices_from_logits
@@ -50,12 +50,14 @@ class CollectOptions:
     max_new_tokens: tokens of each text after its prompt, at least 2.
     context_length: tokens kept before each lattice, the next token included.
     teacher_force: take the text from the data instead of letting the model write it.
+    prompt_context: let the tokens kept before a lattice reach into the prompt.
     """
 
     k: int = 16
     max_new_tokens: int = 128
     context_length: int = 8
     teacher_force: bool = False
+    prompt_context: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("max_new_tokens", 2), ("context_length", 1)):
@@ -106,7 +108,10 @@ def collect(
     parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
     kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
     origin = f"{weights_fingerprint(model)}, {kind}"
-    return replace(LatticeSet.joined(parts), origin=origin), Texts.of_rows(rows, prompt_lengths)
+    found = replace(LatticeSet.joined(parts), origin=origin)
+    if not options.prompt_context:
+        (found,) = answers_alone([found])
+    return found, Texts.of_rows(rows, prompt_lengths)
 
 
 def collect_shards(
@@ -136,8 +141,11 @@ def collect_shards(
         raise ValueError(NO_LATTICE)
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)
+    settings = asdict(options)
+    if options.prompt_context:  # as directories that were begun before there was a choice
+        del settings["prompt_context"]
     shards.claim({
-        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **asdict(options),
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **settings,
         "model": weights_fingerprint(model),
         **(about or {}),
     })  # fmt: skip

@@ -128,6 +128,12 @@ def system_drafters(model: BlockwiseLM, systems: Sequence[str], lm: Models, alph
     return {system: factory(system) for system in systems}
 
 
+def check_measures(names: Sequence[str]) -> None:
+    """Raises ValueError for an unknown measure."""
+    if unknown := [name for name in names if name not in (PERPLEXITY, *MEASURES)]:
+        raise ValueError(f"expected measures among {', '.join((PERPLEXITY, *MEASURES))}, got {unknown[0]!r}")
+
+
 def qualities(
     decoded: Decoded, model: BlockwiseLM, words: Callable[[list[int]], str], measures: Sequence[str], references: References = ()
 ) -> dict[str, list[float]]:
@@ -142,8 +148,7 @@ def qualities(
     Raises:
         ValueError: an unknown measure, or references that are missing.
     """
-    if unknown := [name for name in measures if name not in (PERPLEXITY, *MEASURES)]:
-        raise ValueError(f"expected measures among {', '.join((PERPLEXITY, *MEASURES))}, got {unknown[0]!r}")
+    check_measures(measures)
     if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
         raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
     found: dict[str, list[float]] = {}

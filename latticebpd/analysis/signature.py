@@ -21,6 +21,7 @@ class Signature:
     lattices: model and text that the lattices are from, where the files tell.
     k, heads: arcs per slot; predictions per position, head 1 (the base model's own) included.
     by: ``decode`` or ``position``, of statistics that are about one of these.
+    context: ``answer`` where prompts were no context for language models.
     lm, alpha: language models and their weights, where any took part; seed: where anything is drawn.
     """
 
@@ -28,6 +29,7 @@ class Signature:
     k: int
     heads: int
     by: str | None = None
+    context: str | None = None
     lm: str | None = None
     alpha: str | None = None
     seed: int | None = None

@@ -19,6 +19,7 @@ import numpy as np
 
 from latticebpd.lattices.lattice_set import EXPECTED, LatticeSet, read_words
 from latticebpd.lattices.npz import check_names, opened
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384
@@ -95,6 +96,29 @@ def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]
             texts += last + 1
         if not lattices:
             raise ValueError(f"{path}: expected at least one lattice, got none")
+
+
+def answers_alone(found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+    """The blocks without their prompts in the contexts: padding stands there, so that a language model sees the answers alone.
+
+    The first lattice of a text knows one token of the answer, the next one token more.
+
+    Raises:
+        ValueError: lattices that do not tell their texts, and so not where a prompt ends.
+    """
+    text, known = -1, 0
+    for block in found:
+        if block.sequence is None:
+            raise ValueError("expected lattices that tell their texts, to leave prompts out of the contexts, got a file without `sequence`")
+        first = np.append(True, block.sequence[1:] != block.sequence[:-1])
+        own = np.arange(len(block)) - np.maximum.accumulate(np.where(first, np.arange(len(block)), 0))
+        if len(block) and block.sequence[0] == text:
+            own += np.where(block.sequence == text, known, 0)
+        width = block.context.shape[1]
+        answer = np.arange(width) >= width - 1 - own[:, None]
+        if len(block):
+            text, known = int(block.sequence[-1]), int(own[-1]) + 1
+        yield replace(block, context=np.where(answer, block.context, PADDING))
 
 
 def watched(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:

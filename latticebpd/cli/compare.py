@@ -40,6 +40,7 @@ def compare(
     alphas: str | None = typer.Option(None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."),
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
+    prompt_context: bool = typer.Option(True, help="Whether the prompt is context for the language models; else the answer alone is."),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
@@ -64,7 +65,7 @@ def compare(
     from latticebpd.analysis import compare as compared
     from latticebpd.analysis.excluding import without_any
     from latticebpd.analysis.signature import POSITION
-    from latticebpd.analysis.stream import num_lattices, watched
+    from latticebpd.analysis.stream import answers_alone, num_lattices, watched
     from latticebpd.analysis.sweep import sweep_alpha
     from latticebpd.drafting.names import NO_MODEL, SystemName
     from latticebpd.scoring.rescoring import check_vocabulary
@@ -75,12 +76,15 @@ def compare(
     weights = alphas_of("--alphas", alphas) if alphas else []
     if model is None and (measure or references is not None or rule != ["exact"]):
         raise ValueError("expected --model with --rule, --measure and --references, got none")
+    if model is not None and not prompt_context:
+        raise ValueError("expected --no-prompt-context without --model, whose decodes know their prompts, got both")
     if weights and (part.count > 1 or tally is not None):
         raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
-        for block in without_any(blocks(files), tunings):
+        lattices = blocks(files) if prompt_context else answers_alone(blocks(files))
+        for block in without_any(lattices, tunings):
             for name, each in models.items():
                 check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices\' model ({name})")
             yield replace(block, sequence=None) if sweeping and by == POSITION else block
@@ -97,6 +101,8 @@ def compare(
             parsed = SystemName.parse(name)
             own = models[parsed.chosen(models)]
             sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights))
+    if not prompt_context:
+        found = replace(found, signature=replace(found.signature, context="answer"))
     decoded: list[dict[str, Any]] = []
     if model is not None:
         signature = found.signature

@@ -47,13 +47,14 @@ def decode_again(
 ) -> tuple[BlockwiseLM, Decoded, dict[str, list[float]]]:
     """The model; decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality."""
     quiet_transformers()
-    from latticebpd.analysis.decoded import PERPLEXITY, decode, qualities, system_drafters
+    from latticebpd.analysis.decoded import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.analysis.excluding import numbered_without
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.lattices.shards import texts_of
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.pretrained import load_tokenizer
 
+    check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
     model = BlockwiseLM.from_pretrained(directory)
     numbered = list(islice(numbered_without(paths, tunings), limit))

@@ -33,6 +33,7 @@ def lattices(
     ),
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
+    prompt_context: bool = typer.Option(True, help="Whether these reach into the prompt; else they are of the answer alone."),
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
     shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
     part: str | None = typer.Option(
@@ -75,7 +76,7 @@ def lattices(
     format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
     data = read_texts(source, format_, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
-    options = CollectOptions(k, max_new_tokens, context, teacher_force)
+    options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))
         try:

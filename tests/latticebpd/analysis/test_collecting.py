@@ -14,7 +14,8 @@ from latticebpd import LatticeSet, OracleDrafter, PathsDrafter, TreeDrafter, Van
 from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
 from latticebpd.analysis.decoded import decode, oracle_drafters
-from latticebpd.analysis.stream import num_lattices
+from latticebpd.analysis.stream import answers_alone, num_lattices
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
@@ -238,3 +239,24 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
 def test_a_source_beyond_the_models_positions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected sources of at most 96 tokens \(the model's positions\), got one of 97"):
         collect(translator("marian", 1), data([[8] * 97]), OPTIONS)
+
+
+@pytest.mark.parametrize("block", [3, 100])
+def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int) -> None:
+    """A lattice knows one token of the answer, the next one more; whether by collecting so or from files with the prompt in them."""
+    prompts = np.random.default_rng(3).integers(0, 23, (3, 5)).tolist()
+    data = Texts.of_rows(prompts, [5] * 3)
+    options = CollectOptions(k=2, max_new_tokens=9, context_length=4)
+    whole, texts = collect(model, data, options)
+    alone, _ = collect(model, data, replace(options, prompt_context=False))
+    assert whole.sequence is not None
+    for text, number in zip(texts.items(), range(3), strict=True):
+        answer = text[0][text[1] :]
+        contexts = alone.context[whole.sequence == number]
+        for index, context in enumerate(contexts.tolist()):
+            assert context == ([PADDING] * 4 + answer[: index + 1])[-4:]
+    parts = [whole.take(np.arange(begin, min(begin + block, len(whole)))) for begin in range(0, len(whole), block)]
+    assert np.array_equal(LatticeSet.joined(list(answers_alone(parts))).context, alone.context)
+    assert not np.array_equal(whole.context, alone.context)
+    with pytest.raises(ValueError, match="expected lattices that tell their texts, to leave prompts out"):
+        list(answers_alone([replace(whole, sequence=None)]))

@@ -147,6 +147,23 @@ def test_parts_of_a_comparison_merge_to_the_whole(run: Run, arguments: tuple[obj
         assert (status, message in " ".join(err.split())) == (2, True), err
 
 
+def test_the_prompt_is_context_or_not(run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path) -> None:
+    short = ("--max-new-tokens", 3)  # most of a lattice's context is then the prompt
+    assert run(*arguments, *short, "-o", tmp_path / "with.npz")[0] == 0
+    assert run(*arguments, *short, "-o", tmp_path / "without.npz", "--no-prompt-context")[0] == 0
+    trigram().save(tmp_path / "lm.fst")
+    command = ("compare", "--lm", tmp_path / "lm.fst", "-s", "1-best", "-s", "2-tree", "--alpha", 10, "--json")
+    left_out, never_there, there = (
+        json.loads(run(*command, tmp_path / name, *options)[1])
+        for name, options in (("with.npz", ["--no-prompt-context"]), ("without.npz", []), ("with.npz", []))
+    )
+    assert left_out["signature"]["context"] == "answer"
+    assert there["signature"]["context"] is None
+    assert left_out["systems"] == never_there["systems"]
+    status, _, err = run(*command, tmp_path / "with.npz", "--no-prompt-context", "--model", model_directory)
+    assert (status, "expected --no-prompt-context without --model" in err) == (2, True)
+
+
 def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
     run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
 ) -> None:
@@ -217,7 +234,7 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
         (("--references", tmp_path / "few.txt", "--measure", "f1"), "few.txt: expected one line for each of the lattices' 5 texts, got 1"),
         (("--measure", "f1"), "expected --references with --measure"),
         (("--measure", "meteor"), "expected measures among perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'"),
-        (("--rule", "near"), "expected exact, top-k:K"),
+        (("--rule", "near"), "expected an acceptance rule exact, top-k:K"),
     ):
         status, _, err = run(*command, *bad)
         assert (status, message in " ".join(err.split())) == (2, True), err
