@@ -237,7 +237,7 @@ def test_any_rescorer_takes_part_by_name(found: LatticeSet) -> None:
 def test_every_system_runs_at_its_own_weight(found: LatticeSet) -> None:
     own = {"3-best": 4.0, "3-tree": 0.25}
     tuned = Tuned(as_scorer(LM), tuple(Tuning(alpha, name, (alpha,), (1.0,), "text", (0,), 0, "") for name, alpha in own.items()))
-    together, given_alpha = compare([found], list(own), tuned), compare([found], list(own), tuned, 1.5)
+    together, given_alpha = (compare([found], list(own), tuned, alpha, by="position") for alpha in (None, 1.5))
     assert (together.signature.alpha, given_alpha.signature.alpha) == ("4,0.25", "1.5")
     for name, alpha in own.items():
         row = together.systems.index(name)
