@@ -86,7 +86,7 @@ def compare(
         lattices = blocks(files) if prompt_context else answers_alone(blocks(files))
         for block in without_any(lattices, tunings):
             for name, each in models.items():
-                check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices\' model ({name})")
+                check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
             yield replace(block, sequence=None) if sweeping and by == POSITION else block
 
     sweeping = False
