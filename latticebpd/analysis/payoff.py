@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from latticebpd.analysis.replay import accept_length
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import Drafter, State
+from latticebpd.drafting.base import needs_hidden
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
@@ -155,19 +156,23 @@ def replay(drafter: Drafter, text: Sequence[int], prompt_length: int, hidden: Te
     """Tokens committed by each call of a decode that writes ``text``: the loop of ``generate``, without the model.
 
     Args:
-        drafter: asked as in a decode of one prompt.
-        text: prompt and greedy continuation, of which the prefill wrote the first token.
+        drafter: asked as in a decode of one prompt; one that needs no hidden state, before the prompt is read.
+        text: prompt and greedy continuation.
         prompt_length: tokens of the prompt.
         hidden: ``[length, hidden]``, as :func:`greedy_text` returns them.
     """
-    at = prompt_length + 1
+    early = not needs_hidden(drafter)
+    at = prompt_length if early else prompt_length + 1
     while at < len(text):
         left = len(text) - at
         tree = DraftTree.empty()
         if left > 1:
             # As in `generate`, the state that predicted the last token stands one place before it.
-            tree = drafter.propose([State(0, list(text[:at]), prompt_length, hidden[at - 2], left - 1)])[0].pruned(left - 1)
+            state = hidden[at - 2] if at > prompt_length else None
+            tree = drafter.propose([State(0, list(text[:at]), prompt_length, state, left - 1)])[0].pruned(left - 1)
         committed = accept_length(tree, text[at:]) + 1
         drafter.observe([0], [text[at : at + committed]])
+        is_call = len(tree) or at > prompt_length  # a prompt that is read without a draft is a prefill
         at += committed
-        yield committed
+        if is_call:
+            yield committed

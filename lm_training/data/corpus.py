@@ -65,12 +65,6 @@ def document_of(record: Record, field: str, invalid_utf8: str = "strict") -> Doc
     text = fields.get(field) if record.has_fields else fields["text"]
     if not isinstance(text, str):
         raise ValueError(f"{record.place}: expected a string under {field!r}; name the field that holds the text")
-    if any("\ud800" <= letter <= "\udfff" for letter in text):  # JSON's \\ud800 is no letter, and no file can hold it
-        if invalid_utf8 == "strict":
-            raise ValueError(
-                f"{record.place}: expected Unicode text under {field!r}, got half of a surrogate pair; correct it or have it replaced"
-            )
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     name = f"{record.path.name}:{record.number}" if record.number else str(record.path)
     return Document(str(fields.get("id", name)), str(fields.get("source", record.path.name)), text)
 

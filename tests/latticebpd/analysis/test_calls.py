@@ -49,7 +49,8 @@ def test_the_models_choice_is_what_it_would_write_behind_each_place() -> None:
             assert found.state in (("lenient",) if found.choice.rank else ("kept", "refused", "own"))
             checked += 1
         assert all(found.state == "void" for found in call.places[len(call.step.committed) :])
-    assert checked == len(text) - 2
+    assert out.prefilled == (False,)
+    assert checked == len(text) - 1
 
 
 def calls_of(model: BlockwiseLM, tree_of: object, rule: TopBeta | None = None, **options: object) -> list[Call]:
