@@ -56,7 +56,7 @@ def test_sizes_are_measured_with_the_clock_given_and_the_gold_drafter_pays_by_it
         on_step=lambda: steps.append(1),
     )
     assert found.num_nodes == [1, 4, 9]
-    assert found.tokens_per_call == [2.0, 4.0 + 1.0, 10.0]
+    assert found.tokens_per_call == [21 / 11, 21 / 5, 21 / 3]
     assert len(steps) == 1 + 3
 
 
