@@ -70,6 +70,8 @@ class LatticeSet(ArrayValues):
                 raise ValueError(f"{name}: expected {'float' if kind == 'f' else 'integer'} values, got {array.dtype}")
             if kind == "iu" and array.size and (array.min() < PADDING or array.max() > np.iinfo(np.int32).max - 1):
                 raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding) that fit 32 bits, got {array.min()} to {array.max()}")
+            if array.dtype.kind == "u":  # of which -1, the padding, is none
+                object.__setattr__(self, name, array.astype(np.int64))
         self._check_log_probs()
         self._check_optional()
 
@@ -94,6 +96,10 @@ class LatticeSet(ArrayValues):
             raise ValueError(
                 f"sequence: expected integers [n], one for each of {n} lattices, got {self.sequence.dtype} {self.sequence.shape}"
             )
+        if self.sequence is not None and n and not -1 << 62 <= self.sequence.min() <= self.sequence.max() <= 1 << 62:
+            raise ValueError(f"sequence: expected numbers of texts, got {self.sequence.min()} to {self.sequence.max()}")
+        if self.sequence is not None and self.sequence.dtype.kind == "u":
+            object.__setattr__(self, "sequence", self.sequence.astype(np.int64))
         if self.entropy is not None and (self.entropy.shape != (n, slots + 1) or self.entropy.dtype.kind != "f"):
             raise ValueError(
                 f"entropy: expected floats [n, slots + 1] {(n, slots + 1)}, one for each head, "

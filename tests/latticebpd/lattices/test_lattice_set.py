@@ -257,3 +257,22 @@ def test_invalid_member_is_named_by_its_index() -> None:
     lattices.tokens[1, 0] = 2
     with pytest.raises(ValueError, match="lattice 1: slot 0: expected distinct tokens"):
         lattices[1]
+
+
+def test_unsigned_arrays_of_a_file_are_read_as_the_numbers_they_hold(tmp_path: Path) -> None:
+    """Of unsigned numbers -1 is none, which streams and bounds count from."""
+    tokens, log_probs = np.array([[[1, 2]], [[3, 4]]], np.uint16), np.zeros((2, 1, 2), np.float32)
+    continuation, context = np.array([[1], [3]], np.uint8), np.array([[5], [6]], np.uint64)
+    np.savez(
+        tmp_path / "l.npz", tokens=tokens, log_probs=log_probs, continuation=continuation, context=context,
+        sequence=np.array([0, 1], np.uint16), vocab_size=np.array(7),
+    )  # fmt: skip
+    (block,) = blocks([tmp_path / "l.npz"])
+    whole = LatticeSet.load(tmp_path / "l.npz")
+    for found in (block, whole):
+        assert found.sequence is not None
+        assert found.sequence.tolist() == [0, 1]
+        assert found.tokens.tolist() == tokens.tolist()
+        assert found.context_of(1) == [6]
+    with pytest.raises(ValueError, match="sequence: expected numbers of texts"):
+        LatticeSet(tokens, log_probs, continuation, context, sequence=np.array([0, 2**64 - 1], np.uint64))
