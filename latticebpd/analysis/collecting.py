@@ -185,6 +185,9 @@ def text_lattices(
         source: what an encoder–decoder's encoder reads.
     """
     slots, n = model.num_heads - 1, len(positions)
+    known = model.vocab_size if model.shortlist is None else len(model.shortlist)
+    if k > known:
+        raise ValueError(f"expected at most {known} arcs per slot (the tokens that the heads know), got {k}")
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
     entropy = np.zeros((n, slots + 1), np.float32)

@@ -27,7 +27,7 @@ COMMANDS = {
     "lattices": "latticebpd.cli.lattices:lattices",
     "rescore": "latticebpd.cli.lattices:rescore",
     "oracle": "latticebpd.cli.analysis:oracle",
-    "merge": "latticebpd.cli.analysis:merge",
+    "merge": "latticebpd.cli.merge:merge",
     "compare": "latticebpd.cli.compare:compare",
     "report": "latticebpd.cli.report:report",
     "tune": "latticebpd.cli.tune:tune",

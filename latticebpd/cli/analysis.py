@@ -68,38 +68,6 @@ def oracle(
     show_oracle(found, json, csv, plot, tally, decoded)
 
 
-def merge(
-    tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."),
-    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
-    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, help="Picture to draw of the oracle (.png, .svg or .pdf)."),
-    tally: Path | None = typer.Option(None, help="Write the sum of the counts (.json)."),
-) -> None:
-    """Add up the counts of shards: the result is that of one run over everything.
-
-    Example: [bold]latticebpd merge part-*.json --plot oracle.png[/bold]
-    """
-    from latticebpd.analysis import Comparison, OracleTally
-    from latticebpd.cli.compare import show_comparison
-
-    total: OracleTally | Comparison | None = None
-    for path in tallies:
-        try:
-            record = json_module.loads(path.read_text(encoding="utf-8"))
-            kind = Comparison if isinstance(record, dict) and record.get("kind") == Comparison.KIND else OracleTally
-            part: Any = kind.from_json(record)
-            total = part if total is None else total + part
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {error}") from error
-    if isinstance(total, Comparison):
-        if plot is not None:
-            raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
-        show_comparison(total, json, csv, tally)
-    else:
-        assert total is not None
-        show_oracle(total, json, csv, plot, tally)
-
-
 def excluded(path: Path | None) -> list[Tuning]:
     """The tunings of ``--exclude``."""
     from latticebpd.scoring.weights import Tuning

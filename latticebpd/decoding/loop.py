@@ -146,6 +146,9 @@ def generate(
     Raises:
         ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says why and what to do.
     """
+    if isinstance(drafter, type) or not (callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))):
+        what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
+        raise ValueError(f"expected a drafter, an object with the methods propose and observe, got {what}")
     session = Session.begin(
         model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
         stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
@@ -223,6 +226,8 @@ def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence
         for at in places
     ]
     proposed = drafter.propose(states)
+    if not isinstance(proposed, Sequence) or not all(isinstance(tree, DraftTree) for tree in proposed):
+        raise ValueError(f"expected a list of draft trees, got {proposed!r:.60} from {type(drafter).__name__}")
     if len(proposed) != len(states):
         raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}")
     for place, tree in zip(places, proposed, strict=True):

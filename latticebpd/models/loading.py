@@ -27,15 +27,38 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
         raise ValueError(f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found neither")
     try:
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
-        encodes = AutoConfig.from_pretrained(model, **shared).is_encoder_decoder
-        base: PreTrainedModel = (AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM).from_pretrained(model, dtype=dtype, **kwargs)
-    except (OSError, ValueError, SafetensorError) as error:  # a config of no known type is a ValueError
+        config = AutoConfig.from_pretrained(model, **shared)
+        _check_layers(Path(model), config)
+        family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        loaded: Any = family.from_pretrained(model, dtype=dtype, output_loading_info=True, **kwargs)
+    except Exception as error:  # a damaged config.json raises whatever its values lead to
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+    base: PreTrainedModel
+    base, report = loaded
+    if missing := sorted(report["missing_keys"]):  # which transformers would fill with random numbers
+        raise ValueError(
+            f"{model}: expected weights for all that config.json describes, but {len(missing)} are missing, such as {missing[0]}"
+        )
     for module in base.modules():
         if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
             module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
     base.eval()
     return base
+
+
+def _check_layers(directory: Path, config: Any) -> None:
+    """ValueError where a directory's config.json describes no layers, or more than its weights have tensors, which memory may not hold."""
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        return
+    tensors = 0
+    for file in files:
+        with safe_open(file, framework="pt") as archive:
+            tensors += len(archive.keys())
+    for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
+        layers = getattr(config.get_text_config(), name, None)
+        if isinstance(layers, int) and not 1 <= layers <= tensors:
+            raise ValueError(f"expected {name} from 1 to {tensors} (the tensors of model.safetensors), got {layers}")
 
 
 def weights_fingerprint(model: nn.Module) -> str:

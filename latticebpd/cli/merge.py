@@ -1,0 +1,44 @@
+"""``latticebpd merge``: what was counted in parts, added up."""
+
+from __future__ import annotations
+
+import json as json_module
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from latticebpd.cli.analysis import show_oracle
+from latticebpd.cli.compare import show_comparison
+from latticebpd.cli.console import writable_file
+
+
+def merge(
+    tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw of the oracle (.png, .svg or .pdf)."),
+    tally: Path | None = typer.Option(None, help="Write the sum of the counts (.json)."),
+) -> None:
+    """Add up the counts of shards: the result is that of one run over everything.
+
+    Example: [bold]latticebpd merge part-*.json --plot oracle.png[/bold]
+    """
+    from latticebpd.analysis import Comparison, OracleTally
+
+    total: OracleTally | Comparison | None = None
+    for path in tallies:
+        try:
+            record = json_module.loads(path.read_text(encoding="utf-8"))
+            kind = Comparison if isinstance(record, dict) and record.get("kind") == Comparison.KIND else OracleTally
+            part: Any = kind.from_json(record)
+            total = part if total is None else total + part
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: {error}") from error
+    if isinstance(total, Comparison):
+        if plot is not None:
+            raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
+        show_comparison(total, json, csv, tally)
+    else:
+        assert total is not None
+        show_oracle(total, json, csv, plot, tally)
