@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
-from latticebpd.cli.console import err, out, print_json, progress
+from latticebpd.cli.console import err, out, print_json, progress, writable_file
 from latticebpd.cli.decodes import FIELD, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
 from latticebpd.cli.language_models import alphas_of, named_models
 
@@ -51,7 +51,7 @@ def compare(
     references: Path | None = REFERENCES,
     field: str = FIELD,
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
-    tally: Path | None = typer.Option(None, help="Write the counts themselves (.json), for `latticebpd merge`."),
+    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."),
 ) -> None:
     """Compare drafting systems on the same lattices, call by call against vanilla.
 

@@ -18,7 +18,7 @@ def merge(
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw of the oracle (.png, .svg or .pdf)."),
-    tally: Path | None = typer.Option(None, help="Write the sum of the counts (.json)."),
+    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.
 
