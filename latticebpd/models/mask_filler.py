@@ -32,7 +32,8 @@ class GrowingText(Protocol):
 class MaskFiller:
     """A non-autoregressive model beside growing texts: sources are encoded once, and what was read of a text is kept.
 
-    The cache is the tree verifier's: of a pass, the columns that are the text's stay, the masks are forgotten.
+    The cache is the tree verifier's: of a pass, the columns that are the text's stay, the masks are forgotten.  Of a bidirectional
+    model, whose text's columns have seen masks, only what was made of the source stays.
     """
 
     def __init__(self, model: NonAutoregressiveModel) -> None:
@@ -54,7 +55,7 @@ class MaskFiller:
         slots = min(slots, model.max_positions - max(read) - unread + model.anchored)
         if slots < 1:
             return torch.empty(len(states), 0, model.vocab_size)
-        columns = masked_columns(texts, read, slots, model.mask_token_id, anchored=model.anchored)
+        columns = masked_columns(texts, read, slots, model.mask_token_id, None, model.anchored, model.bidirectional)
         hidden = model(self.source, columns, self.cache.past)
         self._keep(states)
         return model.logits(hidden)
@@ -111,7 +112,9 @@ class MaskFiller:
 
     def _keep(self, states: Sequence[GrowingText]) -> None:
         """Make the text's columns of the last pass part of their rows; forget the masks."""
-        unread = [state.tokens[len(text) :] for (_, text), state in zip(self.texts, states, strict=True)]
+        unread = [
+            [] if self.model.bidirectional else state.tokens[len(text) :] for (_, text), state in zip(self.texts, states, strict=True)
+        ]
         self.cache.keep([range(len(new)) for new in unread])
         for (_, text), new in zip(self.texts, unread, strict=True):
             text.extend(new)

@@ -5,8 +5,9 @@ The decoder reads a text and, behind it, k *masks*; at each mask it says which t
     column      start  y_1 .. y_j          m_1 .. m_k
     looks at    the text up to itself      the whole text and all masks
 
-The text is read causally, as a verifier reads it, so what has been read can be kept; the paper reads it anew at each
-draft.  Model and layers are those of ``transformers``, called with a mask of four dimensions.
+The text is read causally, as a verifier reads it, so what has been read can be kept.  In the paper's layout, *bidirectional*,
+the text's columns look at the whole text and all masks too, and everything is read anew at each draft.  Model and layers are
+those of ``transformers``, called with a mask of four dimensions.
 
 An *anchored* drafter, which is not in the paper, needs a mask less: the column of the text's last token, y_j, says what comes
 next, as a verifier's does, and the masks say the k - 1 tokens behind that.  Begun with a verifier's weights it says the
@@ -67,6 +68,7 @@ def masked_columns(
     mask_token_id: int,
     prefixes: Sequence[Sequence[int]] | None = None,
     anchored: bool = False,
+    bidirectional: bool = False,
 ) -> Columns:
     """Lay out a pass that fills ``slots`` slots behind every text, or behind several prefixes of it at once.
 
@@ -80,7 +82,9 @@ def masked_columns(
         prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which see
             neither the text behind it nor other masks.
         anchored: whether the last column of a prefix, which must not have been read, says the first slot.
+        bidirectional: whether the text's columns see all of it and its masks; then nothing has been read, and there are no ``prefixes``.
     """
+    assert not bidirectional or (prefixes is None and not any(read))
     if prefixes is None:
         prefixes = [[len(text)] for text in texts]
     counts = [len(text) - done for text, done in zip(texts, read, strict=True)]
@@ -98,6 +102,8 @@ def masked_columns(
         tokens[row, :count] = text[done:]
         positions[row, :new] = np.arange(done, done + new)
         visible[row, :new, :done] = True
+        if bidirectional:
+            visible[row, :count, :count] = visible[row, :count, new:] = True
         for window, prefix in enumerate(prefixes[row]):
             own = slice(new + window * masks, new + (window + 1) * masks)
             positions[row, own] = np.arange(prefix - 1 + anchored, prefix - 1 + slots)
@@ -117,6 +123,7 @@ class NonAutoregressiveModel(nn.Module):
         block_size: the most masks that it was, or is to be, trained to fill at once.
         tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), compared with the verifier's.
         anchored: whether the text's last column says the first token of a block (see above).
+        bidirectional: whether the text's columns see what is behind them (see above).
 
     Raises:
         ValueError: a model of another kind, or a mask that is no such token.
@@ -129,6 +136,7 @@ class NonAutoregressiveModel(nn.Module):
         block_size: int,
         tokenizer_fingerprint: str | None = None,
         anchored: bool = False,
+        bidirectional: bool = False,
     ) -> None:
         super().__init__()
         stock = BaseModel.of(base)
@@ -144,7 +152,7 @@ class NonAutoregressiveModel(nn.Module):
             raise ValueError(f"expected block_size >= 1, got {block_size}")
         self.base = base.eval()
         self.mask_token_id, self.block_size, self.tokenizer_fingerprint = mask_token_id, block_size, tokenizer_fingerprint
-        self.anchored = anchored
+        self.anchored, self.bidirectional = anchored, bidirectional
         self.placement = ByEmbedding(base)  # tries the decoder out, which dropout would disturb
 
     @property
@@ -196,6 +204,7 @@ class NonAutoregressiveModel(nn.Module):
         tokenizer_fingerprint: str | None = None,
         anchored: bool = False,
         dropout: float | None = None,
+        bidirectional: bool = False,
     ) -> NonAutoregressiveModel:
         """An untrained drafter of the verifier's shape, which begins with its weights: encoder, embeddings, decoder.
 
@@ -213,7 +222,7 @@ class NonAutoregressiveModel(nn.Module):
         if dropout is not None:
             config.dropout = dropout
         base = type(verifier)(config)
-        drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored)
+        drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored, bidirectional)
         own = base.state_dict()
         base.load_state_dict({name: tensor for name, tensor in verifier.state_dict().items() if name in own}, strict=False)
         with torch.no_grad():  # what a verifier never reads has an embedding that means nothing
@@ -234,6 +243,7 @@ class NonAutoregressiveModel(nn.Module):
             "mask_token_id": self.mask_token_id,
             "block_size": self.block_size,
             "anchored": self.anchored,
+            "bidirectional": self.bidirectional,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
         }
         with replacing(directory / DRAFTER_CONFIG) as temporary:
@@ -253,16 +263,16 @@ class NonAutoregressiveModel(nn.Module):
         try:
             record = json.loads((directory / DRAFTER_CONFIG).read_text(encoding="utf-8"))
             version, role, fingerprint = record["format_version"], record["role"], record["tokenizer_fingerprint"]
-            anchored = record.get("anchored", False)
+            layout = {name: record.get(name, False) for name in ("anchored", "bidirectional")}
             numbers = {name: record[name] for name in ("mask_token_id", "block_size")}
         except (ValueError, KeyError, TypeError) as error:  # damaged JSON and UTF-8 are ValueErrors
             raise ValueError(f"{directory}: {DRAFTER_CONFIG} cannot be read: {error!r}; is the copy complete?") from error
         if version != FORMAT_VERSION or role != ROLE:
             raise ValueError(f"{directory}: expected a {ROLE} of format {FORMAT_VERSION}, got {role!r} of format {version}")
         wrong = [name for name, value in numbers.items() if type(value) is not int]
-        if wrong or not isinstance(fingerprint, str | None) or not isinstance(anchored, bool):
-            raise ValueError(f"{directory}: expected {DRAFTER_CONFIG} with whole numbers, a fingerprint and a truth value, got {record}")
-        return cls(load_encoder_decoder(directory, dtype), **numbers, tokenizer_fingerprint=fingerprint, anchored=anchored)
+        if wrong or not isinstance(fingerprint, str | None) or not all(isinstance(value, bool) for value in layout.values()):
+            raise ValueError(f"{directory}: expected {DRAFTER_CONFIG} with whole numbers, a fingerprint and truth values, got {record}")
+        return cls(load_encoder_decoder(directory, dtype), **numbers, **layout, tokenizer_fingerprint=fingerprint)
 
 
 def is_drafter(directory: str | os.PathLike[str]) -> bool:

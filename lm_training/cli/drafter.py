@@ -21,6 +21,11 @@ def drafter(
     anchored: bool = typer.Option(
         True, help="Have the text's last column say the first token, as the verifier's does; --no-anchored: a mask, as in the paper."
     ),
+    bidirectional: bool = typer.Option(
+        False,
+        "--bidirectional-text/--causal-text",
+        help="Have the text see itself and the masks in both directions, as in the paper, and read it anew at each draft.",
+    ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."),
     dropout: float | None = typer.Option(
         None, min=0.0, max=0.99, help="In training, after every layer's parts; by default the verifier's."
@@ -59,7 +64,7 @@ def drafter(
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
     learnt, held_out = Texts.joined([load_texts(path, 0) for path in data]), load_texts(validation, 0)
     torch.manual_seed(options.seed)
-    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout)
+    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional)
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with Process.join(device) as process:
         if begins(output, process):

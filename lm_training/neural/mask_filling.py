@@ -16,7 +16,7 @@ ever put in, nor an anchored drafter's first token, which no mask says.  The rat
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from latticebpd.decoding.loop import generate
 from latticebpd.drafting import GadDrafter
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
+from latticebpd.models.forward import Source
 from latticebpd.models.loading import weights_fingerprint
 from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, masked_columns
 from lm_training.neural.optimizers import adamw_and_muon
@@ -48,7 +49,8 @@ class Windows:
     sources, mask: ``[rows, source length]``.
     columns: the decoder's pass over prefixes and masks.
     labels: ``[rows, windows, slots]``; ``UNLABELLED`` behind the target's end.
-    priorities: ``[rows, windows, slots]`` random; glancing reveals those with the lowest.
+    priorities: ``[rows, windows, slots]`` random; glancing reveals those with the lowest.  Of a bidirectional drafter, every window
+        is a row of its own, ``[rows * windows, 1, slots]``, here, in the labels and in the columns.
     reveal: glancing's ratio.
     weight: what the weighted sum over the labels' losses is multiplied by.
     seed: of the dropout, so that a resumed run equals an unbroken one.
@@ -86,6 +88,8 @@ class DrafterObjective(Objective[Windows]):
         made_of: what a run that goes on must have begun with, beside data and options.
     """
 
+    made_before: Mapping[str, Any] = {"bidirectional": False}
+
     def __init__(
         self,
         drafter: NonAutoregressiveModel,
@@ -120,9 +124,10 @@ class DrafterObjective(Objective[Windows]):
         slots = min(most, int(self.smallest * ((most + 1) / self.smallest) ** rng.random()))
         targets = [row[row != UNLABELLED].tolist() for row in whole.labels.cpu().numpy()]
         room = (self.drafter.max_positions - max(map(len, targets))) // slots  # a column more could not be placed
-        prefixes = [rng.integers(1, max(2, len(target)), min(self.options.windows, room)).tolist() for target in targets]
+        drawn = self.options.windows if self.drafter.bidirectional else min(self.options.windows, room)
+        prefixes = [rng.integers(1, max(2, len(target)), drawn).tolist() for target in targets]
         windows = self.windows(whole.sources, whole.mask, targets, prefixes, slots, rng, slice(part, None, parts))
-        labels = [min(slots, len(target) - prefix) for target, drawn in zip(targets, prefixes, strict=True) for prefix in drawn]
+        labels = [min(slots, len(target) - prefix) for target, each in zip(targets, prefixes, strict=True) for prefix in each]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
         seed = (self.options.seed * 1_000_003 + step) * 1009 + part
         return replace(windows, reveal=self.options.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
@@ -145,14 +150,20 @@ class DrafterObjective(Objective[Windows]):
             for window, prefix in enumerate(drawn):
                 following = target[prefix : prefix + slots]
                 labels[row, window, : len(following)] = following
-        start = self.pairs.model.start_id
-        texts = [[start, *target[: max(drawn)]] for target, drawn in zip(targets[part], prefixes[part], strict=True)] or [[start]]
-        lengths = [[1 + prefix for prefix in drawn] for drawn in prefixes[part]] or [[1] * windows]
+        labels, start, drafter = labels[part], self.pairs.model.start_id, self.drafter
+        mine = list(zip(targets[part], prefixes[part], strict=True))
+        lengths: list[list[int]] | None
+        if drafter.bidirectional:  # a prefix' columns see its masks, so that no other window can share them
+            texts = [[start, *target[:prefix]] for target, drawn in mine for prefix in drawn] or [[start]]
+            labels, priorities, lengths = labels.reshape(-1, 1, slots), priorities.reshape(-1, 1, slots), None
+        else:
+            texts = [[start, *target[: max(drawn)]] for target, drawn in mine] or [[start]]
+            lengths = [[1 + prefix for prefix in drawn] for _, drawn in mine] or [[1] * windows]
         return Windows(
             sources[part],
             mask[part],
-            masked_columns(texts, [0] * len(texts), slots, self.drafter.mask_token_id, lengths, self.drafter.anchored),
-            torch.from_numpy(labels[part]).to(device),
+            masked_columns(texts, [0] * len(texts), slots, drafter.mask_token_id, lengths, drafter.anchored, drafter.bidirectional),
+            torch.from_numpy(labels).to(device),
             torch.from_numpy(priorities).to(device),
             reveal=0.0,
             weight=1.0,
@@ -170,7 +181,7 @@ class DrafterObjective(Objective[Windows]):
             return {"loss": nothing(self.drafter), "accuracy": torch.zeros(())}
         if self.training:
             torch.manual_seed(batch.seed)
-        source = self.drafter.encode(batch.sources, batch.mask)
+        source = self.encoded(batch)
         inside, columns, right = batch.labels != UNLABELLED, batch.columns, None
         importance = torch.from_numpy(self.importance(inside.shape[2])).to(inside.device, torch.float32).expand(inside.shape)
         scored = inside
@@ -191,7 +202,12 @@ class DrafterObjective(Objective[Windows]):
             right = importance[inside][logits.detach().argmax(dim=-1) == batch.labels[scored]].sum()
         return {"loss": (losses * importance[scored]).sum() * batch.weight, "accuracy": right * batch.weight}
 
-    def filled(self, batch: Windows, source: Any) -> Tensor:
+    def encoded(self, batch: Windows) -> Source:
+        """The sources, encoded once, as many times as each has rows of windows."""
+        source, times = self.drafter.encode(batch.sources, batch.mask), len(batch.labels) // len(batch.sources)
+        return source.select(torch.arange(len(batch.sources), device=batch.sources.device).repeat_interleave(times))
+
+    def filled(self, batch: Windows, source: Source) -> Tensor:
         """``[rows, windows, slots]``: the best token of every labelled mask, -1 elsewhere."""
         inside = batch.labels != UNLABELLED
         predicted = torch.full_like(batch.labels, -1)
@@ -208,7 +224,7 @@ class DrafterObjective(Objective[Windows]):
             targets = [row[row != UNLABELLED].tolist() for row in pairs.labels.cpu().numpy()]
             prefixes = [[int(rng.integers(1, max(2, len(target))))] for target in targets]
             batch = self.windows(pairs.sources, pairs.mask, targets, prefixes, slots, rng, slice(None))
-            hits = self.filled(batch, self.drafter.encode(batch.sources, batch.mask)) == batch.labels
+            hits = self.filled(batch, self.encoded(batch)) == batch.labels
             right += hits.sum(dim=(0, 1)).cpu().numpy()
             count += (batch.labels != UNLABELLED).sum(dim=(0, 1)).cpu().numpy()
         places = [round(float(hit / n), 4) for hit, n in zip(right, count, strict=True) if n]
@@ -257,7 +273,7 @@ def train_drafter(
 
     made_of = {
         "verifier": weights_fingerprint(verifier), "drafter": weights_fingerprint(drafter), "block_size": drafter.block_size,
-        "anchored": drafter.anchored, "dropout": drafter.base.config.dropout,
+        "anchored": drafter.anchored, "bidirectional": drafter.bidirectional, "dropout": drafter.base.config.dropout,
     }  # fmt: skip
     objective = DrafterObjective(drafter.to(process.device), data, validation, options, serve if sources else None, made_of)
     torch.manual_seed(options.seed)

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -47,6 +47,9 @@ class Objective(nn.Module, Generic[Batch]):
 
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
+
+    made_before: Mapping[str, Any] = {}
+    """What runs of earlier versions, which do not say it, were begun with; part of ``made_of``."""
 
     def __init__(self, options: LoopOptions) -> None:
         super().__init__()
@@ -298,7 +301,7 @@ class Trainer:
 
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError where the checkpoint is of another run; one of an earlier version that does not say so is believed."""
-        found, wanted = record.get("made_of", {}), self.made_of
+        found, wanted = {**self.objective.made_before, **record.get("made_of", {})}, self.made_of
         for name in sorted(found.keys() & wanted.keys()):
             if found[name] != wanted[name]:
                 raise ValueError(

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel
 
@@ -29,9 +31,14 @@ from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 from tests.helpers.translators import END, MASK, NEW, SOURCES, greedy, padded, verifier_of
 from tests.helpers.trigrams import trigram
 
+LAYOUTS = [(False, False), (True, False), (False, True), (True, True)]
+"""Anchored, bidirectional."""
 
-def random_drafter(family: str = "marian", seed: int = 7, block_size: int = 8, anchored: bool = False) -> NonAutoregressiveModel:
-    return NonAutoregressiveModel(tiny(family, seed, eos=END), MASK, block_size, anchored=anchored)
+
+def random_drafter(
+    family: str = "marian", seed: int = 7, block_size: int = 8, anchored: bool = False, bidirectional: bool = False
+) -> NonAutoregressiveModel:
+    return NonAutoregressiveModel(tiny(family, seed, eos=END), MASK, block_size, anchored=anchored, bidirectional=bidirectional)
 
 
 def kinds(model: NonAutoregressiveModel) -> dict[str, GadDrafter | GadPathsDrafter | GadTreeDrafter]:
@@ -49,10 +56,9 @@ def test_any_drafter_leaves_the_verifiers_text_as_it_is(family: str, seed: int, 
     verifier, (ids, mask) = verifier_of(family, seed), padded(SOURCES)
     expected = greedy(verifier, SOURCES)
     assert len(set(expected.flatten().tolist())) > 5
-    for anchored in (False, True):
-        model = (
-            random_drafter(family, anchored=anchored) if seed == 1 else NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored)
-        )
+    for anchored, bidirectional in LAYOUTS:
+        layout = {"anchored": anchored, "bidirectional": bidirectional}
+        model = random_drafter(family, **layout) if seed == 1 else NonAutoregressiveModel.like(verifier, MASK, 8, **layout)
         out = generate(verifier, ids, kinds(model)[kind], attention_mask=mask, max_new_tokens=NEW)
         assert torch.equal(out.sequences, expected)
         assert len(out.accept_counts) <= (3 if kind == "block of 3" else 8) + 2  # at most k + 1 tokens a call
@@ -116,13 +122,11 @@ def texts_of(lengths: list[int], seed: int = 3) -> list[list[int]]:
     return [[1, *rng.integers(6, VOCABULARY, length).tolist()] for length in lengths]
 
 
-@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize(("anchored", "bidirectional"), LAYOUTS)
 @pytest.mark.parametrize("family", ["marian", "bart", "marian, scaled"])
-def test_what_a_batch_has_read_already_changes_no_draft(family: str, anchored: bool) -> None:
-    model = random_drafter(family.split(",")[0], anchored=anchored)
-    if "scaled" in family:
-        model = scaled()
-        model.anchored = anchored
+def test_what_a_batch_has_read_already_changes_no_draft(family: str, anchored: bool, bidirectional: bool) -> None:
+    model = random_drafter(family.split(",")[0]) if "scaled" not in family else scaled()
+    model.anchored, model.bidirectional = anchored, bidirectional
     filler, texts = MaskFiller(model), texts_of([9, 12, 10, 11])
     rng = np.random.default_rng(0)
     read, rows = [2] * 4, [0, 1, 2, 3]
@@ -203,6 +207,40 @@ def test_masks_see_each_other_and_the_text_sees_no_mask(family: str) -> None:
         assert torch.equal(before[:, :2], after[:, :2])  # causal: what is before it does not change
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_column_sees_what_its_layout_says(data: st.DataObject) -> None:
+    texts = [[1, *range(6, 6 + length)] for length in data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=3))]
+    slots, anchored, bidirectional = data.draw(st.integers(1, 4)), data.draw(st.booleans()), data.draw(st.booleans())
+    read = [0 if bidirectional else data.draw(st.integers(0, len(text) - 1)) for text in texts]
+    columns = masked_columns(texts, read, slots, MASK, None, anchored, bidirectional)
+    places, masks = max(read), slots - anchored
+    for row, (text, done) in enumerate(zip(texts, read, strict=True)):
+        keys = [("text", i) if i < done else None for i in range(places)]
+        keys += [("text", done + i) if done + i < len(text) else None for i in range(columns.new)] + [("mask", i) for i in range(masks)]
+        for column, (kind, number) in enumerate(key or ("padding", 0) for key in keys[places:]):
+            for key, seen in zip(keys, columns.visible[row, column], strict=True):
+                if kind != "padding":
+                    whole = kind == "mask" or bidirectional
+                    assert seen == (key is not None and (whole or (key[0] == "text" and key[1] <= number))), (row, column, key)
+            assert columns.visible[row, column].any()  # padding too, or its attention would be no number
+
+
+@pytest.mark.parametrize("family", ["marian", "bart"])
+def test_a_bidirectional_drafters_text_sees_what_is_behind_it(family: str) -> None:
+    model, (ids, mask) = random_drafter(family, bidirectional=True), padded([SOURCES[0]])
+    columns = masked_columns([[1, 8, 9]], [0], 4, MASK, bidirectional=True)
+    with torch.inference_mode():
+        source = model.encode(ids, mask)
+        every = replace(columns, slots=np.arange(7)[None])  # the text's columns too
+        before = model(source, every)[0]
+        for changed in (2, 3, 6):  # the text's last token, the first mask, the last
+            tokens = every.tokens.copy()
+            tokens[0, changed] = 17
+            after = model(source, replace(every, tokens=tokens))[0]
+            assert ((before - after).abs().amax(dim=-1) > 1e-4).all()  # every column, text and mask, earlier and later
+
+
 @pytest.mark.parametrize("family", ["marian", "bart"])
 def test_an_anchor_is_the_verifiers_own_column_and_sees_no_mask(family: str) -> None:
     verifier = verifier_of(family, 1)
@@ -222,10 +260,10 @@ def test_an_anchor_is_the_verifiers_own_column_and_sees_no_mask(family: str) -> 
     assert ((before[1:] - after[1:]).abs().amax(dim=-1) > 1e-4).all()
 
 
-@pytest.mark.parametrize("anchored", [False, True])
-def test_texts_up_to_the_last_position_are_drafted_for(anchored: bool) -> None:
+@pytest.mark.parametrize(("anchored", "bidirectional"), LAYOUTS)
+def test_texts_up_to_the_last_position_are_drafted_for(anchored: bool, bidirectional: bool) -> None:
     verifier, (ids, mask) = tiny("marian", 4), padded(SOURCES[:2])
-    drafter = GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored))
+    drafter = GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored, bidirectional=bidirectional))
     out = generate(verifier, ids, drafter, attention_mask=mask, max_new_tokens=200)
     assert out.sequences.shape[1] == POSITIONS
     assert torch.equal(out.sequences, greedy(verifier, SOURCES[:2], POSITIONS - 1))
@@ -312,6 +350,23 @@ def test_saved_drafters_draft_as_before(directories: tuple[Path, Path], tmp_path
     NonAutoregressiveModel.like(verifier, MASK, 8, anchored=True).save_pretrained(tmp_path / "anchored")
     assert NonAutoregressiveModel.from_pretrained(tmp_path / "anchored").anchored
     assert not model.anchored
+    NonAutoregressiveModel.like(verifier, MASK, 8, bidirectional=True).save_pretrained(tmp_path / "bidirectional")
+    loaded = NonAutoregressiveModel.from_pretrained(tmp_path / "bidirectional")
+    assert loaded.bidirectional
+    assert not torch.equal(MaskFiller(loaded).logits([state(0, SOURCES[0], [1, 8])], 4), before)
+    ids, mask = padded(SOURCES)
+    out = generate(verifier, ids, GadDrafter(loaded), attention_mask=mask, max_new_tokens=NEW)
+    assert torch.equal(out.sequences, greedy(verifier, SOURCES))
+
+
+def test_drafters_of_earlier_versions_read_their_text_causally(directories: tuple[Path, Path]) -> None:
+    path = directories[1] / DRAFTER_CONFIG
+    record = json.loads(path.read_text())
+    for name in ("anchored", "bidirectional"):
+        del record[name]
+    path.write_text(json.dumps(record))
+    model = NonAutoregressiveModel.from_pretrained(directories[1])
+    assert (model.anchored, model.bidirectional) == (False, False)
 
 
 def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path]) -> None:
@@ -330,7 +385,8 @@ def test_models_in_each_others_place_are_refused(directories: tuple[Path, Path])
         ({"role": "verifier"}, "expected a non-autoregressive drafter of format 1, got 'verifier'"),
         ({"format_version": 9}, "of format 9"),
         ({"mask_token_id": 2.5}, "expected drafter.json with whole numbers"),
-        ({"anchored": "yes"}, "a fingerprint and a truth value"),
+        ({"anchored": "yes"}, "a fingerprint and truth values"),
+        ({"bidirectional": 1}, "a fingerprint and truth values"),
         ({"mask_token_id": VOCABULARY}, "expected a mask token id below 23"),
         ({"mask_token_id": END}, "that does not end texts"),
         ({"block_size": 0}, "expected block_size >= 1"),

@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,7 +26,7 @@ from latticebpd.models.mask_filling import Columns, NonAutoregressiveModel, mask
 from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pair_tokenizer
 from lm_training.neural.mask_filling import UNLABELLED, DrafterObjective, Windows, glance, train_drafter
 from lm_training.neural.options import DrafterTraining
-from lm_training.neural.training import Trainer
+from lm_training.neural.training import STATE_WEIGHTS, Trainer
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 from tests.helpers.translators import verifier_of
@@ -48,8 +50,9 @@ def objective(
     dropout: float = 0.0,
     family: str = "marian",
     anchored: bool = False,
+    bidirectional: bool = False,
 ) -> DrafterObjective:
-    model = NonAutoregressiveModel.like(tiny(family, 1, eos=END), MASK, block_size, anchored=anchored)
+    model = NonAutoregressiveModel.like(tiny(family, 1, eos=END), MASK, block_size, anchored=anchored, bidirectional=bidirectional)
     for module in model.base.modules():
         if hasattr(module, "dropout") and isinstance(module.dropout, float):
             module.dropout = dropout
@@ -124,6 +127,7 @@ def test_the_drafter_sees_prefix_masks_and_revealed_tokens_and_nothing_else(anch
 def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
     """Row, prefix as the masks see it, and labels of every window."""
     found, columns = [], batch.columns
+    times = len(columns.tokens) // len(batch.sources)  # a bidirectional drafter's windows are rows of their own
     anchored = bool((columns.slots[:, 0] < columns.new).all())
     slots = batch.labels.shape[2] - anchored
     for row, rows_labels in enumerate(batch.labels.tolist()):
@@ -136,13 +140,13 @@ def windows_of(batch: Windows) -> list[tuple[int, list[int], list[int]]]:
             prefix = columns.tokens[row, : columns.new][seen[: columns.new]].tolist()
             if anchored:
                 assert columns.slots[row, window * len(labels)] == len(prefix) - 1
-            found.append((row, prefix, labels))
+            found.append((row // times, prefix, labels))
     return found
 
 
-@pytest.mark.parametrize("anchored", [False, True])
-def test_windows_follow_their_prefix_and_end_with_the_text(anchored: bool) -> None:
-    trained = objective(anchored=anchored)
+@pytest.mark.parametrize(("anchored", "bidirectional"), [(False, False), (True, False), (False, True), (True, True)])
+def test_windows_follow_their_prefix_and_end_with_the_text(anchored: bool, bidirectional: bool) -> None:
+    trained = objective(anchored=anchored, bidirectional=bidirectional)
     ends, lengths = 0, set()
     for step in range(5):
         batch, pair = trained.batch(step, 0, 1), trained.pairs.batch(step, 0, 1)
@@ -175,9 +179,12 @@ def test_no_more_windows_are_drawn_than_there_are_positions_for() -> None:
     trained(batch)["loss"].backward()
 
 
-@pytest.mark.parametrize(("family", "anchored"), [("marian", False), ("marian", True), ("bart", False)])
-def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool) -> None:
-    trained = objective(family=family, anchored=anchored)
+@pytest.mark.parametrize(
+    ("family", "anchored", "bidirectional"),
+    [("marian", False, False), ("marian", True, False), ("bart", False, False), ("marian", False, True), ("bart", True, True)],
+)
+def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool, bidirectional: bool) -> None:
+    trained = objective(family=family, anchored=anchored, bidirectional=bidirectional)
     trained.eval()
     for parts in (2, 3, 50):  # fifty: more than there are sentences
         whole = trained(trained.batch(3, 0, 1))
@@ -186,17 +193,20 @@ def test_parts_of_a_batch_add_up_to_the_whole(family: str, anchored: bool) -> No
             assert sum(float(values[name].detach()) for values in each) / parts == pytest.approx(float(whole[name].detach()), rel=1e-4)
 
 
-@pytest.mark.parametrize(("anchored", "decay"), [(False, 1.0), (True, 1.0), (True, 0.5)])
-def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool, decay: float) -> None:
+@pytest.mark.parametrize(
+    ("anchored", "bidirectional", "decay"), [(False, False, 1.0), (True, False, 1.0), (True, False, 0.5), (False, True, 1.0)]
+)
+def test_the_loss_is_the_mean_over_all_labels_as_if_each_window_were_alone(anchored: bool, bidirectional: bool, decay: float) -> None:
     options = DrafterTraining(steps=10, batch_tokens=128, reveal=(0.0, 0.0), label_smoothing=0.0, slot_decay=decay)
-    trained = objective(options, anchored=anchored)
+    trained = objective(options, anchored=anchored, bidirectional=bidirectional)
     trained.eval()
     batch = trained.batch(0, 0, 1)
     losses, right, weights = [], [], []
     for row, prefix, labels in windows_of(batch):  # one by one, without any padding or other windows
         length = int(batch.mask[row].sum())
         source = trained.drafter.encode(batch.sources[row : row + 1, :length], batch.mask[row : row + 1, :length])
-        hidden = trained.drafter(source, masked_columns([prefix], [0], trained.drafter.block_size, MASK, anchored=anchored))[0]
+        columns = masked_columns([prefix], [0], trained.drafter.block_size, MASK, None, anchored, bidirectional)
+        hidden = trained.drafter(source, columns)[0]
         log_probs = trained.drafter.logits(hidden).log_softmax(dim=-1).detach()
         for place, label in enumerate(labels):
             if label != UNLABELLED:
@@ -302,6 +312,28 @@ def test_the_command_trains_a_drafter_that_knows_its_vocabulary(directories: tup
     status, _, err = run(*new, "--model", drafter)
     assert status == 2
     assert "expected an autoregressive model as verifier, found a non-autoregressive drafter" in err
+
+
+def test_a_run_goes_on_with_the_layout_that_it_began_with(directories: tuple[Path, Path], tmp_path: Path, run: Run) -> None:
+    verifier, data = directories[0], directories[0].parent / "pairs.npz"
+    new = ["train", "drafter", data, "--validation", data, "--model", verifier, "--block-size", 4, "--batch-tokens", 64, "-o"]
+    paper = ["--bidirectional-text", "--no-anchored"]
+    assert run(*new, tmp_path / "paper", *paper, "--steps", 2)[0] == 0
+    assert NonAutoregressiveModel.from_pretrained(tmp_path / "paper").bidirectional
+    assert run(*new, tmp_path / "paper", *paper, "--steps", 3)[0] == 0
+    status, _, err = run(*new, tmp_path / "paper", "--no-anchored", "--steps", 4)
+    assert (status, "holds a run with bidirectional True, asked for is False" in err) == (2, True), err
+
+    assert run(*new, tmp_path / "ours", "--steps", 2)[0] == 0
+    state = tmp_path / "ours" / STATE_WEIGHTS  # as a version before there was a choice wrote it
+    tensors = load_file(state)
+    with safe_open(state, framework="pt") as file:
+        record = json.loads(file.metadata()["training"])
+    del record["made_of"]["bidirectional"]
+    save_file(tensors, state, metadata={"training": json.dumps(record)})
+    status, _, err = run(*new, tmp_path / "ours", "--bidirectional-text", "--steps", 3)
+    assert (status, "holds a run with bidirectional False, asked for is True" in err) == (2, True), err
+    assert run(*new, tmp_path / "ours", "--steps", 3)[0] == 0
 
 
 def test_the_command_translates_with_drafter_and_verifier(directories: tuple[Path, Path], run: Run) -> None:
