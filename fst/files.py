@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -30,16 +31,55 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield temporary
-        temporary.replace(path)
+        with _named(path, temporary):
+            yield temporary
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, on any error they are deleted.
+
+    What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    temporary = directory / f".{os.getpid()}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with _named(directory, temporary):
+            temporary.mkdir()
+            yield temporary
+            for path in sorted(temporary.iterdir()):
+                path.replace(directory / path.name)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Copy a file, whole or not at all."""
+    with replacing(path) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+@contextmanager
+def _named(path: Path, temporary: Path) -> Iterator[None]:
+    """Let errors in writing name ``path``, which somebody asked for."""
+    try:
+        yield
     except OSError as error:
         if error.errno is None and not error.args[1:]:  # numpy: "324241 requested and 153536 written"
             raise OSError(errno.ENOSPC, f"could not be written whole, {error}; is the disk full?", str(path)) from error
-        if str(error.filename) == str(temporary) or (error.filename is None and error.errno in DISK_ERRORS):
+        if str(temporary) in (str(error.filename), str(error.filename2)) or (error.filename is None and error.errno in DISK_ERRORS):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
+    except Exception as error:  # safetensors and tokenizers, in Rust, have kinds of their own for what the system says
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
 
 
 LARGEST_SMALL_FILE = 64 << 20
@@ -106,24 +146,6 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
     finally:
         os.close(handle)
-
-
-@contextmanager
-def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, on any error they are deleted.
-
-    What is half-written never stands under its own name.
-    """
-    directory = Path(directory)
-    temporary = directory / f".{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for path in sorted(temporary.iterdir()):
-            path.replace(directory / path.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def release(array: np.ndarray) -> None:

@@ -213,13 +213,21 @@ def arpa_to_fst(
     strict: bool = True,
     fingerprint: str | None = None,
     progress: Progress | None = None,
+    vocab_size: int | None = None,
 ) -> list[int]:
     """Convert an ARPA file to an OpenFst ``const`` file in one pass; returns the number of n-grams of each order.
 
     Takes less memory than the size of the result. vocab, strict, progress: as for `fst.arpa.parse_arpa`.
+    fingerprint, vocab_size: of the tokenizer whose ids the words are, or stand for in ``vocab``. Raises ValueError where
+        they are other words, or ids that the tokenizer does not have.
     """
     parsed = parse_arpa(arpa, vocab, strict, progress)
     parser = parsed.parser
+    if fingerprint is not None and vocab is None and parsed.symbols is not None:
+        word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
+        raise ValueError(f"{arpa}: expected the ids of a tokenizer as words, got words such as {word!r}; convert without a tokenizer")
+    if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
+        raise ValueError(f"{arpa}: expected token ids below {vocab_size}, the tokenizer's size, got {max(parsed.tokens)}")
     symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
         file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, *symbols))

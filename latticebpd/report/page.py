@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fst.files import replacing
+from fst.files import replacing_files
 from latticebpd.analysis.theme import inline_svg, png
 from latticebpd.report import kit
 from latticebpd.report.content import Drawing, Plot, Section, Table
@@ -56,7 +56,6 @@ class Report:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them apart")
-        directory.mkdir(parents=True, exist_ok=True)
         files: dict[str, bytes] = {PAGE: self.html().encode()}
         for item in (item for section in self.sections for item in section.items):
             if isinstance(item, Table):
@@ -65,9 +64,9 @@ class Report:
                 files[f"{item.name}.png"] = png(item.figure)
             else:
                 files[f"{item.name}.svg"] = item.svg.encode()
-        for name, data in files.items():
-            with replacing(directory / name) as temporary:
-                temporary.write_bytes(data)
+        with replacing_files(directory) as temporary:
+            for name, data in files.items():
+                (temporary / name).write_bytes(data)
         return [directory / name for name in files]
 
 

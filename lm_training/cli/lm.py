@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
+    from lm_training.ngram.inputs import Encoder
+
 app = typer.Typer(help="n-gram language models: train, convert, describe, measure.", no_args_is_help=True)
 
 
@@ -86,6 +88,20 @@ def _with_end(tokenizer: Tokenizer, end_of_text: int) -> tuple[Tokenizer, int]:
     if end_of_text >= tokenizer.get_vocab_size():
         raise ValueError(f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}")
     return tokenizer, end_of_text
+
+
+def _reading(
+    words: bool, tokenizer: str | None, end_of_text: int | None, start_token: int | None = None
+) -> tuple[Encoder | None, Tokenizer | None, int]:
+    """What turns text into ids, None where inputs are ids; the tokenizer, if there is one; the id between documents."""
+    from lm_training.ngram.inputs import TokenizerEncoder, WordEncoder
+
+    if words and tokenizer is not None:
+        raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
+    if tokenizer is None:
+        return WordEncoder() if words else None, None, end_of_text or 0
+    bpe, separator = _tokenizer(tokenizer, end_of_text)
+    return TokenizerEncoder(bpe, separator, start_token), bpe, separator
 
 
 @contextmanager
@@ -161,14 +177,11 @@ def train(
     """
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.ngram.building import CountingOptions, Recipe, build
-    from lm_training.ngram.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder
+    from lm_training.ngram.inputs import Inputs
 
     _check_output(output)
     counts = positive_numbers("--min-count", min_count)
-    bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
-    if words and bpe is not None:
-        raise ValueError("expected either --words or --tokenizer, got both; they are two ways to read the same text")
-    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator, start_token) if bpe else None
+    encoder, bpe, separator = _reading(words, tokenizer, end_of_text, start_token)
     recipe = Recipe(
         order=order,
         smoothing=smoothing,
@@ -250,7 +263,7 @@ def kenlm(
     from fst.files import replacing
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.ngram import kenlm as programs
-    from lm_training.ngram.inputs import Encoder, Inputs, TokenizerEncoder, WordEncoder, load_corpus, write_corpus
+    from lm_training.ngram.inputs import Inputs, load_corpus, write_corpus
 
     _check_output(output)
     try:
@@ -260,8 +273,7 @@ def kenlm(
     programs.program("lmplz")
     if binary is not None:
         programs.program("build_binary")
-    bpe, separator = _tokenizer(tokenizer, end_of_text) if tokenizer else (None, end_of_text or 0)
-    encoder: Encoder | None = WordEncoder() if words else TokenizerEncoder(bpe, separator) if bpe else None
+    encoder, bpe, separator = _reading(words, tokenizer, end_of_text)
     options = programs.KenlmOptions(order, dropped, _bytes("--memory", memory))
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch, _reporting() as report:
@@ -280,7 +292,7 @@ def kenlm(
         report("converting", 0, None)
         fingerprint = vocabulary_fingerprint(bpe.get_vocab()) if bpe else None
         model = directory / "lm.fst"
-        counts = fst.arpa_to_fst(arpa, model, fingerprint=fingerprint)
+        counts = fst.arpa_to_fst(arpa, model, fingerprint=fingerprint, vocab_size=bpe.get_vocab_size() if bpe else None)
         if output.suffix == ".fst":
             model.replace(output)
         elif output.suffix == ".arpa":
@@ -323,19 +335,17 @@ def arpa2fst(
     Example: [bold]latticebpd lm arpa2fst lm.arpa.gz lm.fst --tokenizer tokenizer.json[/bold]
     """
     import fst
+    from fst.fingerprint import vocabulary_fingerprint
 
-    fingerprint = None
-    if tokenizer is not None:
-        from fst.fingerprint import vocabulary_fingerprint
-
-        fingerprint = vocabulary_fingerprint(load_tokenizer(tokenizer).get_vocab())
+    bpe = None if tokenizer is None else load_tokenizer(tokenizer)
+    fingerprint, vocab_size = (vocabulary_fingerprint(bpe.get_vocab()), bpe.get_vocab_size()) if bpe is not None else (None, None)
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total, description="reading" if done < total else "linking and writing")
 
-        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show)
+        counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show, vocab_size=vocab_size)
     err.print(_summary(output, counts))
 
 

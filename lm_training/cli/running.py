@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from fst.files import copy
 from latticebpd.cli.console import err
 from lm_training.neural.options import LoopOptions
 from lm_training.neural.plots import CSV, PNG, write_plots
@@ -25,7 +25,7 @@ def bring(files: Sequence[Path], output: Path, process: Process) -> None:
     if begins(output, process):
         for file in files:
             if file.exists() and file.resolve() != (output / file.name).resolve():
-                shutil.copyfile(file, output / file.name)
+                copy(file, output / file.name)
 
 
 def finish(output: Path, options: LoopOptions, process: Process, about: str = "") -> None:

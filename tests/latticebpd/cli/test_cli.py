@@ -147,7 +147,7 @@ def test_tokenizer_corpus_and_model_are_trained_from_text(run: Run, tmp_path: Pa
     assert LatticeSet.load(tmp_path / "l.npz").tokens.shape[1:] == (2, 4)
 
 
-def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
+def _bad_inputs(directory: Path, lattices: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     (directory / "garbage").write_bytes(b"\x00\x01garbage" * 50)
     (directory / "garbage.npz").write_bytes(b"PK\x03\x04garbage")
     (directory / "bad.arpa").write_text("\\data\\\nngram 1=2\n\n\\1-grams:\n-0.1\t1\nx\t2\n\n\\end\\\n")
@@ -156,7 +156,7 @@ def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
     return {
         "missing lattices": (("oracle", directory / "none.npz"), "none.npz: expected a file, found none"),
         "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: expected a lattice file"),
-        "no system": (("compare", directory / "garbage.npz", "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
+        "no system": (("compare", lattices, "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
         "no tally": (("merge", directory / "garbage.npz"), "garbage.npz: "),
         "no shard": (("oracle", directory / "garbage.npz", "--shard", "2/2"), "expected a shard i/n"),
         "k that is no number": (("oracle", directory / "garbage.npz", "--k", "x"), "expected --k as numbers"),
@@ -176,13 +176,15 @@ def _bad_inputs(directory: Path) -> dict[str, tuple[tuple[object, ...], str]]:
 
 CASES = [
     "missing lattices", "corrupt lattices", "k that is no number", "missing model", "corrupt model", "bad ARPA line", "no integers",
-    "unknown output", "bad min-count", "no such model directory", "missing tokenizer",
+    "unknown output", "bad min-count", "no such model directory", "missing tokenizer", "no system", "no tally", "no shard",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_ends_with_one_line_and_status_2(run: Run, tmp_path: Path, case: str) -> None:
-    arguments, message = _bad_inputs(tmp_path)[case]
+def test_bad_input_ends_with_one_line_and_status_2(run: Run, lattice_file: Path, tmp_path: Path, case: str) -> None:
+    inputs = _bad_inputs(tmp_path, lattice_file)
+    assert set(inputs) == set(CASES)
+    arguments, message = inputs[case]
     before = sorted(path.name for path in tmp_path.iterdir())
     status, out, err = run(*arguments)
     assert status == 2

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import re
+import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -253,6 +256,32 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
         assert (row["tokens"], row["other texts"], summary["texts"]) == ("15", "0", "1")
     assert float(summary["vanilla"]) == float(rows_of(tmp_path / "one" / "decoded.csv")[0]["tokens/call"])
     assert run("report", lattices, lattices, "-o", tmp_path / "out")[0] == 2
+
+
+@pytest.mark.parametrize("before", [0, 1, 5])
+def test_a_full_disk_leaves_the_report_that_was_there(
+    found: Measurements, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The disk is full after some of the files: a page of now and tables of before would not be of one report."""
+    shutil.copytree(written, tmp_path / "old")
+    report = make_report(found, title="another")
+    writes = count()
+
+    def full(path: Path, data: bytes) -> int:
+        with open(path, "wb") as file:
+            if next(writes) >= before:
+                file.write(data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return file.write(data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    for name in ("old", "new"):
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            report.write(tmp_path / name)
+        assert caught.value.filename == str(tmp_path / name)
+    old, first = ({path.name: path.read_bytes() for path in directory.iterdir()} for directory in (tmp_path / "old", written))
+    assert old == first
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_the_hardware_cost_of_a_models_own_neural_rescorer_is_in_the_table(lattices: Path, model: BlockwiseLM) -> None:

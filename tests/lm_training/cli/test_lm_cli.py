@@ -64,6 +64,36 @@ def test_tokenizers_ids_are_stored_with_their_fingerprint(run: Run, text: Path, 
     assert info["num_ngrams"][0] == info["vocab_size"]  # ids that never occur have a probability too
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("the", "cat"), "expected the ids of a tokenizer as words, got words such as 'the'; convert without a tokenizer"),
+        (("0", "007"), "expected the ids of a tokenizer as words, got words such as '0'"),  # "007" is no number of ours
+        (("0", "{size}"), "expected token ids below {size}, the tokenizer's size, got {size}"),
+        (("0", "299"), None),
+    ],
+)
+def test_words_that_are_no_ids_of_the_tokenizer_are_not_stamped_with_it(
+    run: Run, tmp_path: Path, words: tuple[str, str], message: str | None
+) -> None:
+    tokenizer = train_tokenizer([TEXT * 9, "".join(map(chr, range(200, 400)))], vocab_size=300)
+    tokenizer.add_tokens([f"<{number}>" for number in range(300 - tokenizer.get_vocab_size())])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    assert size == 300
+    lines = "".join(f"-0.5\t{word}\n".format(size=size) for word in words)
+    (tmp_path / "lm.arpa").write_text(f"\\data\\\nngram 1=2\n\n\\1-grams:\n{lines}\n\\end\\\n")
+    status, _, err = run("lm", "arpa2fst", tmp_path / "lm.arpa", tmp_path / "lm.fst", "--tokenizer", tmp_path / "tokenizer.json")
+    if message is None:
+        assert status == 0, err
+        assert fst.NgramModel.load(tmp_path / "lm.fst").fingerprint is not None
+        return
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert message.format(size=size) in err
+    assert not (tmp_path / "lm.fst").exists()
+
+
 def test_tokenizer_directories_are_read_by_autotokenizer(run: Run, text: Path, tmp_path: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -101,7 +131,7 @@ def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path
         (("--memory", "1K"), "1 MiB of memory"),
         (("--smoothing", "stupid-backoff", "--max-ngrams", "100"), "raise the minimum counts"),
         (("--tokenizer", "/nowhere/tokenizer.json"), "no such file"),
-        (("--words", "--tokenizer", "x"), ""),
+        (("--words", "--tokenizer", "x"), "expected either --words or --tokenizer, got both"),
         (("--unseen", "maybe"), "expected smoothed or floor for token ids that never occur"),
         (("--min-count", "1,0"), "expected --min-count as numbers >= 1"),
         ((), "give --tokenizer or --words"),

@@ -40,6 +40,8 @@ from lm_training.neural.heads import train_heads
 from lm_training.neural.options import HeadTraining
 from lm_training.neural.training import Process
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.commands import Run
+from tests.helpers.full_disk import room_for
 
 QUICK = HeadTraining(
     steps=6, batch_size=4, warmup_steps=2, validation_every=3, checkpoint_every=2, validation_sequences=4, serving_prompts=0
@@ -344,3 +346,38 @@ def test_killed_run_goes_on_as_if_it_had_not_been(distilled: Path, tmp_path: Pat
 def test_process_without_torchrun_is_alone() -> None:
     with Process.join("cpu") as process:
         assert (process.rank, process.world, process.device.type) == (0, 1, "cpu")
+
+
+def test_a_full_disk_leaves_nothing_half_written(distilled: Path, tmp_path: Path, run: Run) -> None:
+    """Files of up to so many bytes find room: the tokenizer does not, then the checkpoint, then the base model, then all do."""
+    tokenizer = train_tokenizer(["the history of the city and of the river"] * 20, vocab_size=300)
+    model = tiny_model(vocab_size=tokenizer.get_vocab_size(), eos_token_id=0).base
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save(str(tmp_path / "model/tokenizer.json"))
+    whole = (tmp_path / "model/tokenizer.json").read_bytes()
+
+    def trained(name: str, *more: str) -> tuple[int, str]:
+        arguments = command(distilled, tmp_path / name, *more)
+        arguments[arguments.index("--model") + 1] = str(tmp_path / "model")
+        status, _, errors = run(*arguments)
+        return status, errors
+
+    assert trained("without-end")[0] == 0
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "without-end").iterdir()}
+    limits = sorted({4096, *(size - 1 for size in sizes.values() if size > 4096)})
+    assert len(limits) > 3
+    for limit in limits:
+        with room_for(limit):
+            status, errors = trained(str(limit))
+        assert status == 2, (limit, errors)
+        assert len(errors.splitlines()) == 1
+        assert "File too large" in errors
+        left = {path.name for path in (tmp_path / str(limit)).iterdir()}
+        assert left <= set(sizes)  # no temporary file
+        model_fits = limit >= max(size for name, size in sizes.items() if name != "training.png")
+        assert ("heads.json" in left) == model_fits  # nothing looks like a model with heads that is none; the picture comes last
+        assert "tokenizer.json" not in left or (tmp_path / str(limit) / "tokenizer.json").read_bytes() == whole
+        assert trained(str(limit))[0] == 0
+        model = BlockwiseLM.from_pretrained(tmp_path / str(limit))
+        for name, tensor in load_file(tmp_path / "without-end/heads.safetensors").items():
+            torch.testing.assert_close(model.heads.state_dict()[name], tensor, rtol=0, atol=0)
