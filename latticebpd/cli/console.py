@@ -1,17 +1,23 @@
-"""What the commands share: consoles, progress bars, JSON."""
+"""What the commands share: consoles, progress, JSON."""
 
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+LINE_EVERY = 60.0
+"""Seconds between two lines of progress in a log file."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -44,15 +52,51 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def progress_bytes() -> Progress:
-    """A progress bar that counts bytes."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    """The same, counting bytes."""
+    return _progress((DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()), lambda count: decimal(int(count)))
 
 
 def progress() -> Progress:
-    """A progress bar on standard error that vanishes when done; silent where standard error is no terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    """How far long work has come, on standard error: a bar that vanishes when done; in a log file, a line a minute."""
+    return _progress((MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()), lambda count: f"{count:,.0f}")
+
+
+def _progress(columns: tuple[ProgressColumn, ...], written: Callable[[float], str]) -> Progress:
+    if not err.is_terminal:
+        return LogLines(written)
+    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=err, transient=True)
+
+
+class LogLines(Progress):
+    """A line for every unfinished task each `LINE_EVERY` seconds, whether or not anything has moved.
+
+    Args:
+        written: how counts are written.
+    """
+
+    def __init__(self, written: Callable[[float], str]) -> None:
+        super().__init__(console=err, disable=True, speed_estimate_period=600)
+        self._written = written
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log lines", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(LINE_EVERY):
+            for task in self.tasks:
+                if not task.finished:
+                    err.print(self._line(task), soft_wrap=True, markup=False)
+
+    def _line(self, task: Task) -> str:
+        total = "" if task.total is None else f" of {self._written(task.total)}"
+        left = "" if task.time_remaining is None else f", about {timedelta(seconds=int(task.time_remaining))} left"
+        return f"{task.description}: {self._written(task.completed)}{total}, {timedelta(seconds=int(task.elapsed or 0))}{left}"
 
 
 def print_json(record: Any) -> None:

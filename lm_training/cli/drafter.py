@@ -70,5 +70,5 @@ def drafter(
         if begins(output, process):
             err.print(f"{output}: begins with the verifier's encoder, embeddings and first {layers} decoder layers")
             tokenizer.save_pretrained(output)
-        train_drafter(new, verifier, learnt, held_out, output, options, process, progress=err.is_terminal)
+        train_drafter(new, verifier, learnt, held_out, output, options, process)
         finish(output, options, process)

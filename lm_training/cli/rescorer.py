@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from latticebpd.cli.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import RescorerTraining
 
@@ -63,5 +63,5 @@ def rescorer(
         else:
             trained, begins_with = load_stock(str(model)), None
         bring([tokenizer], output, process)
-        train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, err.is_terminal, begins_with)
+        train_rescorer(trained, learnt, held_out, output, options, fingerprint, process, begins_with=begins_with)
         finish(output, options, process, f"{trained.num_parameters():,} parameters, ")

@@ -82,7 +82,7 @@ def blockwise(
     fingerprint = vocabulary_fingerprint(bpe.get_vocab())
     with Process.join(device) as process:
         bring([tokenizer], output, process)
-        train_blockwise(tokens, held_out, output, shape, options, end_of_text_id(bpe), fingerprint, process, err.is_terminal)
+        train_blockwise(tokens, held_out, output, shape, options, end_of_text_id(bpe), fingerprint, process)
         finish(output, options, process)
 
 
@@ -158,7 +158,7 @@ def heads(
         if process.rank == 0 and learnt.states is not None:
             err.print("hidden states are read from their files; the base model is not run for them")
         bring([vocabulary, *(vocabulary.with_name(name) for name in BESIDE)], output, process)
-        train_heads(blockwise, learnt, held_out, output, options, process, progress=err.is_terminal)
+        train_heads(blockwise, learnt, held_out, output, options, process)
         finish(output, options, process)
 
 

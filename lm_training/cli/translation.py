@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers
+from latticebpd.cli.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
 from lm_training.neural.options import TranslationTraining
 
@@ -81,5 +81,5 @@ def translation(
         if begins(output, process):
             save_tokenizer(bpe, output)
         learnt = Texts.joined([load(path) for path in pairs])
-        train_translation(learnt, load(validation), output, translator, options, process, err.is_terminal, begins_with)
+        train_translation(learnt, load(validation), output, translator, options, process, begins_with=begins_with)
         finish(output, options, process)

@@ -21,14 +21,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fst.files import replacing, replacing_files, require_writable
+from latticebpd.cli import console
 from lm_training.neural.options import LoopOptions
 from lm_training.neural.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
 
@@ -164,17 +164,9 @@ class Trainer:
         module: Any = torch.compile(self.objective) if options.compile else self.objective
         if self.process.world > 1 and not self.fsdp:
             module = DistributedDataParallel(module)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total} steps"),
-            TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
         first = self.process.rank == 0
-        with Progress(*columns, console=Console(stderr=True), disable=not (progress and first)) as bar:
-            task = bar.add_task("training", total=options.steps, completed=self.step, status="")
+        with console.progress() if progress and first else Progress(disable=True) as bar:
+            task = bar.add_task("training", total=options.steps, completed=self.step)
             while self.step < options.steps:
                 started = time.perf_counter()
                 values = self.update(module, schedule(self.step))
@@ -194,7 +186,7 @@ class Trainer:
                             log.write(json.dumps(record) + "\n")
                     if self.step % options.checkpoint_every == 0 or last:
                         self.checkpoint()
-                bar.update(task, completed=self.step, status=f"loss {values['loss']:.3f}, {rate:,.0f} tokens/s")
+                bar.update(task, completed=self.step, description=f"training (loss {values['loss']:.3f}, {rate:,.0f} tokens/s)")
         self.objective.eval()
         if self.fsdp:
             weights = whole_state(self.objective)

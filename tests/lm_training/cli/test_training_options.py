@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from latticebpd.cli.console import err
-from lm_training.cli import reporting, train
+from lm_training.cli import train
 from lm_training.cli.drafter import drafter
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
@@ -69,15 +68,3 @@ def test_a_command_hands_the_dataclass_on() -> None:
 def test_impossible_options_are_refused_in_python_too(kind: type[LoopOptions], change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**change)
-
-
-def test_a_line_a_minute_tells_a_log_how_far_the_work_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock[0])
-    assert not err.is_terminal
-    with reporting.reporting("prompts", 100) as report:
-        for minute in range(1, 6):
-            clock[0] = 30.0 * minute
-            report(10, 900)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == ["prompts: 20 of 100, 1,800 tokens, 30 tokens/s", "prompts: 40 of 100, 3,600 tokens, 30 tokens/s"]

@@ -1,0 +1,83 @@
+"""Progress in log files: a line now and then, whether or not anything has moved."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latticebpd.cli import console
+from lm_training.cli.reporting import reporting
+from tests.helpers.commands import Run
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], threading.Event]:
+    """What is written into the log; the event waits for a line that has not been seen yet."""
+    written: list[str] = []
+    heard = threading.Event()
+
+    def write(line: str, **_: Any) -> None:
+        written.append(line)
+        heard.set()
+
+    assert not console.err.is_terminal
+    monkeypatch.setattr(console, "LINE_EVERY", 0.01)
+    monkeypatch.setattr(console.err, "print", write)
+    return written, heard
+
+
+def test_lines_come_while_nothing_moves_and_stop_with_the_work(lines: tuple[list[str], threading.Event]) -> None:
+    written, heard = lines
+    with console.progress() as bar:
+        bar.add_task("loading [a]", total=None)
+        assert heard.wait(30)
+    assert all(re.fullmatch(r"loading \[a\]: 0, 0:00:\d\d", line) for line in written)
+    assert not any(thread.name == "log lines" for thread in threading.enumerate())
+
+
+def test_a_line_tells_counts_rate_and_time(lines: tuple[list[str], threading.Event]) -> None:
+    written, heard = lines
+    with reporting("prompts", 2000) as report:
+        report(1200, 900)
+        heard.clear()
+        assert heard.wait(30)
+    assert re.fullmatch(r"prompts \(900 tokens, [\d,]+ a second\): 1,200 of 2,000, 0:00:\d\d(, about .* left)?", written[-1])
+
+
+def test_bytes_are_written_as_bytes_and_finished_work_is_not_written_at_all(lines: tuple[list[str], threading.Event]) -> None:
+    written, heard = lines
+    with console.progress_bytes() as bar:
+        done, going_on = bar.add_task("done", total=5), bar.add_task("reading", total=None)
+        bar.update(done, completed=5)
+        bar.update(going_on, completed=2_500_000, total=5_000_000)
+        for _ in range(2):  # the first line may have been on its way
+            heard.clear()
+            assert heard.wait(30)
+    assert written[-1].startswith("reading: 2.5 MB of 5.0 MB, 0:00:")
+    assert not any(line.startswith("done: 5 bytes of") for line in written[-1:])
+
+
+def test_training_writes_lines(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
+    from latticebpd.models.bundle import TOKENIZER
+    from lm_training.neural.training import Trainer
+
+    np.save(tmp_path / "ids.npy", np.arange(1, 900, dtype=np.uint16) % 50)
+    monkeypatch.setattr(console, "LINE_EVERY", 0.01)
+    update = Trainer.update
+
+    def slow(self: Trainer[Any], *arguments: Any) -> dict[str, Any]:
+        threading.Event().wait(0.05)
+        return update(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "update", slow)
+    data = tmp_path / "ids.npy"
+    line = ["train", "blockwise", data, "--validation", data, "--tokenizer", TOKENIZER, "-o", tmp_path / "model"]
+    sizes = ["--hidden-size", 64, "--num-layers", 1, "--num-heads", 2, "--steps", 3, "--sequence-length", 16, "--batch-size", 2]
+    status, _, err = run(*line, *sizes)
+    assert status == 0, err
+    assert re.search(r"^training \(loss \d+\.\d{3}, [\d,]+ tokens/s\): \d of 3, 0:00:", err, re.MULTILINE)
