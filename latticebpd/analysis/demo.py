@@ -1,25 +1,125 @@
-"""The demonstration: every drafting system on the bundled prompts, side by side, in one run."""
+"""The demonstration: drafting systems on the prompts of one model, side by side, in one run."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+import fst
 from latticebpd._version import __version__
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.drafting import Drafter, Heads, OracleDrafter, drafter_named
-from latticebpd.models.bundle import Bundle
+from latticebpd.models import bundle
+from latticebpd.models.base import BaseModel, Model
+from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.catalogue import CATALOGUE
+from latticebpd.models.chat import prompt_format
+from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
 from latticebpd.scoring.rescoring import tunings_of
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
+SHOWN = 6
+"""The bundled prompt whose continuation is shown: of all, the one that repeats itself least."""
+QUESTIONS = bundle.ASSETS / "questions.jsonl"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to decode.
+
+    max_new_tokens: per prompt.  k: arcs per slot.  p: drafts of the p-best systems; None leaves these out.  num_nodes: of the
+    tree.  threads: for the model; None takes what PyTorch would.
+    """
+
+    max_new_tokens: int
+    k: int
+    p: int | None
+    num_nodes: int
+    threads: int | None
+
+
+TOY = Settings(max_new_tokens=64, k=16, p=16, num_nodes=64, threads=1)
+"""For the bundled model, which is so small that one thread is as fast as two."""
+REAL = Settings(max_new_tokens=48, k=64, p=None, num_nodes=SMALL, threads=None)
+"""For any other."""
+
+
+@dataclass(frozen=True)
+class DemoPrompt:
+    """What a model is to continue or to answer: where it is from, and its text as the model gets it."""
+
+    title: str
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """Everything that a demo needs.
+
+    about: in one line, what model it is.
+    lm: the n-gram model's file, used with the weights that are stored beside it; None where there is none.
+    eos_ids: tokens that end an answer; None for the model's own.
+    shown: number of the prompt whose decode is shown.
+    in_chat: whether prompts are questions, not the beginnings of texts.
+    """
+
+    name: str
+    about: str
+    model: Model
+    lm: Path | None
+    tokenizer: Any
+    prompts: list[DemoPrompt]
+    eos_ids: list[int] | None = None
+    shown: int = 0
+    in_chat: bool = False
+
+    @property
+    def has_heads(self) -> bool:
+        return isinstance(self.model, BlockwiseLM)
+
+
+def bundled_subject() -> Subject:
+    """The bundled model, which continues passages that nothing was trained on."""
+    found = bundle.load_bundle()
+    prompts = [DemoPrompt(each.id, each.text, found.tokenizer.encode(each.text).ids) for each in found.prompts]
+    about = "The bundled model is a toy: 6M parameters, trained for 90 minutes on public-domain and openly licensed English text and code."
+    tokenizer = load_tokenizer(bundle.MODEL)
+    return Subject("bundled", about, found.model, found.lm_file, tokenizer, prompts, shown=SHOWN)
+
+
+def subject_named(name: str | os.PathLike[str]) -> Subject:
+    """Any model, with a question of each task, in its chat template where it has one.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    model, tokenizer = load_model(name), load_tokenizer(name)
+    prompts = prompt_format(tokenizer, model)
+    questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    millions = sum(parameter.numel() for parameter in BaseModel.of(model).model.parameters()) / 1e6
+    heads = f"{model.num_heads - 1} heads" if isinstance(model, BlockwiseLM) else "no heads, so that all drafts are copies"
+    title = CATALOGUE[str(name)].title if str(name) in CATALOGUE else str(name)
+    return Subject(
+        Path(name).name,
+        f"{title}: {millions:,.0f}M parameters, {heads}.",
+        model,
+        lm_beside(name),
+        tokenizer,
+        [DemoPrompt(each["task"], each["text"], prompts.prompt([each["text"]])) for each in questions],
+        prompts.eos_ids,
+        in_chat=prompts.eos_ids is not None,
+    )
 
 
 @dataclass(frozen=True)
@@ -29,8 +129,8 @@ class SystemResult:
     block_efficiency: ``tokens / calls``.
     verified_tokens_per_call: drafted nodes in the verification pass, mean.
     tokens_per_second: new tokens over wall time, prefill and drafting included.
-    calls, tokens: forward passes that committed tokens, and the tokens they committed (the prefill, which commits
-        each prompt's first token, is counted in neither).
+    calls, tokens: forward passes that committed tokens, and the tokens they committed (a prefill, which commits
+        a prompt's first token, is counted in neither).
     """
 
     name: str
@@ -48,98 +148,128 @@ class Demo:
     signature: what the numbers depend on.
     systems: results in the order of the table.
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
-    exact: whether every system's text was greedy's, token for token.
-    example: the first prompt's decode by the tree, with a trace.
+    exact: whether every system's text was that of ``generate()``, token for token.
     """
 
     signature: dict[str, Any]
     systems: list[SystemResult]
     generate_tokens_per_second: float
     exact: bool
-    example: Generated
 
     def as_json(self) -> dict[str, Any]:
-        return {"signature": self.signature, "systems": [asdict(system) for system in self.systems]}
+        return {
+            "signature": self.signature,
+            "generate_tokens_per_second": self.generate_tokens_per_second,
+            "texts_equal": self.exact,
+            "systems": [asdict(system) for system in self.systems],
+        }
 
 
-def systems(bundle: Bundle, continuation: list[int], k: int, p: int, num_nodes: int) -> dict[str, Drafter]:
-    """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle.
+def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
+    """The systems of the table, as readers and as `drafter_named` call them; the oracle comes behind them.
 
-    All but one draft from the heads alone; "copies + tree" also copies from the text so far, which is no part of
-    blockwise decoding but what one would run.
+    Those of the bundled model's table draft from the heads alone, but for "copies + tree", which also copies from the text so
+    far: no part of blockwise decoding, but what one would run.
     """
-    order = f"{bundle.lm.order}-gram"
-    names = {
-        "greedy": "greedy",
-        "vanilla BPD": "vanilla",
-        order: "1-best",
-        f"{p}-best 0-gram": f"{p}-best:0-gram",
-        f"{p}-best {order}": f"{p}-best",
-        f"{num_nodes}-node tree": f"{num_nodes}-tree",
-        f"{SMALL}-node tree": f"{SMALL}-tree",
-        "copies + tree": f"copies+{SMALL}-tree",
-    }
-    source = Heads(bundle.model, k)
-    found = {label: drafter_named(name, source, bundle.lm_file) for label, name in names.items()}
-    return {**found, "oracle": OracleDrafter(bundle.model, continuation, k)}
+    if not subject.has_heads:
+        return {"greedy": "greedy", "copies": f"{SMALL}-copies"}
+    names = {"greedy": "greedy", "vanilla BPD": "vanilla"}
+    suffix, p = "" if subject.lm else ":0-gram", settings.p
+    order = _order(subject.lm) if subject.lm else None
+    if order:
+        names[order] = "1-best"
+    if p:
+        names[f"{p}-best 0-gram"] = f"{p}-best:0-gram"
+    if p and order:
+        names[f"{p}-best {order}"] = f"{p}-best"
+    for nodes in (settings.num_nodes, SMALL):
+        names[f"{nodes}-node tree"] = f"{nodes}-tree{suffix}"
+    if subject.name != "bundled":
+        names["copies"] = f"{SMALL}-copies"
+    return {**names, "copies + tree": f"copies+{SMALL}-tree{suffix}"}
 
 
-def run_demo(
-    bundle: Bundle,
-    num_prompts: int | None = None,
-    max_new_tokens: int = 64,
-    k: int = 16,
-    p: int = 16,
-    num_nodes: int = 64,
-    on_run: Callable[[str], None] | None = None,
-) -> Demo:
+def systems(subject: Subject, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
+    """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
+    model = subject.model
+    source = Heads(model, settings.k) if isinstance(model, BlockwiseLM) else None
+    found = {label: drafter_named(name, source, subject.lm) for label, name in system_names(subject, settings).items()}
+    return found if source is None else {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
+
+
+def show(subject: Subject, settings: Settings, streamer: Any) -> tuple[str, Generated]:
+    """Decode one prompt, block by block into ``streamer``, by the widest tree, or by copies; returns the system's name and the decode."""
+    name = next((name for name in system_names(subject, settings) if name.endswith("-node tree")), "copies")
+    drafter = systems(subject, [0], settings)[name]
+    return name, _decode(subject, subject.prompts[subject.shown], drafter, settings.max_new_tokens, streamer)
+
+
+def run_demo(subject: Subject, settings: Settings, num_prompts: int | None = None, on_run: Callable[[str], None] | None = None) -> Demo:
     """Decode the prompts with every system.
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
 
     Args:
-        bundle: model, tokenizer, n-gram model and prompts.
+        subject: model, tokenizer, n-gram model and prompts.
+        settings: lengths and sizes.
         num_prompts: how many prompts, all by default.
-        max_new_tokens: tokens per prompt.
-        k, p, num_nodes: arcs per slot, drafts, and nodes of the tree.
         on_run: called with the system's name before each decode, for progress.
     """
-    prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:num_prompts]]
+    prompts, tell = subject.prompts[:num_prompts], on_run or (lambda _: None)
+    base = BaseModel.of(subject.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
     exact = True
-    example: Generated | None = None
     generate_seconds, generate_tokens = 0.0, 0
-    base: Any = bundle.model.base
-    base.generate(torch.tensor([prompts[0]]), do_sample=False, max_new_tokens=4)  # warms up, as the next line does
-    for drafter in systems(bundle, [0], k, p, num_nodes).values():
-        generate(bundle.model, prompts[0], drafter, max_new_tokens=4)
+    _reference(subject, prompts[0], 4)  # warms up, as the next line does
+    for drafter in systems(subject, [0], settings).values():
+        _decode(subject, prompts[0], drafter, 4)
     for prompt in prompts:
-        if on_run is not None:
-            on_run("generate()")
+        tell("generate()")
         started = time.perf_counter()
-        reference = base.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens)
+        reference = _reference(subject, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
-        generate_tokens += reference.shape[1] - len(prompt)
-        for name, drafter in systems(bundle, reference[0, len(prompt) :].tolist(), k, p, num_nodes).items():
-            if on_run is not None:
-                on_run(name)
+        written = reference[0, 1 if base.encodes else len(prompt.ids) :].tolist()
+        generate_tokens += len(written)
+        for name, drafter in systems(subject, written, settings).items():
+            tell(name)
             started = time.perf_counter()
-            out = generate(bundle.model, prompt, drafter, max_new_tokens=max_new_tokens, trace=True)
+            out = _decode(subject, prompt, drafter, settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
             results.setdefault(name, []).append(out)
             exact &= torch.equal(out.sequences, reference)
-            if example is None and name.endswith("tree"):
-                example = out
-    assert example is not None
-    return Demo(_signature(bundle, len(prompts), max_new_tokens, k), [_summarise(n, r, seconds[n]) for n, r in results.items()],
-                generate_tokens / generate_seconds, exact, example)  # fmt: skip
+    summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
+    return Demo(_signature(subject, len(prompts), settings), summaries, generate_tokens / generate_seconds, exact)
+
+
+def _reference(subject: Subject, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
+    """What `generate()` writes."""
+    base = BaseModel.of(subject.model)
+    ids = torch.tensor([prompt.ids], device=base.device)
+    ends = {} if subject.eos_ids is None else {"eos_token_id": subject.eos_ids}
+    stock: Any = base.model
+    found: torch.Tensor = stock.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=base.pad_id or 0, **ends
+    )
+    return found
+
+
+def _decode(subject: Subject, prompt: DemoPrompt, drafter: Drafter, max_new_tokens: int, streamer: Any = None) -> Generated:
+    mask = [[1] * len(prompt.ids)]  # no token of a text is padding, whatever its id
+    return generate(
+        subject.model, prompt.ids, drafter, max_new_tokens=max_new_tokens, eos_token_id=subject.eos_ids, attention_mask=mask,
+        streamer=streamer,
+    )  # fmt: skip
+
+
+def _order(lm: Path) -> str:
+    return f"{fst.NgramModel.load(lm).order}-gram"
 
 
 def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult:
     calls = sum(out.num_calls for out in outs)
     new_tokens = sum(out.num_tokens for out in outs)
-    tokens = new_tokens - len(outs)
+    tokens = new_tokens - sum(sum(out.prefilled) for out in outs)
     return SystemResult(
         name=name,
         block_efficiency=tokens / calls,
@@ -150,19 +280,24 @@ def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult
     )
 
 
-def _signature(bundle: Bundle, prompts: int, max_new_tokens: int, k: int) -> dict[str, Any]:
+def _signature(subject: Subject, prompts: int, settings: Settings) -> dict[str, Any]:
+    base = BaseModel.of(subject.model)
+    model: Any = subject.model
+    lm = {}
+    if subject.has_heads:
+        lm = {"heads": model.num_heads, "k": settings.k, "lm": "none"}
+    if subject.has_heads and subject.lm is not None:
+        lm["lm"] = f"{_order(subject.lm)}, {sum(fst.NgramModel.load(subject.lm).num_ngrams)} n-grams"
+        lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(subject.lm))
     return {
         "version": __version__,
-        "model": "bundled",
-        "parameters": sum(parameter.numel() for parameter in bundle.model.parameters()),
-        "heads": bundle.model.num_heads,
-        "k": k,
-        "lm": f"bundled {bundle.lm.order}-gram, {sum(bundle.lm.num_ngrams)} n-grams",
-        "alpha": ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(bundle.lm_file)),
+        "model": subject.name,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        **lm,
         "prompts": prompts,
-        "max_new_tokens": max_new_tokens,
-        "dtype": str(bundle.model.base.dtype).removeprefix("torch."),
-        "device": str(bundle.model.base.device),
+        "max_new_tokens": settings.max_new_tokens,
+        "dtype": str(base.dtype).removeprefix("torch."),
+        "device": str(base.device),
         "threads": torch.get_num_threads(),
         "cpus": os.cpu_count(),
         "machine": platform.machine(),

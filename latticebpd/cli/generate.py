@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.blocks import blocks_text
+from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
@@ -103,7 +103,11 @@ def generate(
     drafter = drafter_named(system, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
     if isinstance(source, Masks):
         source.read([ids])
-    streaming = not (json or show_blocks)
+    streamer: Any = None
+    if show_blocks and not json:
+        streamer = BlockWriter(out, tokenizer.decode, "" if base.encodes or in_chat else text)
+    elif not json:
+        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     found = decode(
         served,
         ids,
@@ -112,16 +116,13 @@ def generate(
         max_new_tokens,
         prompts.eos_ids,
         attention_mask=[[1] * len(ids)],  # no token of a text is padding, whatever its id
-        streamer=TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True) if streaming else None,
+        streamer=streamer,
         stop_strings=stop or None,
         tokenizer=tokenizer,
-        trace=show_blocks or trace is not None,
+        trace=trace is not None,
     )
     if json:
         print_json(_record(found, tokenizer))
-    elif show_blocks:
-        before = "" if base.encodes or in_chat else text
-        out.print(blocks_text(before, found.blocks(), lambda tokens: tokenizer.decode(tokens)))
     if trace is not None:
         from latticebpd.analysis.calls import read_calls, scorer_of
         from latticebpd.report import TracedDecode, write_trace

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis import lengths_of, ranks, run_system
-from latticebpd.analysis.demo import Demo, run_demo
 from latticebpd.analysis.replay import collect_lattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models import bundle as bundled
@@ -21,11 +19,6 @@ from latticebpd.models.bundle import Bundle, load_bundle
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
     return load_bundle()
-
-
-@pytest.fixture(scope="module")
-def demo(bundle: Bundle) -> Demo:
-    return run_demo(bundle, num_prompts=3, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")
@@ -53,49 +46,6 @@ def test_every_source_of_a_prompt_is_credited(bundle: Bundle) -> None:
     for prompt in bundle.prompts:
         assert prompt.source in credits
         assert prompt.licence
-
-
-def test_every_system_writes_what_greedy_writes(demo: Demo) -> None:
-    assert demo.exact
-    names = [system.name for system in demo.systems]
-    best = ["4-gram", "16-best 0-gram", "16-best 4-gram"]
-    assert names == ["greedy", "vanilla BPD", *best, "64-node tree", "16-node tree", "copies + tree", "oracle"]
-    for system in demo.systems:
-        assert system.block_efficiency == system.tokens / system.calls
-        assert system.tokens == demo.systems[0].tokens
-    verified = {system.name: system.verified_tokens_per_call for system in demo.systems}
-    assert verified["greedy"] == 0
-    assert verified["vanilla BPD"] <= 8
-    assert verified["64-node tree"] <= 64
-
-
-@pytest.mark.slow
-def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(bundle: Bundle) -> None:
-    """The demo's promises on all prompts at full length, one system against the next."""
-    result = run_demo(bundle, max_new_tokens=128)
-    assert result.exact
-    efficiency = {system.name: system.block_efficiency for system in result.systems}
-    order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
-    assert sorted(order, key=lambda name: efficiency[name]) == order
-    assert efficiency["copies + tree"] > efficiency["16-best 0-gram"]  # at less than a third of its verified tokens
-
-
-def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
-    calls = {system.name: system.calls for system in demo.systems}
-    assert calls["64-node tree"] < calls["16-best 4-gram"] < calls["vanilla BPD"] < calls["greedy"]
-
-
-def test_marked_blocks_are_the_text(bundle: Bundle, demo: Demo) -> None:
-    groups = demo.example.blocks()
-    prompt = bundle.tokenizer.encode(bundle.prompts[0].text).ids
-    assert [*prompt, *(token for group in groups for token in group)] == demo.example.sequences[0].tolist()
-
-
-def test_json_has_the_promised_shape(demo: Demo) -> None:
-    record = json.loads(json.dumps(demo.as_json()))
-    assert set(record) == {"signature", "systems"}
-    keys = {"name", "block_efficiency", "verified_tokens_per_call", "tokens_per_second", "calls", "tokens"}
-    assert all(set(system) == keys for system in record["systems"])
 
 
 @pytest.mark.parametrize("name", ["vanilla", "1-best", "16-best:0-gram", "16-best", "64-tree"])
