@@ -77,9 +77,8 @@ def _show(subject: Subject, settings: Settings) -> None:
         out.print(Text(prompt.text, style="dim"), end="\n\n", soft_wrap=True)
     writer = BlockWriter(out, subject.tokenizer.decode, "" if subject.in_chat else prompt.text)
     name, found = show(subject, settings, writer)
-    out.print(
-        f"Each ┃ begins the tokens that one call of the model committed: {found.num_tokens} tokens, {found.num_calls} calls ({name}).\n"
-    )
+    cost = f"{found.num_tokens} tokens in {found.num_calls} calls"
+    out.print(f"Each ┃ begins what one call of the model committed ({name}: {cost}).\n", soft_wrap=True)
 
 
 def _print(result: Demo) -> None:
@@ -88,18 +87,22 @@ def _print(result: Demo) -> None:
     table.add_column("system", no_wrap=True)
     for heading in ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens"):
         table.add_column(heading, justify="right")
-    table.add_row("generate()", "1.000", "0.0", f"{result.generate_tokens_per_second:.0f}", "1.00×", "", "")
+    table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
     for system in result.systems:
         table.add_row(
             system.name,
             f"{system.block_efficiency:.3f}",
             f"{system.verified_tokens_per_call:.1f}",
-            f"{system.tokens_per_second:.0f}",
+            _rate(system.tokens_per_second),
             f"{system.tokens_per_second / result.generate_tokens_per_second:.2f}×",
             f"{system.calls}",
             f"{system.tokens}",
         )
     out.print(table)
     same = "Every system's text equals that of transformers' greedy generate(), token for token."
-    out.print(same if result.exact else "A system's text DIFFERS from that of generate().")
+    out.print(same if result.exact else "A system's text DIFFERS from that of generate().", soft_wrap=True)
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
+
+
+def _rate(value: float) -> str:
+    return f"{value:.{0 if value >= 100 else 1}f}"
