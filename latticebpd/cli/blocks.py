@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BlockWriter:

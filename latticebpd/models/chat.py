@@ -64,26 +64,31 @@ class ChatTemplate(PlainText):
 
     Args:
         tokenizer: has a template.
-        model: whose answers end with its own end-of-text tokens or with the one that the template puts behind a turn.
+        model: whose answers end with its own end-of-text tokens or with the one that the template puts behind a turn; None where
+            there are texts alone, which end with the latter.
         system_prompt: what the conversation begins with; None for the template's own, if it has one.
 
     Raises:
         ValueError: no chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: Model, system_prompt: str | None = None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, model: Model | None, system_prompt: str | None = None) -> None:
         super().__init__(tokenizer)
         if not has_template(tokenizer):
             raise ValueError("expected a tokenizer with a chat template, got one without; is the model tuned to follow instructions?")
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self.turn_ends = self._turn_ends()
-        self.eos_ids = list(dict.fromkeys([*BaseModel.of(model).eos_ids, *self.turn_ends]))
+        self.eos_ids = list(dict.fromkeys([*(BaseModel.of(model).eos_ids if model is not None else ()), *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
         speakers = (USER, ASSISTANT)
         return self.prompt_of([{"role": speakers[number % 2], "content": turn} for number, turn in enumerate(turns)])
 
     def prompt_of(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of `prompt_text`."""
+        return self.ids(self.prompt_text(messages))  # the template has written all special tokens
+
+    def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt behind a conversation of messages, each with a ``role`` and its ``content``.
 
         Raises:
@@ -92,8 +97,7 @@ class ChatTemplate(PlainText):
         if not messages or messages[-1].get("role") == ASSISTANT:
             raise ValueError(f"expected a conversation that ends with the user's turn, got {len(messages)} messages")
         opening = [] if messages[0].get("role") == "system" else self.opening
-        text = self._written([*opening, *messages], add_generation_prompt=True)
-        return self.ids(text)  # the template has written all special tokens
+        return self._written([*opening, *messages], add_generation_prompt=True)
 
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
         try:
@@ -120,13 +124,21 @@ def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str,
             if not line.strip():
                 continue
             try:
-                messages = json.loads(line)["messages"]
-                if not (isinstance(messages, list) and messages and all(_is_message(message) for message in messages)):
-                    raise ValueError("messages must be a list of objects with role and content")
+                yield parted(json.loads(line)["messages"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(f"{os.fspath(path)}, line {number}: expected an object with messages: {error}") from error
-            answered = messages[-1]["role"] == ASSISTANT
-            yield messages[:-1] if answered else messages, messages[-1]["content"] if answered else None
+
+
+def parted(messages: Any) -> tuple[list[dict[str, str]], str | None]:
+    """What the model is told, and its answer, where the last of the messages is the model's.
+
+    Raises:
+        ValueError: these are no messages.
+    """
+    if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+        raise ValueError("messages must be a list of objects with role and content")
+    answered = messages[-1]["role"] == ASSISTANT
+    return messages[:-1] if answered else messages, messages[-1]["content"] if answered else None
 
 
 def _is_message(record: Any) -> bool:

@@ -10,12 +10,12 @@ import typer
 from latticebpd.cli.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
-    from lm_training.data.templates import Template
+    from lm_training.data.templates import Conversation, Template
 
 
 def encode(
     inputs: list[Path] = typer.Argument(..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."),
-    tokenizer: Path = typer.Option(..., help="tokenizer.json."),
+    tokenizer: Path = typer.Option(..., help="tokenizer.json; a chat template lies beside it."),
     output: Path = typer.Option(
         ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards."
     ),
@@ -26,9 +26,15 @@ def encode(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
     answer_field: str | None = typer.Option(None, help="Field that holds what is to be written after the prompt, such as answers.text.0."),
+    chat: bool = typer.Option(
+        False, "--chat", help="Prompts in the tokenizer's chat template: a record's messages, or the task's prompt as the user's turn."
+    ),
+    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Leave answers out: prompts for `latticebpd distill`."),
     separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
-    end_of_text: str = typer.Option("<|endoftext|>", help="Token that ends documents and answers."),
+    end_of_text: str | None = typer.Option(
+        None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat the token that the template ends turns with."
+    ),
     max_tokens: int | None = typer.Option(None, min=2, help="Leave longer sequences out."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; the result is the same whatever their number."),
@@ -41,19 +47,28 @@ def encode(
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]
+    Example: [bold]latticebpd train encode chats.jsonl --chat --tokenizer model/tokenizer.json -o chats.npz[/bold]
     Example: [bold]latticebpd train encode pairs.jsonl --prompt-template '{en}' --answer-field de --tokenizer t.json -o pairs.npz[/bold]
     """
-    from lm_training.data.corpus import end_of_text_id
+    from lm_training.data.corpus import END_OF_TEXT, end_of_text_id
     from lm_training.data.encoding import Encoding, encode_files, write_encoded
     from lm_training.data.records import BadRecords
 
-    template = _template(task, prompt_template, answer_field, prompts_only, separator)
-    if template is not None and output.suffix == ".npy":
+    if system_prompt is not None and not chat:
+        raise ValueError("expected --chat with --system-prompt, got none; a system prompt begins a chat")
+    messages = chat and task is None and prompt_template is None
+    asked = _template(task, prompt_template, answer_field, prompts_only and not messages, separator)
+    if (chat or asked is not None) and output.suffix == ".npy":
         raise ValueError(
             f"{output}: expected sequences (.npz) or a directory for prompts and answers, got a corpus; they would run together"
         )
     bpe = load_tokenizer(tokenizer)
-    encoding = Encoding(end_of_text_id(bpe, end_of_text), template, field, text_lines, max_tokens, shard_records)
+    conversation = _conversation(tokenizer.parent, system_prompt, asked, prompts_only) if chat else None
+    if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
+        end_id = conversation.chat.turn_ends[0]
+    else:
+        end_id = end_of_text_id(bpe, end_of_text or END_OF_TEXT)
+    encoding = Encoding(end_id, conversation or asked, field, text_lines, max_tokens, shard_records)
     bad = BadRecords(strict)
     with progress() as bar:
         bar_task = bar.add_task("records", total=None)
@@ -63,7 +78,16 @@ def encode(
         err.print(line, markup=False, soft_wrap=True)
     if done.too_long:
         err.print(f"{done.too_long} sequences of more than {max_tokens} tokens left out")
-    err.print(f"{output}: {done.sequences} {'documents' if template is None else 'sequences'}, {done.tokens} tokens")
+    err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")
+
+
+def _conversation(directory: Path, system_prompt: str | None, asked: Template | None, prompts_only: bool) -> Conversation:
+    """Records in the chat template of the tokenizer in a directory."""
+    from latticebpd.models import pretrained
+    from latticebpd.models.chat import ChatTemplate
+    from lm_training.data.templates import Conversation
+
+    return Conversation(ChatTemplate(pretrained.load_tokenizer(directory), None, system_prompt), asked, prompts_only)
 
 
 def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool, separator: str) -> Template | None:

@@ -24,7 +24,7 @@ from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import document_of
 from lm_training.data.records import SHOWN, BadRecords, Record, read_records
-from lm_training.data.templates import Template
+from lm_training.data.templates import Conversation, Template
 
 RECORD = "encoded.json"
 
@@ -41,11 +41,11 @@ class Encoding:
     shard_records: records per shard.
 
     Prompts are encoded as the tokenizer encodes any text, with its special tokens, since so they will be when the model
-    serves; an encoder-decoder's sources thereby end as its encoder expects.
+    serves; an encoder-decoder's sources thereby end as its encoder expects.  A chat template writes special tokens itself.
     """
 
     end_of_text: int
-    template: Template | None = None
+    template: Template | Conversation | None = None
     field: str = "text"
     text_lines: bool = False
     max_tokens: int | None = None
@@ -87,7 +87,8 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
             texts.append(_texts(encoding, record))
         except ValueError as error:
             bad.append(str(error))
-    prompts = tokenizer.encode_batch_fast([prompt for prompt, _ in texts], add_special_tokens=encoding.template is not None)
+    special = encoding.template is not None and encoding.template.special_tokens
+    prompts = tokenizer.encode_batch_fast([prompt for prompt, _ in texts], add_special_tokens=special)
     answers = tokenizer.encode_batch_fast([answer or "" for _, answer in texts], add_special_tokens=False)
     rows, lengths = [], []
     for (_, text), prompt, answer in zip(texts, prompts, answers, strict=True):

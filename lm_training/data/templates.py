@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from latticebpd.models.chat import ChatTemplate
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
@@ -19,7 +22,10 @@ class Template:
     prompt: text with fields in braces, ``question: {question}``.  A dot leads into what a field holds: ``{answers.text.0}``.
     answers: fields that may hold the answer; the first that a record has counts.  None: there are prompts alone.
     separator: text between the two, part of the prompt.
+    special_tokens: the tokenizer adds those that it puts before and behind any text.
     """
+
+    special_tokens: ClassVar[bool] = True
 
     prompt: str
     answers: tuple[str, ...] | None = None
@@ -57,6 +63,41 @@ class Template:
         if not answer.strip():
             raise ValueError(f"expected text under {found!r} (the answer), got {answer!r}")
         return prompt, answer
+
+
+@dataclass(frozen=True, eq=False)
+class Conversation:
+    """How a record becomes a prompt in a model's chat template: its ``messages``, up to the model's last turn, the answer.
+
+    chat: the template.  asked: makes the user's one turn, and the answer, of a record's fields instead.
+    prompts_only: leaves answers out.
+    """
+
+    chat: ChatTemplate
+    asked: Template | None = None
+    prompts_only: bool = False
+    special_tokens: ClassVar[bool] = False
+    """The chat template has written them."""
+
+    @property
+    def columns(self) -> list[str] | None:
+        return ["messages"] if self.asked is None else self.asked.columns
+
+    def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
+        """Prompt and answer.
+
+        Raises:
+            ValueError: a record without messages or fields, a conversation that the template refuses, or one without an answer.
+        """
+        from latticebpd.models.chat import USER, parted
+
+        if self.asked is not None:
+            turn, answer = self.asked.fill(fields)
+            return self.chat.prompt_text([{"role": USER, "content": turn}]), answer
+        messages, answer = parted(fields.get("messages"))
+        if answer is None and not self.prompts_only:
+            raise ValueError("expected messages that end with the assistant's (the answer), or --prompts-only")
+        return self.chat.prompt_text(messages), None if self.prompts_only else answer
 
 
 TASKS = {

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
+from transformers import PreTrainedTokenizerFast
 
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, load_encoded, write_encoded
@@ -21,6 +22,7 @@ from lm_training.data.pairs import Pair, encode_pairs, read_pairs, train_pair_to
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
 from tests.helpers.commands import Run
+from tests.latticebpd.models.test_chat import TEMPLATE
 
 QUESTIONS: list[dict[str, Any]] = [
     {"question": f"Who is number {index}?", "context": f"Number {index} is known.\nSo it is.", "answers": {"text": [f"Nobody {index}"]}}
@@ -283,3 +285,61 @@ def test_filled_prompt_holds_every_field_as_it_is(fields: dict[str, str | int]) 
     """Braces in a field are text, not fields."""
     template = Template("|".join(f"{{{name}}}" for name in fields))
     assert template.fill(fields) == ("|".join(str(value) for value in fields.values()), None)
+
+
+def chat_tokenizer(directory: Path, bpe: Tokenizer) -> PreTrainedTokenizerFast:
+    """A tokenizer in a directory, with a chat template whose turns end with </s>."""
+    chat = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(bpe.to_str()), bos_token="<s>", eos_token="</s>")
+    chat.chat_template = TEMPLATE
+    chat.save_pretrained(directory)
+    return chat
+
+
+HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+AGAIN = [*HELLO, {"role": "user", "content": "Bye"}, {"role": "assistant", "content": "So long"}]
+OPENING, FIRST = "<s>system\nBe kind.</s>\n", "<s>user\nHi</s>\n<s>assistant\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_conversations_end_with_the_last_answer_in_the_chat_template(tmp_path: Path, bpe: Tokenizer, run: Run, workers: int) -> None:
+    chat = chat_tokenizer(tmp_path, bpe)
+    given = [{"role": "system", "content": "Shout."}, *HELLO]
+    path = write_lines(tmp_path / "chats.jsonl", [{"messages": messages} for messages in (HELLO, AGAIN, HELLO[:1], given, "no")])
+    line = ["train", "encode", path, "--chat", "--tokenizer", tmp_path / "tokenizer.json", "--workers", workers, "-o", tmp_path / "out.npz"]
+    status, _, err = run(*line)
+    assert status == 0, err
+    assert "2 bad records left out" in err
+    assert f"{path}:3: expected messages that end with the assistant's (the answer), or --prompts-only" in err
+    sequences = load_texts(tmp_path / "out.npz", 0)
+    found = [(chat.decode(text[:length]), chat.decode(text[length:])) for text, length in sequences.items()]
+    second = f"{OPENING}{FIRST}Hello</s>\n<s>user\nBye</s>\n<s>assistant\n"
+    assert found == [
+        (OPENING + FIRST, "Hello</s>"), (second, "So long</s>"), (f"<s>system\nShout.</s>\n{FIRST}", "Hello</s>"),
+    ]  # fmt: skip
+    assert sequences[0][0] == chat.convert_tokens_to_ids("<s>")  # the template's own, and no other
+
+
+def test_prompts_of_a_template_become_the_users_turn(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
+    chat = chat_tokenizer(tmp_path, bpe)
+    path = write_lines(tmp_path / "squad.jsonl", QUESTIONS[:2])
+    line = ["train", "encode", path, "--chat", "--task", "squad", "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "out.npz"]
+    assert run(*line, "--system-prompt", "Be brief.")[0] == 0
+    text, length = next(load_texts(tmp_path / "out.npz", 0).items())
+    asked, answer = EXPECTED[0]
+    assert chat.decode(text[:length]) == f"<s>system\nBe brief.</s>\n<s>user\n{asked}</s>\n<s>assistant\n"
+    assert chat.decode(text[length:]) == answer.replace(END_OF_TEXT, "</s>")
+
+
+def test_prompts_of_conversations_need_no_answer_and_a_chat_needs_a_template(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
+    chat = chat_tokenizer(tmp_path / "chat", bpe)
+    path = write_lines(tmp_path / "chats.jsonl", [{"messages": HELLO}, {"messages": HELLO[:1]}])
+    line = ["train", "encode", path, "--chat", "--prompts-only", "-o", tmp_path / "out.npz", "--tokenizer"]
+    assert run(*line, tmp_path / "chat" / "tokenizer.json")[0] == 0
+    assert [chat.decode(text) for text, _ in load_texts(tmp_path / "out.npz", 0).items()] == [OPENING + FIRST] * 2
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    status, _, err = run(*line, tmp_path / "tokenizer.json")
+    assert status == 2
+    assert "expected a tokenizer with a chat template" in err
+    status, _, err = run(*[part for part in line if part != "--chat"], tmp_path / "tokenizer.json", "--system-prompt", "x")
+    assert status == 2
+    assert "expected --chat with --system-prompt" in err
