@@ -194,7 +194,7 @@ def systems(subject: Subject, continuation: list[int], settings: Settings) -> di
     model = subject.model
     source = Heads(model, settings.k) if isinstance(model, BlockwiseLM) else None
     found = {label: drafter_named(name, source, subject.lm) for label, name in system_names(subject, settings).items()}
-    return found if source is None else {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
+    return {**found, "oracle": OracleDrafter(model, continuation, settings.k)} if isinstance(model, BlockwiseLM) else found
 
 
 def show(subject: Subject, settings: Settings, streamer: Any) -> tuple[str, Generated]:

@@ -17,7 +17,7 @@ from latticebpd.cli.blocks import BlockWriter
 from latticebpd.models.bundle import LM, MODEL, load_bundle
 from latticebpd.models.pretrained import load_stock, load_tokenizer
 from tests.helpers.commands import Run
-from tests.latticebpd.models.test_chat import TEMPLATE
+from tests.helpers.tokenizers import TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,7 @@ from latticebpd.cli.datasets import read_texts
 from latticebpd.models.bundle import MODEL
 from latticebpd.models.chat import ChatTemplate, PlainText, prompt_format
 from latticebpd.models.pretrained import load_tokenizer
-
-TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<s>system\nBe kind.</s>\n{% endif %}"
-    "<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
-)
+from tests.helpers.tokenizers import TEMPLATE
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from lm_training.data.pairs import Pair, encode_pairs, read_pairs, train_pair_to
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
 from tests.helpers.commands import Run
-from tests.latticebpd.models.test_chat import TEMPLATE
+from tests.helpers.tokenizers import TEMPLATE
 
 QUESTIONS: list[dict[str, Any]] = [
     {"question": f"Who is number {index}?", "context": f"Number {index} is known.\nSo it is.", "answers": {"text": [f"Nobody {index}"]}}
