@@ -20,7 +20,9 @@ from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
-PERPLEXITY = "perplexity"
+PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
+"""The model's of what was written, which rises where a lenient rule strays; and of what should follow the prompts, the task's (Kim,
+table 10), which is the model's alone, whatever drafts."""
 
 Factory = Callable[[Sequence[int]], Drafter]
 """From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
@@ -117,33 +119,42 @@ def decode(
     return Decoded(names, counts, verified, number, differing, tuple(map(tuple, written)))
 
 
-def system_drafters(model: BlockwiseLM, systems: Sequence[str], lm: Models, alpha: float | None, k: int) -> dict[str, Factory]:
+def system_drafters(
+    model: BlockwiseLM, systems: Sequence[str], lm: Models, alpha: float | None, k: int, prompt_context: bool = True
+) -> dict[str, Factory]:
     """Systems by name, see ``latticebpd.drafting.names``, the oracle among them; k: arcs per slot."""
 
     def factory(system: str) -> Factory:
         if system == ORACLE:
             return lambda continuation: OracleDrafter(model, continuation, k)
-        return lambda _: drafter_named(system, Heads(model, k), lm, alpha)
+        return lambda _: drafter_named(system, Heads(model, k), lm, alpha, prompt_context)
 
     return {system: factory(system) for system in systems}
 
 
 def check_measures(names: Sequence[str]) -> None:
     """Raises ValueError for an unknown measure."""
-    if unknown := [name for name in names if name not in (PERPLEXITY, *MEASURES)]:
-        raise ValueError(f"expected measures among {', '.join((PERPLEXITY, *MEASURES))}, got {unknown[0]!r}")
+    known = (PERPLEXITY, OF_REFERENCES, *MEASURES)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"expected measures among {', '.join(known)}, got {unknown[0]!r}")
 
 
 def qualities(
-    decoded: Decoded, model: BlockwiseLM, words: Callable[[list[int]], str], measures: Sequence[str], references: References = ()
+    decoded: Decoded,
+    model: BlockwiseLM,
+    words: Callable[[list[int]], str],
+    measures: Sequence[str],
+    references: References = (),
+    right: Sequence[tuple[Sequence[int], int]] = (),
 ) -> dict[str, list[float]]:
     """Of every measure, what the texts of each drafter and rule are worth.
 
     Args:
         model: whose perplexity is meant.
         words: from token ids to a text.
-        measures: ``perplexity`` and names of ``quality.MEASURES``.
+        measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``.
         references: of every text, for all but perplexity.
+        right: tokens of each prompt and of what should follow it, and the prompt's length, for ``reference-perplexity``.
 
     Raises:
         ValueError: an unknown measure, or references that are missing.
@@ -155,6 +166,8 @@ def qualities(
     for name in measures:
         if name == PERPLEXITY:
             found[name] = [perplexity(model, texts) for texts in decoded.written]
+        elif name == OF_REFERENCES:
+            found[name] = [perplexity(model, right)] * len(decoded.names)
         else:
             found[name] = [MEASURES[name]([words(text[length:]) for text, length in texts], references) for texts in decoded.written]
     return found

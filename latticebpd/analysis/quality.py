@@ -77,10 +77,13 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
         texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source.
 
     Raises:
-        ValueError: no token follows any prompt.
+        ValueError: no token follows any prompt, or a text is longer than the model's positions.
     """
     base, loss, count = BaseModel.of(model), 0.0, 0
     for text, prompt_length in texts:
+        longest = len(text) - prompt_length if base.encodes else len(text) - 1
+        if base.max_positions is not None and longest > base.max_positions:
+            raise ValueError(f"expected texts of at most {base.max_positions} tokens (the model's positions), got {longest}; cut them")
         ids = torch.tensor([list(text)], device=base.device)
         prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
         if not following.shape[1]:

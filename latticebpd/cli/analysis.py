@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
 
 if TYPE_CHECKING:
     from latticebpd.analysis import OracleTally
@@ -43,6 +44,7 @@ def oracle(
     exclude: Path | None = EXCLUDE,
     model: Path | None = typer.Option(None, help="The lattices' own model: decode their texts again; needs directories of lattices."),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
+    ignore_beams: bool = IGNORE_BEAMS,
 ) -> None:
     """Oracle top-k block efficiency: what perfect rescoring of the lattices would reach.
 
@@ -64,7 +66,7 @@ def oracle(
         task = bar.add_task("lattices", total=num_lattices(files))
         read = without_any(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
         found = count(part.select(read), widths, numbers, by)
-    decoded = None if model is None else _decode(files, model, widths, limit, tunings, found.signature.given_text)
+    decoded = None if model is None else _decode(files, model, widths, limit, tunings, found.signature.given_text, ignore_beams)
     show_oracle(found, json, csv, plot, tally, decoded)
 
 
@@ -75,7 +77,9 @@ def excluded(path: Path | None) -> list[Tuning]:
     return [] if path is None else list(Tuning.load(path))
 
 
-def _decode(files: list[Path], directory: Path, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool) -> Decoded:
+def _decode(
+    files: list[Path], directory: Path, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool, ignored: bool
+) -> Decoded:
     quiet_transformers()
     from itertools import islice
 
@@ -84,7 +88,7 @@ def _decode(files: list[Path], directory: Path, ks: list[int], limit: int, tunin
     from latticebpd.models.blockwise import BlockwiseLM
 
     texts = list(islice(texts_without(files, tunings), limit))
-    model = BlockwiseLM.from_pretrained(directory)
+    model = without_beams(BlockwiseLM.from_pretrained(directory), ignored)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
         return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task), given_text)

@@ -10,7 +10,7 @@ import typer
 
 from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
 from latticebpd.cli.console import err, out, print_json, progress, writable_file
-from latticebpd.cli.decodes import FIELD, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
+from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
 from latticebpd.cli.language_models import alphas_of, named_models
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def compare(
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     model: Path | None = typer.Option(None, help="The lattices' own model: decode texts with every system; needs directories of lattices."),
     decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),
+    ignore_beams: bool = IGNORE_BEAMS,
     rule: list[str] = RULE,
     measure: list[str] = MEASURE,
     references: Path | None = REFERENCES,
@@ -76,8 +77,6 @@ def compare(
     weights = alphas_of("--alphas", alphas) if alphas else []
     if model is None and (measure or references is not None or rule != ["exact"]):
         raise ValueError("expected --model with --rule, --measure and --references, got none")
-    if model is not None and not prompt_context:
-        raise ValueError("expected --no-prompt-context without --model, whose decodes know their prompts, got both")
     if weights and (part.count > 1 or tally is not None):
         raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
@@ -108,7 +107,7 @@ def compare(
         signature = found.signature
         _, again, quality = decode_again(
             model, files, tunings, found.systems, models or None, alpha, signature.k, signature.given_text, decode_texts, rule, measure,
-            references, field,
+            references, field, ignore_beams, prompt_context,
         )  # fmt: skip
         decoded = decoded_rows(again, quality)
     show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def ddg(
     source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),
     limit: int = typer.Option(20, min=1, help="Texts, at most."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    ignore_beams: bool = IGNORE_BEAMS,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
@@ -65,7 +67,7 @@ def ddg(
     from latticebpd.models.pretrained import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
-    served = load_model(model)
+    served = without_beams(load_model(model), ignore_beams)
     tokenizer: Any = load_tokenizer(model)
     first = initial_values(initial, served, lm, alpha, k, seed, [])
     sentences: list[Sentence] = []

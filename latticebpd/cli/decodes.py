@@ -1,4 +1,4 @@
-"""Decodes by a model, beside what its lattices tell: options, references, tables of ``compare`` and ``report``."""
+"""Decodes by a model: the option that all commands have, and what ``compare`` and ``report`` decode beside what lattices tell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -15,19 +15,37 @@ from latticebpd.cli.console import err, progress, quiet_transformers
 if TYPE_CHECKING:
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.drafting.names import Models
+    from latticebpd.models.base import Model
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.scoring.weights import Tuning
 
+M = TypeVar("M", bound="Model")
+
+IGNORE_BEAMS: Any = typer.Option(
+    False, "--ignore-beams", help="Decode token by token though the model's generation config asks for beam search."
+)
 RULE: Any = typer.Option(
     ["exact"], "--rule", help="With --model: what is accepted, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated."
 )
 MEASURE: Any = typer.Option(
-    [], "--measure", help="With --model: quality of what it writes: perplexity, exact-match, f1, rouge-l or bleu; may be repeated."
+    [],
+    "--measure",
+    help="With --model: quality of what it writes: exact-match, f1, rouge-l, bleu, or perplexity, its own of what it wrote; or "
+    "reference-perplexity: the model's of the references, Kim's measure of language models, whatever drafts. May be repeated.",
 )
 REFERENCES: Any = typer.Option(
     None, help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself."
 )
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
+
+
+def without_beams(model: M, ignored: bool) -> M:
+    """The model as ``--ignore-beams`` says."""
+    from latticebpd.decoding.generation_config import ignore_beams
+
+    if ignored:
+        ignore_beams(model)
+    return model
 
 
 def decode_again(
@@ -44,6 +62,8 @@ def decode_again(
     measures: Sequence[str] = (),
     references: Path | None = None,
     field: str = "reference",
+    ignore_beams: bool = False,
+    prompt_context: bool = True,
 ) -> tuple[BlockwiseLM, Decoded, dict[str, list[float]]]:
     """The model; decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality."""
     quiet_transformers()
@@ -51,32 +71,38 @@ def decode_again(
     from latticebpd.analysis.excluding import numbered_without
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.lattices.shards import texts_of
+    from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.pretrained import load_tokenizer
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
-    model = BlockwiseLM.from_pretrained(directory)
+    model = without_beams(BlockwiseLM.from_pretrained(directory), ignore_beams)
     numbered = list(islice(numbered_without(paths, tunings), limit))
     wanted: list[list[str]] = []
+    right: list[tuple[list[int], int]] = []
     tokenizer: Any = None
     if set(measures) - {PERPLEXITY}:
         tokenizer = load_tokenizer(directory)
         if references is not None:
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
+            first = [each[0] for each in wanted]
+            spelled = tokenizer(text_target=first) if BaseModel.of(model).encodes else tokenizer(first, add_special_tokens=False)
+            right = [([*text[:length], *ids], length) for ids, (_, (text, length)) in zip(spelled["input_ids"], numbered, strict=True)]
         elif given_text:
             wanted = [[_words(tokenizer, text[length:])] for _, (text, length) in numbered]
+            right = [text for _, text in numbered]
         else:
             raise ValueError("expected --references with --measure, since the lattices are of the model's own text; got none")
-    drafters = system_drafters(model, systems, lm, alpha, k)
+    drafters = system_drafters(model, systems, lm, alpha, k, prompt_context)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
         decoded = decode(model, [text for _, text in numbered], drafters, lambda: bar.advance(task), given_text, accepted)
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
-    return model, decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted)
+    return model, decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
 
 
 def _words(tokenizer: Any, tokens: list[int]) -> str:

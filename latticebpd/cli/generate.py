@@ -10,6 +10,8 @@ import typer
 
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.language_models import check_asked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +49,7 @@ def generate(
     drafter_model: Path | None = typer.Option(None, help="Draft with the masks of this model, which `latticebpd train drafter` made."),
     block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: heads or masks asked; all there are by default."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    ignore_beams: bool = IGNORE_BEAMS,
     stop: list[str] = typer.Option([], help="End the text behind this string; may be given several times."),
     temperature: float | None = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy."),
     top_k: int | None = typer.Option(None, min=1, help="Sample among this many best tokens."),
@@ -88,7 +91,7 @@ def generate(
     rule = parse_rule(accept or ("sample" if temperature else "exact"), **sampling)
     directory = model or bundle.MODEL
     refuse_drafter(directory)
-    served = load_model(directory)
+    served = without_beams(load_model(directory), ignore_beams)
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(directory)
     prompts = prompt_format(tokenizer, served, chat, system_prompt)
@@ -100,6 +103,7 @@ def generate(
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
         system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else "copies+16-tree"
+    check_asked(system, lm, alpha)
     drafter = drafter_named(system, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
     if isinstance(source, Masks):
         source.read([ids])

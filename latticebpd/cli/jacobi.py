@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def jacobi(
     limit: int | None = typer.Option(None, min=1, help="Texts, at most."),
     batch_size: int = typer.Option(1, min=1, help="Texts decoded together."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
+    ignore_beams: bool = IGNORE_BEAMS,
     baselines: bool = typer.Option(True, help="Decode greedily and with beams as well, and compare."),
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="Write the decoded texts, one a line."),
@@ -78,7 +80,7 @@ def jacobi(
     from latticebpd.models.pretrained import load_model, load_tokenizer
 
     torch.set_num_threads(threads)
-    served = load_model(model)
+    served = without_beams(load_model(model), ignore_beams)
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]

@@ -109,6 +109,8 @@ def initial_values(
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
     base = BaseModel.of(model)
+    if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
+        raise ValueError(f"expected --lm and --alpha with --initial ngram or heads, got {name.value}; leave them out")
     if name is InitialName.random:
         return RandomTokens(base.vocab_size, seed)
     if name is InitialName.source:

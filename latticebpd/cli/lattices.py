@@ -9,6 +9,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.console import err, progress, quiet_transformers, writable
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -34,6 +35,7 @@ def lattices(
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
     prompt_context: bool = typer.Option(True, help="Whether these reach into the prompt; else they are of the answer alone."),
+    ignore_beams: bool = IGNORE_BEAMS,
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
     shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
     part: str | None = typer.Option(
@@ -70,7 +72,7 @@ def lattices(
     if single and mine[1] > 1:
         raise ValueError(f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out")
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
-    blockwise = load_model(directory)
+    blockwise = without_beams(load_model(directory), ignore_beams)
     if not isinstance(blockwise, BlockwiseLM):
         raise ValueError(f"{directory}: expected a model with heads, got one without; see `latticebpd train heads`")
     format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)

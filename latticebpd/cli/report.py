@@ -9,7 +9,7 @@ import typer
 
 from latticebpd.cli.analysis import BY
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
-from latticebpd.cli.decodes import FIELD, MEASURE, REFERENCES, RULE, decode_again
+from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.language_models import named_models
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def report(
         None, min=0, help="Lattice to draw, by its number among those not set aside; a telling one by default."
     ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
+    ignore_beams: bool = IGNORE_BEAMS,
     rule: list[str] = RULE,
     measure: list[str] = MEASURE,
     references: Path | None = REFERENCES,
@@ -69,7 +70,7 @@ def report(
     quality: dict[str, list[float]] = {}
     shape: ModelShape | None = None
     if model is not None:
-        asked = {"rules": rule, "measures": measure, "references": references, "field": field}
+        asked = {"rules": rule, "measures": measure, "references": references, "field": field, "ignore_beams": ignore_beams}
         decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked)
     words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
     with progress() as bar:

@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.language_models import check_asked
 
 
 def spec_bench(
@@ -28,6 +30,7 @@ def spec_bench(
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     slots: int | None = typer.Option(None, min=1, help="Heads asked, at most; all by default, and each costs a projection."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
+    ignore_beams: bool = IGNORE_BEAMS,
     chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
     system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
     output: Path | None = typer.Option(
@@ -54,10 +57,11 @@ def spec_bench(
 
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL
-    served = load_model(directory)
+    served = without_beams(load_model(directory), ignore_beams)
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
     source = Heads(served, k, slots) if isinstance(served, BlockwiseLM) else None
     name = system or ("16-copies" if source is None else "copies+16-tree")
+    check_asked(name, lm, alpha)
     drafter = drafter_named(name, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))

@@ -8,7 +8,8 @@ meaning that it has in the version that is installed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -76,6 +77,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that ``generate()`` alone can honour -> their values besides None that ask for nothing; a quantized cache changes texts."""
 
+BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
+"""Those of them that ask for beam search, and what asks for none."""
+
 DEFAULT_NEW_TOKENS = 256
 
 
@@ -113,9 +117,8 @@ class GenerationSettings:
         for name, neutral in REFUSED.items():
             value = getattr(own, name, None)
             if value is not None and value not in neutral:
-                raise ValueError(
-                    f"expected a generation config without {name}, got {value!r}; set it to None on the model, or use generate()"
-                )
+                instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (name in BEAMS)
+                raise ValueError(f"expected a generation config without {name}, got {value!r}; {instead}")
         for name, value in vars(empty).items():
             if name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys() and not name.startswith("_") and getattr(own, name, value) != value:
                 raise ValueError(
@@ -207,6 +210,27 @@ class GenerationSettings:
         config.max_length = self.max_columns(width)
         found: StoppingCriteriaList = self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
         return found
+
+
+def ignore_beams(model: Model) -> None:
+    """Let a model be decoded token by token though its generation config, which stays as it is, asks for beam search."""
+    host: Any = BaseModel.of(model).model
+    config = host.generation_config = copy.deepcopy(host.generation_config)
+    for name, neutral in BEAMS.items():
+        if getattr(config, name, None) is not None:
+            setattr(config, name, neutral)
+
+
+@contextmanager
+def beams_ignored(model: Model) -> Iterator[None]:
+    """:func:`ignore_beams`, for as long as the context lasts."""
+    host: Any = BaseModel.of(model).model
+    own = host.generation_config
+    ignore_beams(model)
+    try:
+        yield
+    finally:
+        host.generation_config = own
 
 
 class _Host(GenerationMixin):

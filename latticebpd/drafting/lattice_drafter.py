@@ -17,15 +17,19 @@ from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabul
 class LatticeDrafter:
     """Drafts from the lattices of a source as a strategy says; nothing where there is no lattice.
 
+    Args:
+        prompt_context: whether the prompt is context for the strategy's language model; else the new tokens alone are.
+
     Raises:
         ValueError: the strategy's language model is over another vocabulary than the lattices.
     """
 
-    def __init__(self, source: Source, strategy: Strategy) -> None:
+    def __init__(self, source: Source, strategy: Strategy, prompt_context: bool = True) -> None:
         scorer = getattr(strategy, "scorer", None)
         if scorer is not None:
             check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.owner)
         self.source, self.strategy, self.needs_hidden = source, strategy, source.needs_hidden
+        self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         found = self.source.lattices(states)
@@ -39,7 +43,7 @@ class LatticeDrafter:
 
     def told(self, state: State) -> Sequence[int]:
         """What the strategy is told of a row beside its lattice: the tokens before it."""
-        return state.tokens
+        return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         pass

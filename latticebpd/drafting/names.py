@@ -92,12 +92,19 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
     return Best(scorer, system.size) if system.kind == BEST else Tree(scorer, system.size)
 
 
-def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: float | None = None) -> Drafter:
+def rescores(name: str) -> bool:
+    """Whether a drafter of that name asks the language model that it is given."""
+    found = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
+    return found is not None and found[3] != NO_MODEL
+
+
+def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: float | None = None, prompt_context: bool = True) -> Drafter:
     """The drafter of that name.
 
     Args:
         source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
         lm, alpha: as for :func:`strategy_named`.
+        prompt_context: as for ``LatticeDrafter``.
 
     Raises:
         ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no source.
@@ -120,7 +127,7 @@ def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: fl
         raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")
     if source is None:
         raise ValueError(f"expected greedy or N-copies for a model without heads, got {name!r}; see `latticebpd train heads`")
-    drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha))
+    drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
     if not with_copies:
         return drafter
     if system.kind != TREE:

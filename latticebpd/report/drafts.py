@@ -243,6 +243,7 @@ def decoding(decoded: Decoded, model: str | None, quality: Mapping[str, Sequence
 
 QUALITY = {
     "perplexity": "Of what was written, under the model itself.",
+    "reference-perplexity": "Of the references, under the model itself, whatever drafts.",
     "exact-match": "Texts that equal a reference, normalised as SQuAD's, %.",
     "f1": "Mean F1 of words against the best reference, normalised as SQuAD's, %.",
     "rouge-l": "Mean F-measure of ROUGE-L, stemmed, against the best reference, %.",

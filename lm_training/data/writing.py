@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from latticebpd.decoding.generation_config import GenerationSettings
+from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import Drafter, NoDrafter
 from latticebpd.models.base import BaseModel
@@ -31,7 +29,7 @@ class Greedy:
     def suits(model: BaseModel) -> bool:
         """Whether the loop has a cache for the model, and honours all that its generation config asks for."""
         try:
-            with one_row_at_a_time(model):
+            with beams_ignored(model):
                 GenerationSettings(model)
         except ValueError:
             return False
@@ -41,7 +39,7 @@ class Greedy:
         """What follows each prompt, up to and with its end of text."""
         ids, mask = padded(list(prompts), 0)
         given, own = torch.from_numpy(ids), torch.from_numpy(mask)
-        with one_row_at_a_time(self.model):
+        with beams_ignored(self.model):
             out = generate(self.model, given, self.drafter, max_new_tokens=max_new_tokens, attention_mask=own, trace=True)
         return [np.array([token for block in out.blocks(row) for token in block], np.int64) for row in range(len(prompts))]
 
@@ -65,16 +63,3 @@ class ByGenerate:
         rows = out[:, 1 if encodes else ids.shape[1] :].cpu().numpy()  # behind the decoder's start token, or the prompt
         ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]
         return [row[: int(end[0]) + 1] if len(end) else row for row, end in zip(rows, ends, strict=True)]
-
-
-@contextmanager
-def one_row_at_a_time(model: BaseModel) -> Iterator[None]:
-    """The model's generation config without its beams, for as long as the context lasts."""
-    own = model.model.generation_config
-    if own is not None:
-        model.model.generation_config = copy.deepcopy(own)
-        model.model.generation_config.num_beams = 1
-    try:
-        yield
-    finally:
-        model.model.generation_config = own

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import VanillaDrafter
 from latticebpd.lattices.texts import Texts
@@ -179,7 +180,8 @@ class BlockwiseObjective(Objective[HeadBatch]):
         prompts = self.validation.read.sources or self.validation.texts.prompts()
         ids, mask = padded([prompts[index] for index in range(min(self.options.serving_prompts, len(prompts)))], 0)
         drafter = VanillaDrafter(self.model)
-        out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+        with beams_ignored(self.model):
+            out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
         return out.block_efficiency
 
     def made_of(self) -> dict[str, Any]:

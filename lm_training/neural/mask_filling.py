@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import GadDrafter
 from latticebpd.lattices.texts import Texts
@@ -269,7 +270,8 @@ def train_drafter(
     verifier = verifier.to(process.device).eval()  # type: ignore[arg-type]
 
     def serve(drafter: NonAutoregressiveModel) -> float:
-        return generate(verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128).block_efficiency
+        with beams_ignored(verifier):
+            return generate(verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128).block_efficiency
 
     made_of = {
         "verifier": weights_fingerprint(verifier), "drafter": weights_fingerprint(drafter), "block_size": drafter.block_size,

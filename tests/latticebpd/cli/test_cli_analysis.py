@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import fst
 from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.excluding import without_any
+from latticebpd.analysis.quality import perplexity
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -147,21 +149,38 @@ def test_parts_of_a_comparison_merge_to_the_whole(run: Run, arguments: tuple[obj
         assert (status, message in " ".join(err.split())) == (2, True), err
 
 
+def knows_beginnings(texts: list[tuple[list[int], int]]) -> fst.NgramModel:
+    """Knows each text's second new token by the first and the prompt's last; by the first alone it is sure of another."""
+    triples = np.unique(np.array([text[length - 1 : length + 2] for text, length in texts], np.int32), axis=0)
+    wrong = np.stack([triples[:, 1], (triples[:, 2] + 1) % 23], axis=1)
+    pairs = np.unique(np.concatenate([triples[:, :2], triples[:, 1:], wrong]), axis=0)
+    rare = [-9.0 if tuple(pair) in set(map(tuple, triples[:, 1:].tolist())) else -0.1 for pair in pairs.tolist()]
+    unigrams = np.arange(23, dtype=np.int32)[:, None]
+    scores = [np.full(23, -5.0), np.array(rare), np.full(len(triples), -0.1)]
+    return fst.NgramModel.from_table(fst.NgramTable([unigrams, pairs, triples], scores, [np.zeros(len(each)) for each in scores]))
+
+
 def test_the_prompt_is_context_or_not(run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path) -> None:
-    short = ("--max-new-tokens", 3)  # most of a lattice's context is then the prompt
-    assert run(*arguments, *short, "-o", tmp_path / "with.npz")[0] == 0
-    assert run(*arguments, *short, "-o", tmp_path / "without.npz", "--no-prompt-context")[0] == 0
-    trigram().save(tmp_path / "lm.fst")
-    command = ("compare", "--lm", tmp_path / "lm.fst", "-s", "1-best", "-s", "2-tree", "--alpha", 10, "--json")
+    wide = ("-k", 23)  # so that every token can be drafted
+    assert run(*arguments, *wide, "-o", tmp_path / "with")[0] == 0
+    assert run(*arguments, *wide, "-o", tmp_path / "without", "--no-prompt-context")[0] == 0
+    knows_beginnings(list(texts_of([tmp_path / "with"]))).save(tmp_path / "lm.fst")
+    systems = ("-s", "1-tree", "-s", "2-tree")  # a path looks beyond the end of the text, a prefix does not
+    command = ("compare", "--lm", tmp_path / "lm.fst", *systems, "--alpha", 50, "--model", model_directory, "--json")
     left_out, never_there, there = (
         json.loads(run(*command, tmp_path / name, *options)[1])
-        for name, options in (("with.npz", ["--no-prompt-context"]), ("without.npz", []), ("with.npz", []))
+        for name, options in (("with", ["--no-prompt-context"]), ("without", ["--no-prompt-context"]), ("with", []))
     )
     assert left_out["signature"]["context"] == "answer"
     assert there["signature"]["context"] is None
     assert left_out["systems"] == never_there["systems"]
-    status, _, err = run(*command, tmp_path / "with.npz", "--no-prompt-context", "--model", model_directory)
-    assert (status, "expected --no-prompt-context without --model" in err) == (2, True)
+    for found in (left_out, there):  # decodes make the calls of the walk through the lattices
+        for walked, decoded in zip(found["systems"], found["decoded"], strict=True):
+            assert (decoded["system"], decoded["differing_texts"]) == (walked["system"], 0)
+            assert decoded["block_efficiency"] == walked["block_efficiency"]
+    for place in (1, 2):  # both systems draft the second token where they know the prompt
+        assert there["systems"][place]["block_efficiency"] > left_out["systems"][place]["block_efficiency"]
+    assert there["systems"][0] == left_out["systems"][0]  # vanilla asks no language model
 
 
 def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
@@ -221,6 +240,15 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
         assert lenient["rouge-l"] < exact["rouge-l"] < 100
     out = " ".join(run(*command, *options)[1].split())
     assert "decoded by the model, 4 texts" in out
+    unread = [
+        ([*text[:length], *(WORDS.index(word) for word in line.split())], length)
+        for (text, length), line in zip(texts, written, strict=True)
+    ]
+    expected = perplexity(tiny_model(), [unread[number] for number in (0, 2, 3, 4)])  # the one left out was tuned on
+    status, out, err = run(*command, *options[:6], "--measure", "reference-perplexity", "--json")
+    assert status == 0, err
+    assert [row["reference-perplexity"] for row in json.loads(out)["decoded"]] == pytest.approx([expected] * 6)
+    assert expected != pytest.approx(exact["perplexity"])
     (tmp_path / "refs.jsonl").write_text("".join(json.dumps({"reference": [line, "w1"]}) + "\n" for line in written))
     status, out, err = run(*command, "--references", tmp_path / "refs.jsonl", "--measure", "f1", "--json")
     assert (status, json.loads(out)["decoded"][0]["f1"] >= 75) == (0, True), err
@@ -233,7 +261,7 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
     for bad, message in (
         (("--references", tmp_path / "few.txt", "--measure", "f1"), "few.txt: expected one line for each of the lattices' 5 texts, got 1"),
         (("--measure", "f1"), "expected --references with --measure"),
-        (("--measure", "meteor"), "expected measures among perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'"),
+        (("--measure", "meteor"), "expected measures among perplexity, reference-perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'"),
         (("--rule", "near"), "expected an acceptance rule exact, top-k:K"),
     ):
         status, _, err = run(*command, *bad)

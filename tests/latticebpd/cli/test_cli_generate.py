@@ -200,6 +200,9 @@ def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatc
         (("x", "--accept", "all"), "expected an acceptance rule exact, top-k:K"),
         (("x", "--accept", "exact", "--temperature", "0.5"), "expected the rule sample with temperature"),
         (("x", "--top-k", "5"), "expected the rule sample with top_k"),
+        (("x", "-s", "vanilla", "--lm", str(bundle.LM)), "expected --lm with a system that rescores, such as 16-best or 64-tree, got 'v"),
+        (("x", "-s", "copies+4-tree:0-gram", "--lm", str(bundle.LM)), "expected --lm with a system that rescores"),
+        (("x", "-s", "greedy", "--alpha", "2"), "expected --alpha with a system that rescores"),
     ],
 )  # fmt: skip
 def test_bad_input_ends_with_one_line_and_status_2(
@@ -211,6 +214,23 @@ def test_bad_input_ends_with_one_line_and_status_2(
     assert err.startswith("latticebpd: error: ")
     assert len(err.splitlines()) == 1
     assert message in err
+
+
+def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(run: Run, tiny_directory: Path, tmp_path: Path) -> None:
+    config = tiny_directory / "generation_config.json"
+    settings = json.loads(config.read_text())
+    lines = tmp_path / "lines.txt"
+    lines.write_text("abcd\n")
+    common = ("--model", tiny_directory, "--max-new-tokens", 12)
+    greedily = json.loads(run("generate", "abcd", *common, "--json")[1])["text"]
+    config.write_text(json.dumps(settings | {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True}))
+    for command in (("generate", "abcd", *common), ("jacobi", lines, "--no-baselines", *common), ("ddg", lines, *common)):
+        status, _, err = run(*command)
+        assert (status, "expected a generation config without num_beams, got 4" in err) == (2, True), err
+        assert "on the command line, --ignore-beams" in " ".join(err.split())
+        assert run(*command, "--ignore-beams")[0] == 0, command
+    assert json.loads(run("generate", "abcd", *common, "--ignore-beams", "--json")[1])["text"] == greedily
+    assert json.loads(config.read_text())["num_beams"] == 4
 
 
 def test_lm_without_heads_is_refused(run: Run, tiny_directory: Path) -> None:

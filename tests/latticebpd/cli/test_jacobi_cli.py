@@ -169,6 +169,7 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
         ("texts.txt", ("--algorithm", "jacobi", "--length", "some"), "expected --length as a number"),
         ("texts.txt", ("--algorithm", "jacobi", "--length", "known", "--no-baselines"), "leave --no-baselines out"),
         ("absent.txt", (), "absent.txt: expected a file, found none"),
+        ("texts.txt", ("--lm", "lm.fst"), "expected --lm and --alpha with --initial ngram or heads, got padding"),
     ],
 )
 def test_bad_input_ends_with_one_line(
