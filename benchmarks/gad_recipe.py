@@ -1,0 +1,234 @@
+"""GAD by its paper's recipe (Xia 2022, sections 3.1 and 4.1), and what each of our changes adds to it: one resumable command.
+
+    python benchmarks/gad_recipe.py --train multi30k-train.jsonl --validation multi30k-val.jsonl --test multi30k-test_2016_flickr.jsonl \
+        --work WORK --updates 3000
+
+A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught further, and a
+drafter that begins with its weights learn from that text.  The drafter of the run `paper` has the paper's layout (text and masks see
+each other, every token of a block is a mask's), one prefix of each target an update, glancing from 0.5 to 0.3, all tokens of a
+block weighing alike, the teacher's dropout, and nothing changed midway.  Every other run is the same with one of our changes; the last
+has them all.  A stage whose result is in WORK is not done again, and one that was killed goes on.
+
+The table, Markdown on standard output and `table.csv` in WORK, has a line for every run and block size.  *tok.* is what a call
+of the verifier commits; *passes* are the verifier's, a sentence, the first among them: it reads the source and verifies a draft
+already.  Times are one sentence at a time, systems in turns; *peak* is what the process held at most, weights and libraries included.
+Under exact acceptance every text must equal `generate()`'s; the program stops if one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
+
+from fst.files import replacing
+from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
+from lm_training.neural.plots import PNG
+
+PAPER: dict[str, tuple[Any, ...]] = {
+    "anchored": ("--no-anchored",), "text": ("--bidirectional-text",), "windows": ("--windows", 1),
+    "decay": ("--slot-decay", 1.0), "reveal": ("--reveal", 0.5, 0.3), "dropout": (),
+}  # fmt: skip
+CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "anchored": {"anchored": ("--anchored",)},
+    "slot decay": {"decay": ("--slot-decay", 0.75)},
+    "causal text": {"text": ("--causal-text",)},
+    "causal text, 8 windows": {"text": ("--causal-text",), "windows": ("--windows", 8)},  # which share what is read of a text
+    "no dropout": {"dropout": ("--dropout", 0)},
+}
+RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
+RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() for option, given in change.items()}}
+BLOCKS = (3, 5, 10, 15, 20, 25)
+BEAM, GREEDY = "beam 5, generate()", "greedy, generate()"
+COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB")
+
+
+def latticebpd(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
+
+
+def stage(result: Path, make: Callable[[], object]) -> Path:
+    """The result, made if it is not there."""
+    if not result.exists():
+        print(f"-- {result}", file=sys.stderr, flush=True)
+        make()
+    return result
+
+
+def trained(directory: Path, *arguments: object) -> Path:
+    """What `latticebpd train` makes; its picture comes last."""
+    stage(directory / PNG, lambda: latticebpd("train", *arguments, "-o", directory))
+    return directory
+
+
+def claim(work: Path, settings: dict[str, Any]) -> None:
+    """Note what the stages are made with; ValueError where WORK has been begun with something else."""
+    note = work / "recipe.json"
+    if note.exists():
+        found = json.loads(note.read_text(encoding="utf-8"))
+        for name, value in settings.items():
+            if found.get(name) != value:
+                raise ValueError(f"{work}: holds a recipe with {name} {found.get(name)}, asked for is {value}; choose another --work")
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    with replacing(note) as temporary:
+        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def taught(arguments: argparse.Namespace) -> Path:
+    """Teacher, its text, verifier."""
+    work, updates = arguments.work, arguments.updates
+    size = ("--batch-tokens", arguments.batch_tokens)
+    fields = ("--source", arguments.source, "--target", arguments.target)
+    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", max(1, updates * 3 // 5))
+    teacher = trained(work / "teacher", "translation", arguments.train, "--validation", arguments.validation, *fields, *new, *size)
+    for name, text in (("written", arguments.train), ("written-val", arguments.validation)):
+        encoded, template = work / f"{name}-sources.npz", f"{{{arguments.source}}}"
+        stage(encoded, lambda text=text, encoded=encoded, template=template: latticebpd(
+            "train", "encode", text, "--prompt-template", template, "--answer-field", arguments.target,
+            "--tokenizer", teacher / "tokenizer.json", "-o", encoded))  # fmt: skip
+        stage(work / f"{name}.npy", lambda name=name, encoded=encoded: latticebpd(
+            "distill", encoded, "--model", teacher, "-o", work / name, "--num-beams", 5, "--max-new-tokens", 64,
+            "--corpus", work / f"{name}.npy"))  # fmt: skip
+    further = ("--model", teacher, "--steps", max(1, updates * 2 // 15), "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
+    return trained(work / "verifier", "translation", *written(work), *further, *size)
+
+
+def written(work: Path) -> tuple[object, ...]:
+    return work / "written", "--validation", work / "written-val"
+
+
+def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
+    """The drafter of a run."""
+    options = [part for given in RUNS[name].values() for part in given]
+    size = ("--block-size", arguments.block_size, "--steps", arguments.updates, "--batch-tokens", arguments.batch_tokens)
+    return trained(arguments.work / folder(name), "drafter", *written(arguments.work), "--model", verifier, *size, *options)
+
+
+def folder(name: str) -> str:
+    return f"drafter-{name.replace(', ', '-').replace(' ', '-')}"
+
+
+def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
+    """MiB held at most while something is done: by tensors on a GPU, else by the process, where Linux tells."""
+    on_gpu = device.type == "cuda"
+    try:
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
+        work()
+        if on_gpu:
+            return torch.cuda.max_memory_allocated(device) / 2**20
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    except OSError:
+        return None
+
+
+def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
+    """A line for beam search, greedy decoding and every block size."""
+    sizes = [size for size in BLOCKS if size <= setting.drafter.block_size] or [setting.drafter.block_size]
+    gad: dict[str, System] = {str(k): (lambda k=k: GadDrafter(setting.drafter, k), Exact()) for k in sizes}
+    chosen: dict[str, System] = {GREEDY: {}, "this loop": (NoDrafter, Exact()), **gad, BEAM: {"num_beams": 5}}
+    few, peaks, found = setting.first(timed), dict[str, float | None](), dict[str, Found]()
+    for name, system in chosen.items():  # by ascending need of memory, since a process gives little back
+        peaks[name] = peak_memory(setting.verifier.device, lambda system=system: in_batches(few, system, rows=1))
+        found[name] = in_batches(setting, system)
+    check_exact(chosen, found)
+    seconds = {name: sum(each.seconds) for name, each in compared(few, chosen, 1).items()}
+    (beta, tau), lines = GAD_PLUS[0], []
+    for name, each in found.items():
+        line: dict[str, Any] = dict.fromkeys(COLUMNS)
+        if name in gad:
+            loose = in_batches(setting, (gad[name][0], TopBeta(beta, tau)))  # type: ignore[index]
+            line |= {"k": int(name), "tok.": each.accepted, "GAD++ tok.": loose.accepted, "GAD++ BLEU": setting.bleu(loose.rows)}
+        passes = each.iterations if name in gad else sum(map(len, each.rows)) / len(each.rows)  # the others': one a token
+        line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows), "peak, MiB": peaks[name]}
+        line |= {"ms": 1e3 * seconds[name] / len(few.sources)}
+        lines.append(line | {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))})
+    return lines
+
+
+def measure(arguments: argparse.Namespace, name: str) -> None:
+    """Measure a run's drafter, in a process of its own, and write what was found."""
+    setting = read(arguments, arguments.work / folder(name))
+    lines = measured(setting, arguments.timed)
+    with replacing(result_of(arguments.work, name)) as temporary:
+        temporary.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+
+
+def result_of(work: Path, name: str) -> Path:
+    return work / folder(name) / "measured.json"
+
+
+def show(work: Path, runs: Sequence[str], about: str) -> None:
+    """The table: what needs no drafter once, then every run."""
+    rows: list[list[Any]] = []
+    for name in runs:
+        for line in json.loads(result_of(work, name).read_text(encoding="utf-8")):
+            if line["k"] is not None or name == runs[0]:
+                rows.append([name if line["k"] is not None else line["run"], *(line[column] for column in COLUMNS[1:])])
+    table(about, COLUMNS, rows)
+    with replacing(work / "table.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([COLUMNS, *rows])
+
+
+def options() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, what in (("train", "to learn from"), ("validation", "to watch the training with"), ("test", "to measure on")):
+        parser.add_argument(f"--{name}", type=Path, required=True, help=f"JSONL, a sentence and its translation a line, {what}")
+    parser.add_argument("--work", type=Path, required=True, help="directory of all results; the same command goes on in it")
+    parser.add_argument("--updates", type=int, default=3000, help="of each drafter; the teacher has 3/5 of it, the verifier 2/15 more")
+    parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
+    parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
+    parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--source", default="en")
+    parser.add_argument("--target", default="de")
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}")
+    parser.add_argument("--limit", type=int, help="so many test sentences only")
+    parser.add_argument("--timed", type=int, default=200, help="so many of them where clock or memory are read")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(arguments.threads)
+    if arguments.measure is not None:
+        arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = [arguments.test], arguments.work / "verifier", None, 0.0
+        measure(arguments, arguments.measure)
+        return
+    settings = {name: str(value) for name, value in vars(arguments).items() if name not in ("work", "runs", "measure")}
+    claim(arguments.work, settings)
+    verifier = taught(arguments)
+    for name in arguments.runs:
+        run_of(arguments, name, verifier)
+        command = [sys.executable, __file__, *sys.argv[1:], "--measure", name]
+        stage(result_of(arguments.work, name), lambda command=command: subprocess.run(command, check=True))
+    sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
+    show(arguments.work, arguments.runs, f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"gad_recipe: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
