@@ -18,28 +18,40 @@ import typer
 from typer.core import TyperGroup
 
 from latticebpd._version import __version__
+from latticebpd.cli.panels import laid_out
 
 _UsageError: Any = typer.BadParameter.__base__
 
-COMMANDS = {
-    "demo": "latticebpd.cli.demo:demo",
-    "generate": "latticebpd.cli.generate:generate",
-    "lattices": "latticebpd.cli.lattices:lattices",
-    "rescore": "latticebpd.cli.lattices:rescore",
-    "oracle": "latticebpd.cli.analysis:oracle",
-    "merge": "latticebpd.cli.merge:merge",
-    "compare": "latticebpd.cli.compare:compare",
-    "report": "latticebpd.cli.report:report",
-    "tune": "latticebpd.cli.tune:tune",
-    "spec-bench": "latticebpd.cli.spec_bench:spec_bench",
-    "jacobi": "latticebpd.cli.jacobi:jacobi",
-    "ddg": "latticebpd.cli.ddg:ddg",
-    "distill": "lm_training.cli.distill:distill",
-    "models": "latticebpd.cli.models:app",
-    "lm": "lm_training.cli.lm:app",
-    "train": "lm_training.cli.train:app",
+PANELS = {
+    "Try": {
+        "demo": "latticebpd.cli.demo:demo",
+        "models": "latticebpd.cli.models:app",
+    },
+    "Decode": {
+        "generate": "latticebpd.cli.generate:generate",
+        "jacobi": "latticebpd.cli.jacobi:jacobi",
+    },
+    "Measure": {
+        "lattices": "latticebpd.cli.lattices:lattices",
+        "compare": "latticebpd.cli.compare:compare",
+        "oracle": "latticebpd.cli.analysis:oracle",
+        "tune": "latticebpd.cli.tune:tune",
+        "report": "latticebpd.cli.report:report",
+        "rescore": "latticebpd.cli.lattices:rescore",
+        "spec-bench": "latticebpd.cli.spec_bench:spec_bench",
+        "merge": "latticebpd.cli.merge:merge",
+        "ddg": "latticebpd.cli.ddg:ddg",
+    },
+    "Train": {
+        "distill": "lm_training.cli.distill:distill",
+        "train": "lm_training.cli.train:app",
+    },
+    "n-gram models": {
+        "lm": "lm_training.cli.lm:app",
+    },
 }
-"""Each command's function, or group of commands, imported when it is first asked for."""
+"""By what they are for: each command's function, or group of commands, imported when it is first asked for."""
+COMMANDS = {name: place for commands in PANELS.values() for name, place in commands.items()}
 
 
 class _LazyCommands(UserDict[str, Any]):
@@ -54,7 +66,8 @@ class _LazyCommands(UserDict[str, Any]):
         else:
             holder.command(name)(found)
         group: Any = typer.main.get_command(holder)
-        return _refusing_odd_numbers(group.commands[name])
+        panel = next(panel for panel, commands in PANELS.items() if name in commands)
+        return laid_out(_refusing_odd_numbers(group.commands[name]), name, panel)
 
 
 def _refusing_odd_numbers(command: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import fst
+from latticebpd.cli import COMMANDS, PANELS, _LazyCommands
+from latticebpd.cli.panels import FIRST, LONG
 from latticebpd.lattices.lattice_set import LatticeSet
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -32,6 +35,41 @@ def test_version_and_help_name_every_command(run: Run) -> None:
     assert status == 0
     for command in ("demo", "generate", "lattices", "rescore", "oracle", "lm", "train"):
         assert command in out
+
+
+def panels(out: str) -> list[str]:
+    """The titles of a help's panels."""
+    return re.findall(r"^╭─ (.*?) ─+╮$", out, re.MULTILINE)
+
+
+def test_commands_stand_in_panels_by_what_they_are_for(run: Run) -> None:
+    out = run("--help")[1]
+    assert panels(out) == ["Options", *PANELS]
+    places = [out.index(f"│ {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+
+
+def test_options_used_most_stand_first_where_there_are_many() -> None:
+    commands = _LazyCommands(COMMANDS)
+    found = {name: commands[name] for name in COMMANDS}
+    found |= {f"{name} {each}": sub for name in COMMANDS for each, sub in getattr(found[name], "commands", {}).items()}
+    for words, command in found.items():
+        options = [each for each in command.params if each.param_type_name == "option"]
+        assert (len(options) > LONG) == (words in FIRST), words
+        if words in FIRST:
+            names = FIRST[words].split()
+            assert [each.name for each in options if each.rich_help_panel is None] == names, words
+            assert {each.name for each in options if each.required} <= set(names), words
+            assert len(names) <= 7
+    assert FIRST.keys() <= found.keys()
+
+
+def test_help_shows_the_options_used_most_and_their_defaults(run: Run) -> None:
+    out = run("generate", "--help")[1]
+    assert panels(out) == ["Arguments", "Options", "More options"]
+    first = out[out.index("─ Options") : out.index("─ More options")]
+    assert re.findall(r"^│ [* ]*--([a-z-]+) ", first, re.MULTILINE) == ["model", "system", "max-new-tokens", "show-blocks", "trace", "help"]
+    assert "[default: 128]" in first
 
 
 @pytest.mark.parametrize(
