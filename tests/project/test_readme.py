@@ -7,13 +7,16 @@ import io
 import re
 import runpy
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.analysis.replay import collect_lattices
+from latticebpd.cli import COMMANDS
 from latticebpd.models.bundle import ASSETS
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from lm_training.neural.translation import TranslationShape, new_translator
@@ -76,6 +79,17 @@ def test_examples_of_guides_run_on_the_bundled_model(
         exec(block, names)
     if guide.stem == "decoding":
         assert "64 tokens of 2 rows, all the base model's own" in capsys.readouterr().out
+
+
+def test_the_readme_is_short_and_the_page_of_commands_names_them_all() -> None:
+    assert len(README.splitlines()) <= 150
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    for name, place in COMMANDS.items():
+        module, attribute = place.split(":")
+        found = getattr(import_module(module), attribute)
+        held = found.registered_commands if isinstance(found, typer.Typer) else []
+        for command in [f"{name} {each.name or each.callback.__name__}" for each in held] or [name]:
+            assert f"latticebpd {command}" in page or f"`{command}`" in page, command
 
 
 def test_pictures_and_modules_of_the_architecture_are_those_there_are() -> None:

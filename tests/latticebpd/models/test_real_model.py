@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from latticebpd import generate
 from latticebpd.analysis.demo import REAL, run_demo, subject_named
 from latticebpd.analysis.spec_bench import Question, forward_func, run
 from latticebpd.drafting import Heads, PromptNgramDrafter, drafter_named
@@ -36,15 +37,14 @@ def chat(smollm2: BlockwiseLM) -> ChatTemplate:
 
 @pytest.mark.parametrize("system", ["16-copies", "16-tree", "copies+16-tree"])
 def test_answers_are_those_of_generate(smollm2: BlockwiseLM, chat: ChatTemplate, system: str) -> None:
-    from latticebpd import generate
-
     drafter = drafter_named(system, Heads(smollm2, 64), lm_beside(NAME))
-    for question in ("Say these words three times: one lamp, two lamps.", "Name three rivers in Germany."):
+    calls = tokens = 0
+    for question in ("Repeat this three times: the train leaves at nine.", "Name three rivers in Germany."):
         prompt = chat.prompt([question])
         out = generate(smollm2, prompt, drafter, max_new_tokens=32, eos_token_id=chat.eos_ids)
-        expected = greedy(smollm2, prompt, 32)
-        assert out.sequences[0, len(prompt) :].tolist() == expected
-        assert out.num_calls < len(expected) - 1
+        assert out.sequences[0, len(prompt) :].tolist() == greedy(smollm2, prompt, 32)
+        calls, tokens = calls + out.num_calls, tokens + out.num_tokens - sum(out.prefilled)
+    assert calls < tokens
 
 
 def test_conversations_are_written_as_the_model_has_seen_them(chat: ChatTemplate) -> None:
