@@ -1,4 +1,4 @@
-"""The compiled core; everything else about the package stands in setup.cfg."""
+"""The compiled core and kernels; everything else about the package stands in setup.cfg."""
 
 import os
 from glob import glob
@@ -9,6 +9,7 @@ from setuptools import setup
 flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 if os.environ.get("LATTICEBPD_SANITIZE"):
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-pthread"]
+links = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
 
 setup(
     ext_modules=[
@@ -18,8 +19,16 @@ setup(
             depends=sorted(glob("fst/_core/*.hpp")),
             cxx_std=20,
             extra_compile_args=flags,
-            extra_link_args=[flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))],
-        )
+            extra_link_args=links,
+        ),
+        Pybind11Extension(
+            "latticebpd.models._narrow",
+            ["latticebpd/models/_narrow/module.cpp"],
+            depends=sorted(glob("latticebpd/models/_narrow/*.hpp")),
+            cxx_std=20,
+            extra_compile_args=flags,
+            extra_link_args=links,
+        ),
     ],
     cmdclass={"build_ext": build_ext},
 )

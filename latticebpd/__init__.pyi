@@ -44,6 +44,7 @@ from .lattices.sausage import oracle_path as oracle_path
 from .models.blockwise import BlockwiseLM as BlockwiseLM
 from .models.heads import BlockHeads as BlockHeads
 from .models.medusa import load_medusa as load_medusa
+from .models.narrow import narrow as narrow
 from .scoring.neural import NeuralRescorer as NeuralRescorer
 from .scoring.neural import ParallelNeuralRescorer as ParallelNeuralRescorer
 from .scoring.rescoring import draft_tree as draft_tree

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The compiled core under AddressSanitizer and UndefinedBehaviorSanitizer: its tests, and the fuzzers of its readers.
+# The compiled core, and the kernels for few tokens, under AddressSanitizer and UndefinedBehaviorSanitizer: its tests, and the fuzzers of its readers.
 #
 #   bash tests/sanitize.sh            everything, and 100,000 mutated files
 #   bash tests/sanitize.sh --quick    the core's tests and a short fuzz run, about two minutes
@@ -20,7 +20,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp -r LICENSE README.md fst latticebpd lm_training pyproject.toml setup.cfg setup.py tests "$scratch"
 cd "$scratch"
-rm -f fst/*.so
+rm -f fst/*.so latticebpd/models/*.so
 LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
 
 # Both runtimes go first, so that exceptions thrown by one library and caught in another are seen by the sanitizer.

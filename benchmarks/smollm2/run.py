@@ -27,7 +27,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from latticebpd import BlockwiseLM, OracleDrafter, generate
+from latticebpd import BlockwiseLM, OracleDrafter, generate, narrow
 from latticebpd.analysis.spec_bench import Question, read_questions
 from latticebpd.drafting import Heads, drafter_named
 from latticebpd.models.base import BaseModel
@@ -79,8 +79,10 @@ _KINDS: dict[Any, Callable[[str], Any]] = {"int": int, "float": float, "str": st
 class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
-    def __init__(self, name: str, lm: Path | None, k: int, max_new_tokens: int) -> None:
+    def __init__(self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool) -> None:
         self.served = load_model(name)
+        if narrowed:
+            narrow(self.served)
         self.base = BaseModel.of(self.served)
         self.format = prompt_format(load_tokenizer(name), self.served)
         self.lm = lm or lm_beside(name)
@@ -181,12 +183,13 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--narrow", action="store_true", help="all systems on the kernels for few tokens; needs a file of its own")
     parser.add_argument("--table", action="store_true", help="print the tables of what has been decoded, and decode nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     done = Decode.read(arguments.output)
     if not arguments.table:
-        bench = Bench(arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens)
+        bench = Bench(arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow)
         systems = [*STOCK, *arguments.systems.split(",")]
         known = {(decode.question, decode.system) for decode in done}
         questions = list(chosen(arguments.questions, arguments.limit))
@@ -206,8 +209,10 @@ def main() -> None:
     for task in dict.fromkeys(["", *(Question(0, decode.category, [""]).task for decode in done)]):
         own = [decode for decode in done if not task or Question(0, decode.category, [""]).task == task]
         out.print(table(own, task or "all tasks"))
+    kernels = "narrow" if arguments.narrow else "PyTorch's"
     out.print(
-        f"{arguments.model} | k {arguments.k} | {arguments.max_new_tokens} tokens | threads {arguments.threads} | cpus {os.cpu_count()} | "
+        f"{arguments.model} | k {arguments.k} | {arguments.max_new_tokens} tokens | kernels {kernels} | "
+        f"threads {arguments.threads} | cpus {os.cpu_count()} | "
         f"{platform.processor() or platform.machine()} | torch {torch.__version__} | transformers {transformers.__version__}",
         style="dim",
     )

@@ -36,6 +36,9 @@ MEASURE: Any = typer.Option(
 REFERENCES: Any = typer.Option(
     None, help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself."
 )
+NARROW: Any = typer.Option(
+    False, "--narrow", help="Compute the model by kernels made for few tokens, on a CPU in float32: quicker, greedy decoding as well."
+)
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
 
@@ -46,6 +49,13 @@ def without_beams(model: M, ignored: bool) -> M:
     if ignored:
         ignore_beams(model)
     return model
+
+
+def narrowed(model: M, wanted: bool) -> M:
+    """The model as ``--narrow`` says."""
+    from latticebpd.models.narrow import narrow
+
+    return narrow(model) if wanted else model
 
 
 def decode_again(

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
+from latticebpd.cli.decodes import NARROW, narrowed
 
 if TYPE_CHECKING:
     from latticebpd.analysis.demo import Demo, Settings, Subject
@@ -29,6 +30,7 @@ def demo(
     threads: int | None = typer.Option(
         None, min=1, max=1024, help="Threads for the model; 1 by default, with --model as many as PyTorch takes."
     ),
+    narrow: bool = NARROW,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of `generate()`.
@@ -50,6 +52,7 @@ def demo(
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         subject = bundled_subject() if model is None else subject_named(model)
+        narrowed(subject.model, narrow)
     count = min(prompts or (8 if model is None else len(subject.prompts)), len(subject.prompts))
     if not json:
         _show(subject, settings)

@@ -10,7 +10,7 @@ import typer
 
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
 from latticebpd.cli.language_models import check_asked
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def generate(
     top_k: int | None = typer.Option(None, min=1, help="Sample among this many best tokens."),
     top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."),
     seed: int | None = typer.Option(None, help="Seed of the sampling."),
+    narrow: bool = NARROW,
     show_blocks: bool = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed."),
     trace: Path | None = typer.Option(
         None, callback=writable_file, help="Write a page that shows the decode call by call: lattices, trees, verdicts, why drafts ended."
@@ -91,7 +92,7 @@ def generate(
     rule = parse_rule(accept or ("sample" if temperature else "exact"), **sampling)
     directory = model or bundle.MODEL
     refuse_drafter(directory)
-    served = without_beams(load_model(directory), ignore_beams)
+    served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(directory)
     prompts = prompt_format(tokenizer, served, chat, system_prompt)

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
 from latticebpd.cli.language_models import check_asked
 
 
@@ -36,6 +36,7 @@ def spec_bench(
     output: Path | None = typer.Option(
         None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
     ),
+    narrow: bool = NARROW,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
@@ -57,7 +58,7 @@ def spec_bench(
 
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL
-    served = without_beams(load_model(directory), ignore_beams)
+    served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
     source = Heads(served, k, slots) if isinstance(served, BlockwiseLM) else None
     name = system or ("16-copies" if source is None else "copies+16-tree")

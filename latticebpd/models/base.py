@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+NARROW_ATTENTION = "latticebpd_narrow"
+"""The attention implementation of a model that `latticebpd.models.narrow` has changed."""
+
 
 @dataclass(frozen=True, eq=False)
 class Projection:
@@ -59,10 +62,13 @@ class _Rows(nn.Module):
     def __init__(self, embedding: nn.Module, tokens: Tensor) -> None:
         super().__init__()
         bias: Any = getattr(embedding, "bias", None)
+        packed: Any = getattr(embedding, "packed", None)  # of a narrow model
         self.tokens, self.weight, self.bias = tokens, embedding.weight[tokens], None if bias is None else bias[tokens]  # type: ignore[index]
+        self.linear = F.linear if packed is None else type(packed)()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        logits: Tensor = self.linear(hidden, self.weight, self.bias)
+        return logits
 
 
 class HoldsBase(Protocol):

@@ -88,7 +88,14 @@ class BlockwiseLM(nn.Module):
         if torch.is_grad_enabled():  # the embedding may be learning
             return whole.over(shortlist)
         weight: Any = whole.embedding.weight
-        key = (id(weight), weight.data_ptr(), None if weight.is_inference() else weight._version, weight.dtype, weight.device)
+        key = (
+            type(whole.embedding),
+            id(weight),
+            weight.data_ptr(),
+            None if weight.is_inference() else weight._version,
+            weight.dtype,
+            weight.device,
+        )
         if self._short is None or self._short[0] != key:
             self._short = (key, whole.over(shortlist))
         return self._short[1]

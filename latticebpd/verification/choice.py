@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.base import BaseModel, Model
+from latticebpd.models.base import NARROW_ATTENTION, BaseModel, Model
 from latticebpd.models.forward import Forward, Source
 from latticebpd.models.placement import ByEmbedding, ByPositionIds, ByRelativeBias, Placement, layers_of
 from latticebpd.models.row_cache import RowCache
@@ -59,7 +59,7 @@ def verifier_for(model: Model, source: Source | None = None, use_cache: bool = T
     """
     stock = BaseModel.of(model).model
     implementation = _attention(stock)
-    if implementation not in {"sdpa", "eager"}:
+    if implementation not in {"sdpa", "eager", NARROW_ATTENTION}:
         raise ValueError(
             f"expected SDPA or eager attention, got {implementation!r}, which takes no tree mask; "
             "load the model with attn_implementation='sdpa'"

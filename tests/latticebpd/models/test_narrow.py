@@ -1,0 +1,250 @@
+"""Kernels for few tokens: right numbers, the same bits in any company, and texts that are `generate()`'s of the same model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, narrow
+from latticebpd.models import _narrow
+from latticebpd.models.base import NARROW_ATTENTION
+from latticebpd.models.bundle import Bundle, load_bundle
+from latticebpd.models.narrow import NarrowLinear, PackedLinear
+from latticebpd.models.narrow_attention import attend
+from latticebpd.verification import TreeVerifier, verifier_for
+from tests.helpers.tiny_families import FAMILIES, tiny
+
+KINDS = range(_narrow.kinds())
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Threads of PyTorch, which the kernels follow."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def product(kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, threads: int) -> Tensor:
+    outputs, inputs = weight.shape
+    panels = _narrow.Panels(weight.data_ptr(), outputs, inputs, 0 if bias is None else bias.data_ptr(), kind)
+    y = torch.full((len(x) + 1, outputs), 7.0)
+    panels.multiply(x.data_ptr(), len(x), y.data_ptr(), threads)
+    assert bool((y[-1] == 7).all()), "written beyond its end"
+    return y[:-1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 31), (64, 32), (100, 97), (576, 192)])
+def test_products_are_those_of_double_precision(kind: int, inputs: int, outputs: int, threads: int) -> None:
+    torch.manual_seed(inputs)
+    for rows in (0, 1, 2, 5, 12, 13, 25, 70):
+        x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+        for added in (None, bias):
+            expected = F.linear(x.double(), weight.double(), None if added is None else added.double())
+            torch.testing.assert_close(product(kind, x, weight, added, threads).double(), expected, rtol=1e-5, atol=3e-7 * inputs + 1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_is_the_same_bits_among_any_others(kind: int, threads: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(70, 61), torch.randn(77, 61), torch.randn(77)
+    whole = product(kind, x, weight, bias, threads)
+    for rows in range(1, 70):
+        for begin in (0, (70 - rows) // 2, 70 - rows):
+            assert torch.equal(product(kind, x[begin : begin + rows].clone(), weight, bias, threads), whole[begin : begin + rows])
+
+
+def test_not_a_number_and_infinity_stay_in_their_rows() -> None:
+    x = torch.ones(3, 8)
+    x[1, 3], x[2, 3] = float("nan"), float("inf")
+    layer = PackedLinear()
+    with torch.no_grad():
+        y = layer(x, torch.ones(5, 8))
+    assert y[0].tolist() == [8.0] * 5
+    assert bool(y[1].isnan().all())
+    assert bool((y[2] == float("inf")).all())
+
+
+@torch.no_grad()
+def test_a_packed_layer_takes_what_pytorch_takes() -> None:
+    torch.manual_seed(0)
+    weight, bias, layer = torch.randn(6, 4), torch.randn(6), PackedLinear()
+    for x in (
+        torch.randn(4),
+        torch.randn(2, 3, 4),
+        torch.randn(5, 8)[:, ::2],
+        torch.randn(4, 5).T,
+        torch.empty(0, 4),
+        torch.empty(2, 0, 4),
+    ):
+        torch.testing.assert_close(layer(x, weight, bias), F.linear(x, weight, bias))
+    for wide in (torch.randn(4, 6).T, torch.randn(12, 8)[::2, ::2]):  # weights that do not lie side by side
+        torch.testing.assert_close(layer(torch.ones(1, 4), wide), F.linear(torch.ones(1, 4), wide))
+    for dtype in (torch.float64, torch.bfloat16):
+        assert torch.equal(layer(x.to(dtype), weight.to(dtype)), F.linear(x.to(dtype), weight.to(dtype)))
+    with pytest.raises(RuntimeError, match="shapes"):
+        layer(torch.randn(2, 5), weight)
+
+
+def test_changed_weights_are_laid_out_anew_and_gradients_are_pytorchs() -> None:
+    model = narrow(nn.Sequential(nn.Linear(4, 3)))
+    x = torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(model(x), F.linear(x, model[0].weight, model[0].bias))
+            model[0].weight.mul_(2)
+            model[0].bias.add_(1)
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        assert torch.equal(twin(x), model(x))
+        twin[0].weight.zero_()
+        twin[0].bias.zero_()
+        assert not twin(x).any()
+        assert model(x).any()
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a model with linear layers in float32 on a CPU, got bfloat16 on cpu"):
+        narrow(nn.Linear(4, 3, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="got no linear layers"):
+        narrow(nn.ReLU())
+
+
+class _Module(nn.Module):
+    num_key_value_groups = 3
+    is_causal = True
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [16, 48, 64, 80, 144])
+@pytest.mark.parametrize(("rows", "columns", "places"), [(1, 1, 50), (2, 5, 37), (3, 40, 111), (1, 33, 33)])
+@pytest.mark.parametrize("mask", ["none", "seen", "added", "each head"])
+def test_attention_is_that_of_double_precision(size: int, rows: int, columns: int, places: int, mask: str, threads: int) -> None:
+    torch.manual_seed(size)
+    query = torch.randn(rows, columns, 6, size).transpose(1, 2)
+    key, value = (torch.randn(rows, 2, places + 9, size)[:, :, :places] for _ in range(2))
+    seen = torch.rand(rows, 6 if mask == "each head" else 1, columns, places) > 0.4
+    seen[..., 0] = True
+    given: Tensor | None = seen
+    if mask == "none":
+        given, seen = (
+            None,
+            (torch.arange(places) <= torch.arange(columns)[:, None]) if columns > 1 else torch.ones(1, places, dtype=torch.bool),
+        )
+    bias = torch.zeros(seen.shape, dtype=torch.float64)
+    if mask == "added":
+        bias = torch.randn(seen.shape).double()
+        given = bias.float().masked_fill(~seen, torch.finfo(torch.float32).min)
+    found, _ = attend(_Module(), query, key, value, given, scaling=0.3)
+    wide_key, wide_value = (each.double().repeat_interleave(3, dim=1) for each in (key, value))
+    expected = F.scaled_dot_product_attention(query.double(), wide_key, wide_value, bias.masked_fill(~seen, -torch.inf), scale=0.3)
+    torch.testing.assert_close(found.double(), expected.transpose(1, 2), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_attention_looks_at_no_hidden_key_and_a_column_that_sees_nothing_gives_zeros() -> None:
+    query, key, value = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 40, 16), torch.randn(1, 2, 40, 16)
+    seen = torch.zeros(1, 1, 2, 40, dtype=torch.bool)
+    seen[:, :, 0, [3, 20]] = True
+    expected, _ = attend(_Module(), query, key, value, seen)
+    key[:, :, 4:20], value[:, :, 4:20] = float("nan"), float("inf")
+    found, _ = attend(_Module(), query, key, value, seen)
+    assert torch.equal(found, expected)
+    assert not found[:, 1].any()
+
+
+@torch.no_grad()
+def test_attention_keeps_its_bits_wherever_the_keys_lie() -> None:
+    """The same keys in the same order, with others between them that are hidden: as drafts that were rejected lie."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 6, 1, 64), torch.randn(1, 2, 30, 64), torch.randn(1, 2, 30, 64)
+    alone, _ = attend(_Module(), query, key, value, None)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        places = torch.randperm(75)[:30].sort().values
+        wide_key, wide_value = torch.randn(1, 2, 75, 64), torch.randn(1, 2, 75, 64)
+        wide_key[:, :, places], wide_value[:, :, places] = key, value
+        seen = torch.zeros(1, 1, 9, 75, dtype=torch.bool)
+        seen[..., places] = True
+        seen[:, :, :4] = torch.rand(4, 75) > 0.5
+        found, _ = attend(_Module(), query.expand(-1, -1, 9, -1), wide_key, wide_value, seen)
+        assert torch.equal(found[:, 4:], alone.expand(-1, 5, -1, -1))
+
+
+def small_llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "intermediate_size": 160, "num_attention_heads": 6, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=211, head_dim=16, initializer_range=0.3, **sizes)).eval()
+
+
+@torch.inference_mode()
+def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: int) -> None:
+    model = narrow(small_llama())
+    assert model.config._attn_implementation == NARROW_ATTENTION
+    prompt = list(range(3, 40))
+    tree = DraftTree(np.array([5, 6, 7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 0, 1, 2, 3, 4], np.int32))
+    verifier = verifier_for(model)
+    assert isinstance(verifier, TreeVerifier)
+    verifier.prefill([prompt])
+    together = verifier.verify([3], [tree])
+    for path in ([0, 2, 4, 6], [1, 3, 5]):
+        verifier.forget()
+        for column, token in zip([0, *(node + 1 for node in path)], [3, *tree.tokens[path].tolist()], strict=True):
+            alone = verifier.verify([token], [DraftTree.empty()])
+            assert torch.equal(alone.hidden[0, 0], together.hidden[0, column])
+            assert torch.equal(alone.logits_of([0], [0]), together.logits_of([0], [column]))
+            verifier.keep([[]])
+        verifier.cache.cut([len(prompt)])
+    whole = model(torch.tensor([[*prompt, 3, 6, 8, 10]])).logits[0, -4:]
+    assert torch.equal(whole, together.logits_of([0] * 4, [0, 2, 4, 6]))
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    found = load_bundle()
+    narrow(found.model)
+    return found
+
+
+def test_the_bundled_model_writes_what_its_generate_writes(bundle: Bundle) -> None:
+    for prompt in bundle.prompts[:3]:
+        ids = torch.tensor([bundle.tokenizer.encode(prompt.text).ids])
+        expected = bundle.model.base.generate(ids, do_sample=False, max_new_tokens=32)
+        for drafter in (VanillaDrafter(bundle.model), TreeDrafter(bundle.model, bundle.lm, num_nodes=24)):
+            found = generate(bundle.model, ids, drafter, max_new_tokens=32)
+            assert torch.equal(found.sequences, expected)
+            assert found.block_efficiency > 1
+
+
+def test_a_blockwise_model_is_narrow_throughout(bundle: Bundle) -> None:
+    assert isinstance(bundle.model, BlockwiseLM)
+    assert not [module for module in bundle.model.modules() if type(module) is nn.Linear]
+    short = bundle.model.projection.over(torch.arange(9, 90))
+    hidden = torch.randn(4, 256)
+    with torch.inference_mode():
+        assert isinstance(short.embedding.linear, PackedLinear)
+        assert torch.equal(short(hidden), bundle.model.projection(hidden)[:, 9:90])
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_other_families_keep_their_texts(family: str) -> None:
+    """All of them, whatever of them can be computed by the kernels."""
+    plain, changed = tiny(family), tiny(family)
+    narrow(changed)
+    assert any(isinstance(module, NarrowLinear) for module in changed.modules())
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
+    expected = plain.generate(ids, do_sample=False, max_new_tokens=16)
+    assert torch.equal(changed.generate(ids, do_sample=False, max_new_tokens=16), expected)
+    found = generate(changed, ids, drafter_named("8-copies", None, None), max_new_tokens=16)
+    assert torch.equal(found.sequences[:, found.prompt_length :], expected[:, -16:])
