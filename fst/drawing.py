@@ -4,7 +4,8 @@
     Path("model.svg").write_text(fst.drawing.svg(fst.drawing.model_dot(lm)))
     Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
 
-Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals.
+Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals. pywrapfst's ``draw``
+has numbers for states, costs for weights and no style for an arc, so that failure arcs look like words.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 import torch
@@ -24,6 +24,20 @@ from latticebpd.models.base import BaseModel, Model
 from latticebpd.verification import Verified, Verifier, verifier_for
 
 Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
+
+
+class SessionOptions(TypedDict, total=False):
+    """What any decode may be asked for; names, defaults and meanings are those of ``latticebpd.generate``."""
+
+    attention_mask: Tensor | Sequence[Sequence[int]] | None
+    max_new_tokens: int | None
+    eos_token_id: int | Sequence[int] | None
+    pad_token_id: int | None
+    logits_processor: LogitsProcessorList | None
+    stopping_criteria: StoppingCriteriaList | None
+    stop_strings: str | Sequence[str] | None
+    tokenizer: PreTrainedTokenizerBase | None
+    use_cache: bool
 
 
 @dataclass(eq=False)

@@ -12,38 +12,27 @@ its settled part only, token by token under the rules of ``latticebpd.decoding.s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.jacobi.blocks import Schedule
 from latticebpd.decoding.jacobi.initial import Block, Initial, Padding
 from latticebpd.decoding.jacobi.solution import Iterate, Solution
 from latticebpd.decoding.prompts import Prompts
-from latticebpd.decoding.session import Ids, Session
+from latticebpd.decoding.session import Ids, Session, SessionOptions
 from latticebpd.decoding.stopping import Text
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
 from latticebpd.verification import Verified, Verifier
 
 
-class Options(TypedDict, total=False):
-    """What the algorithms have in common; names, defaults and meanings are those of ``latticebpd.generate``."""
+class Options(SessionOptions, total=False):
+    """What the algorithms have in common."""
 
-    attention_mask: Tensor | Sequence[Sequence[int]] | None
-    max_new_tokens: int
-    eos_token_id: int | Sequence[int] | None
-    pad_token_id: int | None
-    logits_processor: LogitsProcessorList | None
-    stopping_criteria: StoppingCriteriaList | None
-    stop_strings: str | Sequence[str] | None
-    tokenizer: PreTrainedTokenizerBase | None
-    use_cache: bool
     trace: bool
 
 
@@ -102,16 +91,8 @@ def solve(
     schedule: Schedule,
     initial: Initial | None = None,
     *,
-    attention_mask: Tensor | Sequence[Sequence[int]] | None = None,
-    max_new_tokens: int | None = None,
-    eos_token_id: int | Sequence[int] | None = None,
-    pad_token_id: int | None = None,
-    logits_processor: LogitsProcessorList | None = None,
-    stopping_criteria: StoppingCriteriaList | None = None,
-    stop_strings: str | Sequence[str] | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    use_cache: bool = True,
     trace: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> Solution:
     """Decode a batch, block by block; the text is that of ``generate(do_sample=False)``.
 
@@ -120,19 +101,14 @@ def solve(
         input_ids: prompts, or an encoder-decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
         schedule: how the text is cut into blocks.
         initial: the blocks' first values; padding by default.
-        attention_mask, max_new_tokens, eos_token_id, pad_token_id, logits_processor, stopping_criteria, stop_strings,
-            tokenizer, use_cache: as for ``latticebpd.generate``.  ``pad_token_id`` also stands where ``initial`` gives nothing.
         trace: keep every iterate.
+        options: ``pad_token_id`` also stands where ``initial`` gives nothing.
 
     Raises:
         ValueError: prompts, limits, processors, a schedule, initial values or a model that cannot be used.
     """
     initial = Padding() if initial is None else initial
-    session = Session.begin(
-        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
-        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
-        use_cache=use_cache,
-    )  # fmt: skip
+    session = Session.begin(model, input_ids, **options)
     schedule.check(len(session.prompts))
     prompts, texts, verifier, fill = session.prompts, session.texts, session.verifier, session.settings.fill_id
 
