@@ -76,6 +76,7 @@ def jacobi(
     from latticebpd.decoding.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.decoding.jacobi import jacobi as whole
     from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
+    from latticebpd.decoding.session import Session
     from latticebpd.models.base import BaseModel
     from latticebpd.models.pretrained import load_model, load_tokenizer
 
@@ -84,6 +85,8 @@ def jacobi(
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
+    for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
+        Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate(), which comes first, would die on what this refuses
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
     spelled = [tokenizer(text_target=text)["input_ids"] for text in earlier]
     number = _number(length, algorithm, baselines)

@@ -59,7 +59,7 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd.analysis.collecting import NO_LATTICE, CollectOptions, collect, collect_shards
+    from latticebpd.analysis.collecting import NO_LATTICE, CollectOptions, collect, collect_shards, text_lattices
     from latticebpd.cli.datasets import read_texts
     from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
@@ -78,6 +78,7 @@ def lattices(
     format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
     data = read_texts(source, format_, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
+    text_lattices(blockwise, [0], range(0), k, context, 0)  # none; refuses a k that cannot be before a directory is claimed for it
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))

@@ -377,6 +377,7 @@ def test_bad_requests_end_with_one_line_and_leave_nothing(run: Run, arguments: t
     before = sorted(tmp_path.rglob("*"))
     for command, message in (
         ((*arguments, "-o", tmp_path / "file"), "file: expected a name that ends in .npz, or a directory, found a file"),
+        ((*arguments, "-k", 9000, "-o", tmp_path / "out"), "expected at most 23 arcs per slot"),
         (("oracle", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
         (("compare", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
         (("report", tmp_path / "empty.npz", "-o", tmp_path / "out"), "empty.npz: expected at least one lattice, got none"),

@@ -165,6 +165,7 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
         ("texts.txt", ("--references", "short.txt"), "expected 4 references, one a line as in"),
         ("gap.txt", (), "gap.txt:2: expected a text on every line"),
         ("empty.txt", (), "expected at least one text, found none"),
+        ("long.txt", (), "expected sources of at most"),
         ("texts.txt", ("--initial", "previous"), "expected --previous FILE together with --initial previous"),
         ("texts.txt", ("--algorithm", "jacobi", "--length", "some"), "expected --length as a number"),
         ("texts.txt", ("--algorithm", "jacobi", "--length", "known", "--no-baselines"), "leave --no-baselines out"),
@@ -175,7 +176,7 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
 def test_bad_input_ends_with_one_line(
     run: Run, directory: Path, monkeypatch: pytest.MonkeyPatch, file: str, arguments: Any, message: str
 ) -> None:
-    for name, text in (("short.txt", "a\n"), ("gap.txt", "a\n\nb\n"), ("empty.txt", "")):
+    for name, text in (("short.txt", "a\n"), ("gap.txt", "a\n\nb\n"), ("empty.txt", ""), ("long.txt", "a\n" + "b" * 500 + "\n")):
         (directory / name).write_text(text)
     monkeypatch.chdir(directory)
     status, out, err = run("jacobi", file, "--model", "model", *arguments)
