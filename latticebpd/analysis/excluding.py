@@ -15,6 +15,9 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> It
     """The blocks of the same files, less every example that a weight was tuned on.
 
     Lattices are numbered through all files, so all examples of one kind have to go at once, and numbered lattices before texts.
+
+    Raises:
+        ValueError: weights were tuned on all there are.
     """
     merged: dict[str, Tuning] = {}
     for tuning in tunings:
@@ -23,7 +26,14 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[Tuning]) -> It
     found = iter(lattices)
     for unit in sorted(merged):  # "lattice" before "text"
         found = without(found, merged[unit])
-    return found
+    left = False
+    for block in found:
+        left = True
+        yield block
+    if merged and not left:
+        raise ValueError(
+            "expected lattices besides those that the weights were tuned on, got no others; tune on fewer examples, or measure other texts"
+        )
 
 
 def numbered_without(paths: Paths, tunings: Iterable[Tuning]) -> Iterator[tuple[int, tuple[list[int], int]]]:
