@@ -2,32 +2,41 @@
 
     python benchmarks/bench_jacobi.py test_2016_flickr.jsonl --model translator
     python benchmarks/bench_jacobi.py test_2016_flickr.jsonl --model translator --heads translator-with-heads --lm written.fst --threads 1 2
+    python benchmarks/bench_jacobi.py --data DIR --model translator --threads 1 2 -o jacobi   # Multi30k's test set, newstest2021
 
 The model is one of `latticebpd train translation`, or any other encoder-decoder or causal LM.  As in Santilli 2023, texts
 are decoded one by one, and the algorithms that need the target's length are told that of greedy decoding, unless a row
 says that it is estimated (here: one and a half times the source, and five).  Systems take turns text by text, so that a
 drift of the machine's speed meets all alike.  Every text is compared with greedy decoding's, token for token, and the
-program ends with an error if one differs.  The output is Markdown.
+program ends with an error if one differs.  The output is Markdown; intervals, 95 %, draw texts anew.
+
+With `-o` every decode is a line of `decodes.csv` in that directory as soon as all systems have decoded its text; the same command
+goes on behind the last such text, and tables are always those of the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import platform
 import shlex
 import sys
+from collections.abc import Container
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from resuming import claim
 from rich.console import Console
 from rich.progress import Progress
 
 import latticebpd
-from latticebpd.cli.jacobi_inputs import read_texts
+from fst.files import replacing
+from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi import (
     Drafted,
@@ -43,12 +52,14 @@ from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Measured, Syste
 from latticebpd.drafting import PathsDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.models.loading import weights_fingerprint
 from latticebpd.models.pretrained import load_model, load_tokenizer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
 
 BEAM = "beam 5"
 ESTIMATE = LengthRatio(1.5, 5.0)
+DATA = ("translation/multi30k-test_2016_flickr.jsonl", "translation/newstest2021-en-de.jsonl")
 err = Console(stderr=True)
 
 
@@ -99,8 +110,10 @@ def row(measured: Measured, greedy: Measured, beam: Measured, bleu: float | None
         "system": measured.name,
         "iterations": sum(measured.passes),
         "iteration speedup": measured.iteration_speedup(greedy),
+        "its interval": [*measured.interval(greedy, "passes")],
         "seconds": sum(measured.seconds),
         "over greedy": measured.time_speedup(greedy),
+        "interval": [*measured.interval(greedy, "seconds")],
         "over beam 5": measured.time_speedup(beam),
         "text by text, 10 to 90 %": [measured.distribution(greedy, "seconds")[quantile] for quantile in ("0.1", "0.9")],
         "BLEU": bleu,
@@ -126,73 +139,151 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def main() -> None:
+@dataclass
+class Results:
+    """Decodes: of every data set and number of threads, text by text, what each system did.
+
+    path: the CSV file that keeps them, if any; what it holds at first is taken up, a text that was cut short by a kill left out.
+    """
+
+    path: Path | None
+    systems: list[str]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    COLUMNS = ("data", "threads", "text", "system", "seconds", "passes", "flops", "tokens")
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            return
+        if self.path.exists():
+            lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            found = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+            whole = len(found) // len(self.systems) * len(self.systems)
+            self.rows = found[:whole]
+        with replacing(self.path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def of(self, data: str, threads: int, texts: Container[int]) -> dict[str, Measured]:
+        """What was measured so far, of texts by number."""
+        found = {name: Measured(name) for name in self.systems}
+        for row in self.rows:
+            if row["data"] == data and int(row["threads"]) == threads and int(row["text"]) in texts:
+                each = found[row["system"]]
+                each.tokens.append([int(token) for token in row["tokens"].split()])
+                each.seconds.append(float(row["seconds"]))
+                each.passes.append(int(row["passes"]))
+                each.flops.append(int(row["flops"]))
+        return found
+
+    def add(self, data: str, threads: int, text: int, found: dict[str, Measured]) -> None:
+        """A text's decodes by all systems."""
+        new = [
+            dict(zip(self.COLUMNS, (data, threads, text, name, each.seconds[0], each.passes[0], each.flops[0],
+                                    " ".join(map(str, each.tokens[0]))), strict=True))
+            for name, each in found.items()
+        ]  # fmt: skip
+        self.rows += new
+        if self.path is not None:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.COLUMNS).writerows(new)
+
+
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path, help=".jsonl with sources and references, or plain text, one a line")
+    parser.add_argument("texts", type=Path, nargs="*", help=".jsonl with sources and references, or plain text, one a line")
+    parser.add_argument("--data", type=Path, help=f"directory that holds {' and '.join(DATA)}, which are then taken too")
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
     parser.add_argument("--heads", type=Path, help="directory of the same model with heads, for lattices as initial values")
     parser.add_argument("--lm", type=Path, help="n-gram model over its tokens")
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
-    parser.add_argument("--limit", type=int, help="texts, at most")
+    parser.add_argument("--limit", type=int, help="texts of each file, at most")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    parser.add_argument("--output", "-o", type=Path, help="directory to keep every decode in, from which the same command goes on")
     parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    arguments = parser.parse_args()
+    return parser
 
+
+def main() -> None:
+    parser = options()
+    arguments = parser.parse_args()
+    files = [*arguments.texts, *([arguments.data / name for name in DATA] if arguments.data is not None else [])]
+    if len({file.stem for file in files}) < len(files) or not files:
+        parser.error("expected files of texts with different names, or --data")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    jsonl = arguments.texts.suffix == ".jsonl"
-    texts = read_texts(arguments.texts, arguments.source, arguments.target if jsonl else None, None, arguments.limit)
     model = load_model(arguments.model)
     base = BaseModel.of(model)
     heads = load_model(arguments.heads) if arguments.heads is not None else None
     if arguments.heads is not None and not isinstance(heads, BlockwiseLM):
         parser.error(f"{arguments.heads}: expected a model with heads, got one without")
     tokenizer: Any = load_tokenizer(arguments.model)
-    inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
-    fill = GenerationSettings(base).fill_id
+    chosen = systems(base, heads if isinstance(heads, BlockwiseLM) else None, arguments.lm, arguments.max_new_tokens)
+    if arguments.output is not None:
+        made_of = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}
+        claim(arguments.output, {**made_of, "systems": [*chosen], "max_new_tokens": arguments.max_new_tokens, "source": arguments.source})
+    results = Results(arguments.output / "decodes.csv" if arguments.output is not None else None, [*chosen])
+    print(f"`python {shlex.join(sys.argv)}`\n")
+    record: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for file in files:
+        texts = read_texts(file, arguments.source, arguments.target if file.suffix == ".jsonl" else None, None, arguments.limit)
+        record[file.stem] = {
+            threads: measured(base, chosen, tokenizer, texts, file.stem, threads, results) for threads in arguments.threads
+        }
+    print(
+        f"One by one; every Jacobi text is greedy decoding's. {platform.machine()}, {os.cpu_count()} CPUs, PyTorch {torch.__version__}, "
+        f"transformers {transformers.__version__}, latticebpd {latticebpd.__version__}."
+    )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({"command": shlex.join(sys.argv), "data": record}, indent=1) + "\n")
+
+
+def measured(
+    base: BaseModel, chosen: dict[str, System], tokenizer: Any, texts: JacobiInputs, data: str, threads: int, results: Results
+) -> list[dict[str, Any]]:
+    """Decode what was not yet decoded of a data set, and print its table."""
+    torch.set_num_threads(threads)
+    spelled = [tokenizer(text)["input_ids"] for text in texts.inputs]
+    room = base.source_positions if base.encodes else base.max_positions and base.max_positions - 1
+    kept = [number for number, ids in enumerate(spelled) if room is None or len(ids) <= room]
+    if not kept:
+        raise ValueError(f"{data}: expected texts of at most {room} tokens (the model's positions), got none")
+    fill, done = GenerationSettings(base).fill_id, len(results.of(data, threads, kept)[GREEDY].tokens)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(f"{data}, {threads} threads", total=len(kept), completed=done)
+        for number in kept[done:]:
+            first = number == kept[done]
+            found = compare(chosen, [spelled[number]], fill, not base.encodes, warm_ups=int(first))
+            results.add(data, threads, number, found)
+            progress.advance(task)
+    whole = results.of(data, threads, kept)
+    greedy, beam = whole[GREEDY], whole[BEAM]
+    for name, each in whole.items():
+        if name != BEAM and each.differing(greedy):
+            raise ValueError(f"{data}: {name}: {each.differing(greedy)} texts differ from greedy decoding's")
     bleu: Any = None
     if texts.references is not None:
         from sacrebleu.metrics.bleu import BLEU
 
         bleu = BLEU()
-
-    results: dict[int, list[dict[str, Any]]] = {}
-    print(f"`python {shlex.join(sys.argv)}`\n")
-    for threads in arguments.threads:
-        torch.set_num_threads(threads)
-        with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-            task = progress.add_task(f"{threads} threads", total=len(inputs) + 2)
-            found = compare(
-                systems(base, heads if isinstance(heads, BlockwiseLM) else None, arguments.lm, arguments.max_new_tokens),
-                inputs,
-                fill,
-                not base.encodes,
-                on_batch=lambda bar=progress, task=task: bar.advance(task),
-            )
-        greedy, beam = found[GREEDY], found[BEAM]
-        for name, measured in found.items():
-            if name != BEAM and measured.differing(greedy):
-                err.print(f"{name}: {measured.differing(greedy)} texts differ from greedy decoding's")
-                sys.exit(1)
-        results[threads] = []
-        for measured in found.values():
-            written = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in measured.tokens]
-            score = bleu.corpus_score(written, [texts.references]).score if bleu is not None else None
-            results[threads].append(row(measured, greedy, beam, score))
-        print(f"{threads} thread{'s' if threads > 1 else ''}:\n\n{markdown(results[threads])}\n")
-    tokens = sum(map(len, greedy.tokens))
-    print(
-        f"{len(inputs)} texts, {tokens} tokens, one by one; every Jacobi text is greedy decoding's. "
-        f"{platform.machine()}, {os.cpu_count()} CPUs, PyTorch {torch.__version__}, "
-        f"transformers {transformers.__version__}, latticebpd {latticebpd.__version__}."
-    )
+        references = [texts.references[number] for number in kept]
+    rows = []
+    for each in whole.values():
+        lines = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in each.tokens]
+        rows.append(row(each, greedy, beam, bleu.corpus_score(lines, [references]).score if bleu is not None else None))
+    left_out = f", {len(spelled) - len(kept)} of more than {room} left out" if len(kept) < len(spelled) else ""
+    counts = f"{len(kept)} texts{left_out}, {sum(map(len, greedy.tokens))} tokens, {threads} thread{'s' * (threads > 1)}"
+    print(f"{data}, {counts}:\n\n{markdown(rows)}\n")
     if bleu is not None:
-        print(f"BLEU: `{bleu.get_signature()}`")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps({"command": shlex.join(sys.argv), "threads": results}, indent=1) + "\n")
+        print(f"BLEU: `{bleu.get_signature()}`\n")
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"bench_jacobi: error: {error}")

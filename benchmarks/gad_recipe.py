@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import transformers
 from bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
+from resuming import claim
 
 from fst.files import replacing
 from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
@@ -68,20 +69,6 @@ def trained(directory: Path, *arguments: object) -> Path:
     """What `latticebpd train` makes; its picture comes last."""
     stage(directory / PNG, lambda: latticebpd("train", *arguments, "-o", directory))
     return directory
-
-
-def claim(work: Path, settings: dict[str, Any]) -> None:
-    """Note what the stages are made with; ValueError where WORK has been begun with something else."""
-    note = work / "recipe.json"
-    if note.exists():
-        found = json.loads(note.read_text(encoding="utf-8"))
-        for name, value in settings.items():
-            if found.get(name) != value:
-                raise ValueError(f"{work}: holds a recipe with {name} {found.get(name)}, asked for is {value}; choose another --work")
-        return
-    work.mkdir(parents=True, exist_ok=True)
-    with replacing(note) as temporary:
-        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 def taught(arguments: argparse.Namespace) -> Path:

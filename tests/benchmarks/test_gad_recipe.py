@@ -77,7 +77,7 @@ def test_a_directory_of_another_recipe_is_refused(
         recipe.main()
     assert asked[0][:2] == ("train", "translation")
     monkeypatch.setattr("sys.argv", ["gad_recipe", *command, "--updates", "9"])
-    with pytest.raises(ValueError, match="holds a recipe with updates 8, asked for is 9; choose another --work"):
+    with pytest.raises(ValueError, match="holds results with updates 8, asked for is 9; choose another directory"):
         recipe.main()
 
 

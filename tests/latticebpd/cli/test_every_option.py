@@ -86,6 +86,23 @@ def test_the_walk_finds_the_program() -> None:
     assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
 
 
+def test_the_page_of_quantities_lists_every_command_and_options_that_exist() -> None:
+    page = Path(__file__).parents[3] / "docs" / "quantities.md"
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    ]
+    flags = {" ".join(words): {each.flag for each in given} for words, given in COMMAND_LIST}
+    negated = {command: {f"--no-{flag[2:]}" for flag in found} for command, found in flags.items()}
+    assert {command for command, *_ in rows} == set(flags)
+    for command, options, prints, paper in rows:
+        for option in options.replace("`", "").split():
+            assert option in flags[command] | negated[command], (command, option)
+        assert prints
+        assert paper or prints.startswith("–")
+
+
 def one_line(status: int, out: str, err: str) -> str:
     assert (status, out) == (2, ""), err
     (line,) = err.strip().splitlines()

@@ -1,0 +1,27 @@
+"""What benchmarks that can be killed and go on have in common: a note of what their directory was begun with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fst.files import replacing
+
+NOTE = "settings.json"
+
+
+def claim(directory: Path, settings: dict[str, Any]) -> None:
+    """Note what the results in a directory are made with; ValueError where they were begun with something else."""
+    note = directory / NOTE
+    if note.exists():
+        found = json.loads(note.read_text(encoding="utf-8"))
+        for name, value in settings.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{directory}: holds results with {name} {found.get(name)}, asked for is {value}; choose another directory"
+                )
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(note) as temporary:
+        temporary.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
