@@ -51,6 +51,7 @@ class CollectOptions:
     context_length: tokens kept before each lattice, the next token included.
     teacher_force: take the text from the data instead of letting the model write it.
     prompt_context: let the tokens kept before a lattice reach into the prompt.
+    eos_ids: tokens that end a text, such as a chat's turn; None for the model's own.
     """
 
     k: int = 16
@@ -58,6 +59,7 @@ class CollectOptions:
     context_length: int = 8
     teacher_force: bool = False
     prompt_context: bool = True
+    eos_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("max_new_tokens", 2), ("context_length", 1)):
@@ -92,7 +94,7 @@ def collect(
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
     prompt_lengths: list[int] = []
-    texts = data.items() if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size)
+    texts = data.items() if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
     for text, prompt_length in texts:
         new = min(len(text) - prompt_length, options.max_new_tokens)
         if new > 1:
@@ -144,6 +146,8 @@ def collect_shards(
     settings = asdict(options)
     if options.prompt_context:  # as directories that were begun before there was a choice
         del settings["prompt_context"]
+    if options.eos_ids is None:
+        del settings["eos_ids"]
     shards.claim({
         "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **settings,
         "model": weights_fingerprint(model),
@@ -231,7 +235,9 @@ def _entropy(logits: Tensor) -> np.ndarray:
     return entropy
 
 
-def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int) -> Iterator[tuple[list[int], int]]:
+def _written(
+    model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
+) -> Iterator[tuple[list[int], int]]:
     """Every prompt, or source, with the model's own greedy text behind it."""
     encodes = _start(model) is not None
     prompts = [text[:length] for text, length in data.items()]
@@ -244,7 +250,7 @@ def _written(model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: i
             # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
             ids.append(prompt + padding if encodes else padding + prompt)
             mask.append(ones + padding if encodes else padding + ones)
-        out = generate(model, ids, NoDrafter(), max_new_tokens=max_new_tokens, attention_mask=mask, trace=True)
+        out = generate(model, ids, NoDrafter(), max_new_tokens=max_new_tokens, eos_token_id=eos_ids, attention_mask=mask, trace=True)
         for row, prompt in enumerate(batch):
             yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
 

@@ -79,6 +79,7 @@ def decode(
     on_decode: Callable[[], None] | None = None,
     given_text: bool = False,
     rules: Mapping[str, Acceptance] = EXACT_ALONE,
+    eos_ids: Sequence[int] | None = None,
 ) -> Decoded:
     """Write the texts again with every drafter.
 
@@ -89,6 +90,7 @@ def decode(
         on_decode: called after each decode, for progress.
         given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
         rules: acceptance rules by name; every drafter decodes under each.
+        eos_ids: tokens that end a text; None for the model's own.
 
     Raises:
         ValueError: no text.
@@ -103,9 +105,10 @@ def decode(
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
         if given_text:
-            continuation = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation)).sequences[0, begin:].tolist()
+            own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
+            continuation = own.sequences[0, begin:].tolist()
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
-            out = generate(model, prompt, drafter_of(continuation), acceptance, max_new_tokens=len(continuation))
+            out = generate(model, prompt, drafter_of(continuation), acceptance, max_new_tokens=len(continuation), eos_token_id=eos_ids)
             new = out.sequences[0, begin:].tolist()
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens

@@ -85,13 +85,14 @@ def _decode(
 
     from latticebpd.analysis.decoded import decode, oracle_drafters
     from latticebpd.analysis.excluding import texts_without
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.lattices.shards import text_ends
+    from latticebpd.models.pretrained import load_blockwise
 
     texts = list(islice(texts_without(files, tunings), limit))
-    model = without_beams(BlockwiseLM.from_pretrained(directory), ignored)
+    model = without_beams(load_blockwise(directory), ignored)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task), given_text)
+        return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task), given_text, eos_ids=text_ends(files[0]))
 
 
 def table_of(title: str, first: str, *columns: str) -> Table:

@@ -80,14 +80,13 @@ def decode_again(
     from latticebpd.analysis.decoded import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.analysis.excluding import numbered_without
     from latticebpd.decoding.rule_names import parse_rule
-    from latticebpd.lattices.shards import texts_of
+    from latticebpd.lattices.shards import text_ends, texts_of
     from latticebpd.models.base import BaseModel
-    from latticebpd.models.blockwise import BlockwiseLM
-    from latticebpd.models.pretrained import load_tokenizer
+    from latticebpd.models.pretrained import load_blockwise, load_tokenizer
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
-    model = without_beams(BlockwiseLM.from_pretrained(directory), ignore_beams)
+    model = without_beams(load_blockwise(directory), ignore_beams)
     numbered = list(islice(numbered_without(paths, tunings), limit))
     wanted: list[list[str]] = []
     right: list[tuple[list[int], int]] = []
@@ -108,7 +107,9 @@ def decode_again(
     drafters = system_drafters(model, systems, lm, alpha, k, prompt_context)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
-        decoded = decode(model, [text for _, text in numbered], drafters, lambda: bar.advance(task), given_text, accepted)
+        decoded = decode(
+            model, [text for _, text in numbered], drafters, lambda: bar.advance(task), given_text, accepted, text_ends(paths[0])
+        )
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")

@@ -64,22 +64,21 @@ def lattices(
     from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
-    from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
-    from latticebpd.models.pretrained import load_model, load_tokenizer
+    from latticebpd.models.pretrained import load_blockwise, load_tokenizer
 
     mine = parse_part(part)
     if single and mine[1] > 1:
         raise ValueError(f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out")
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
-    blockwise = without_beams(load_model(directory), ignore_beams)
-    if not isinstance(blockwise, BlockwiseLM):
-        raise ValueError(f"{directory}: expected a model with heads, got one without; see `latticebpd train heads`")
+    blockwise = without_beams(load_blockwise(directory), ignore_beams)
     format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)
     following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
-    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, BaseModel.of(blockwise).encodes)
+    base = BaseModel.of(blockwise)
+    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.encodes)
+    ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
     text_lattices(blockwise, [0], range(0), k, context, 0)  # none; refuses a k that cannot be before a directory is claimed for it
-    options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context)
+    options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))
         try:

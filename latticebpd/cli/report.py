@@ -28,7 +28,9 @@ def report(
     lm: list[str] = typer.Option(
         [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is compared most."
     ),
-    model: Path | None = typer.Option(None, help="The lattices' own model: tells words and its shape, and decodes some texts again."),
+    model: Path | None = typer.Option(
+        None, help="The lattices' own model, a directory or a name: tells words and its shape, and decodes some texts again."
+    ),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words in the drawing; the model's by default."),
     alpha: float | None = typer.Option(
         None,
@@ -57,6 +59,7 @@ def report(
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
+    from latticebpd.models.catalogue import resolved
     from latticebpd.report import DataSet, Options, make_report
     from latticebpd.report import measure as measure_all
 
@@ -72,7 +75,10 @@ def report(
     if model is not None:
         asked = {"rules": rule, "measures": measure, "references": references, "field": field, "ignore_beams": ignore_beams}
         decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked)
-    words = tokenizer or (model / "tokenizer.json" if model is not None and (model / "tokenizer.json").exists() else None)
+    words = tokenizer
+    if words is None and model is not None:
+        beside = Path(resolved(model)) / "tokenizer.json"
+        words = beside if beside.exists() else None
     with progress() as bar:
         bar.add_task("drawing", total=None)
         files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)
@@ -107,15 +113,15 @@ def _with_model(
     from latticebpd.analysis.excluding import texts_without
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.lattices.shards import lattice_directory
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.pretrained import load_blockwise
 
     measured = measurements.sets[0]
     if not lattice_directory(lattices).is_ours:
-        return None, {}, ModelShape.of(BlockwiseLM.from_pretrained(directory))
+        return None, {}, ModelShape.of(load_blockwise(directory))
     lengths = [prompt_length for _, prompt_length in texts_without([lattices], measured.aside)]
     source = sum(lengths) / len(lengths)
     if not decode_texts:
-        return None, {}, ModelShape.of(BlockwiseLM.from_pretrained(directory), source)
+        return None, {}, ModelShape.of(load_blockwise(directory), source)
     signature, models = measured.comparison.signature, measured.models or None
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else []), "oracle"]
     model, decoded, quality = decode_again(

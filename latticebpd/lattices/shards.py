@@ -186,3 +186,15 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
             )
         for shard in range(len(directory.files())):
             yield from Texts.load(directory.file(shard, "texts")).items()
+
+
+def text_ends(path: str | os.PathLike[str]) -> list[int] | None:
+    """The tokens that end texts in a directory of lattices; None where these are the model's own.
+
+    Raises:
+        ValueError: the directory's settings are damaged.
+    """
+    found = lattice_directory(path).settings().get("eos_ids")
+    if found is not None and not (isinstance(found, list) and found and all(type(token) is int and token >= 0 for token in found)):
+        raise ValueError(f"{path}: expected eos_ids as token ids, got {found!r:.60}")
+    return found

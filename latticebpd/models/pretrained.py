@@ -32,6 +32,18 @@ def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | 
     return BlockwiseLM.from_pretrained(found, dtype) if is_blockwise(found) else load_stock(found, dtype)
 
 
+def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM:
+    """A model with heads.
+
+    Raises:
+        ValueError: there is no such model, it cannot be read, or it has no heads.
+    """
+    model = load_model(name, dtype)
+    if not isinstance(model, BlockwiseLM):
+        raise ValueError(f"{os.fspath(name)}: expected a model with heads, got one without; see `latticebpd train heads`")
+    return model
+
+
 def load_stock(name: Name, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The causal LM or encoder–decoder of a name, without heads.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import fst
 from latticebpd.analysis import blocks, compare, tally
@@ -18,12 +19,12 @@ from latticebpd.analysis.quality import perplexity
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.cli.datasets import read_texts
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.lattices.shards import SETTINGS, lattice_directory, texts_of
+from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.chat import PlainText
 from latticebpd.models.pretrained import load_tokenizer
 from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
-from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
 
@@ -402,3 +403,59 @@ def test_help_of_the_report_has_an_example(run: Run) -> None:
     status, out, _ = run("report", "--help")
     assert status == 0
     assert "Example: latticebpd report" in " ".join(out.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A chat model whose turns end with a token that its text comes to, and that it does not know itself; and that token."""
+    model = tiny_model()
+    end = next(end for end in range(2, 23) if end in greedy(model, [3, 4, end, 1], 12)[2:])
+    directory = tmp_path_factory.mktemp("chat")
+    model.save_pretrained(directory)
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{end}")
+    tokenizer.chat_template = (
+        f"{{% for message in messages %}}{{{{ message['content'] }}}} w{end} {{% endfor %}}{{% if add_generation_prompt %}}w1{{% endif %}}"
+    )
+    tokenizer.save_pretrained(directory)
+    return directory, end
+
+
+@pytest.mark.parametrize("forced", [(), ("--teacher-force",)])
+def test_decodes_of_a_report_end_with_the_chats_turn(run: Run, chat: tuple[Path, int], tmp_path: Path, forced: tuple[str, ...]) -> None:
+    directory, end = chat
+    answer = " ".join(WORDS[5:19])
+    turns = [{"role": "user", "content": "w3 w4"}, *([{"role": "assistant", "content": answer}] if forced else [])]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    data = ("lattices", "--model", directory, "--prompts", tmp_path / "chats.jsonl", "-k", 4, "--max-new-tokens", 12)
+    status, _, err = run(*data, *forced, "-o", tmp_path / "d")
+    assert status == 0, err
+    assert text_ends(tmp_path / "d") == [end]
+    ((text, length),) = texts_of([tmp_path / "d"])
+    assert list(text[:length]) == [3, 4, end, 1]
+    own = greedy(tiny_model(), [3, 4, end, 1], 12)
+    own = own[: own.index(end) + 1]
+    assert 2 < len(own) < 12
+    if not forced:
+        assert list(text[length:]) == own
+    status, _, err = run("report", tmp_path / "d", "--model", directory, "--no-timings", "-o", tmp_path / "report")
+    assert (status, "differ" in err) == (0, False), err
+    with (tmp_path / "report" / "decoded.csv").open() as file:
+        assert {float(row["tokens"]) for row in csv.DictReader(file)} == {len(own) - 1}
+
+
+def test_damaged_ends_of_texts_are_refused_and_a_model_without_heads_is_named(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
+) -> None:
+    assert run(*arguments, "-o", tmp_path / "d")[0] == 0
+    assert text_ends(tmp_path / "d") is None
+    tiny_model().base.save_pretrained(tmp_path / "stock")
+    status, _, err = run("oracle", tmp_path / "d", "--model", tmp_path / "stock")
+    assert status == 2
+    assert "expected a model with heads, got one without" in err
+    settings = json.loads((tmp_path / "d" / SETTINGS).read_text())
+    (tmp_path / "d" / SETTINGS).write_text(json.dumps(settings | {"eos_ids": ["x"]}))
+    status, _, err = run("oracle", tmp_path / "d", "--model", model_directory)
+    assert status == 2
+    assert "expected eos_ids as token ids, got ['x']" in err
