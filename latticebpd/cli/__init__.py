@@ -96,7 +96,7 @@ class _Program(TyperGroup):
 
 app = typer.Typer(
     cls=_Program,
-    help="Lattice rescoring with a finite-state backend for blockwise parallel decoding.",
+    help="Faster, lossless decoding of language models: block drafts, rescored as lattices and verified in one pass.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

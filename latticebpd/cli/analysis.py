@@ -48,8 +48,8 @@ def oracle(
 ) -> None:
     """Oracle top-k block efficiency: what perfect rescoring of the lattices would reach.
 
-    k = 1 is vanilla blockwise decoding. Counted are the calls of decodes through each text, or with --by position all positions of
-    the greedy text. "At best" is the fewest calls possible. With --model the first texts are decoded by the model itself, with an
+    k = 1 is vanilla blockwise decoding. Counts the calls of decodes of each text, or with --by position all positions of the
+    greedy text. "At best" is the fewest calls possible. With --model the first texts are decoded by the model itself, with an
     oracle that knows them.
 
     Example: [bold]latticebpd oracle lattices.npz --k 1,4,16 --heads 3,6,9 --plot oracle.png[/bold]

@@ -28,7 +28,7 @@ def compare(
         ["1-best", "16-best:0-gram", "16-best", "64-tree"],
         "--system",
         "-s",
-        help="P-best or N-tree, with :0-gram behind for no language model, or :NAME for that one; may be repeated. "
+        help="P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be repeated. "
         "Vanilla and the oracle are always there.",
     ),
     lm: list[str] = typer.Option(
@@ -56,8 +56,8 @@ def compare(
 ) -> None:
     """Compare drafting systems on the same lattices, call by call against vanilla.
 
-    Counted are the calls of each system's decode through each text, or with --by position all positions. The 95% interval of the
-    gain over vanilla comes from drawing texts anew. At each call the system's drafts win against the vanilla draft of the same
+    Counts the calls of each system's decode of each text, or with --by position all positions. The 95% interval of the
+    gain over vanilla is a bootstrap over texts. At each call the system's drafts win against the vanilla draft of the same
     lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition.
 
     Example: [bold]latticebpd compare lattices --lm lm.fst --system 16-best --system 64-tree[/bold]

@@ -41,13 +41,13 @@ def ddg(
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
     source: str = typer.Option("en", help="Field of the texts in a .jsonl file."),
-    limit: int = typer.Option(20, min=1, help="Texts, at most."),
+    limit: int = typer.Option(20, min=1, help="Maximum number of texts."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = IGNORE_BEAMS,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
-    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and whom each token waited for.
+    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and which tokens each token waited for.
 
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Model")
 
 IGNORE_BEAMS: Any = typer.Option(
-    False, "--ignore-beams", help="Decode token by token though the model's generation config asks for beam search."
+    False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
 )
 RULE: Any = typer.Option(
     ["exact"], "--rule", help="With --model: what is accepted, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated."

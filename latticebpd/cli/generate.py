@@ -30,13 +30,13 @@ def generate(
     chat: bool | None = typer.Option(
         None, "--chat/--no-chat", help="The text is a user's turn, in the tokenizer's chat template; by default where it has one."
     ),
-    system_prompt: str | None = typer.Option(None, help="What the chat begins with; by default what the template says."),
+    system_prompt: str | None = typer.Option(None, help="System prompt of the chat; by default the template's own."),
     system: str | None = typer.Option(
         None,
         "--system",
         "-s",
-        help="Who drafts: vanilla, P-best, N-tree, copies+N-tree, each tree or path with :0-gram behind for no language model; N-copies, "
-        "for any model; greedy. By default copies+16-tree with heads, 16-copies without, and with --drafter-model vanilla.",
+        help="Drafting system: vanilla, P-best, N-tree or copies+N-tree (append :0-gram for no language model), N-copies (any model), "
+        "greedy. By default copies+16-tree with heads, 16-copies without, and with --drafter-model vanilla.",
     ),
     accept: str | None = typer.Option(
         None, help="What is accepted: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with --temperature)."
@@ -47,10 +47,10 @@ def generate(
     alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     drafter_model: Path | None = typer.Option(None, help="Draft with the masks of this model, which `latticebpd train drafter` made."),
-    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: heads or masks asked; all there are by default."),
+    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: how many heads or masks to use; all by default."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = IGNORE_BEAMS,
-    stop: list[str] = typer.Option([], help="End the text behind this string; may be given several times."),
+    stop: list[str] = typer.Option([], help="Stop after this string; may be repeated."),
     temperature: float | None = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy."),
     top_k: int | None = typer.Option(None, min=1, help="Sample among this many best tokens."),
     top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."),

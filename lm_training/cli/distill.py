@@ -13,37 +13,35 @@ def distill(
     data: list[Path] = typer.Argument(
         ..., help="Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut prompts from."
     ),
-    model: str = typer.Option(..., help="Model that writes: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command goes on with it."
-    ),
+    model: str = typer.Option(..., help="Model that writes the text: a directory, also of a blockwise model, or a hub's name."),
+    output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts cut from text; of given ones, all are used."),
     prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
-    max_new_tokens: int = typer.Option(96, min=1, help="Most tokens written after each prompt."),
+    max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens written after each prompt."),
     num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
     batch_size: int = typer.Option(64, min=1, help="Prompts decoded together."),
-    shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses the shard it was at."),
+    shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a stopped run loses only its current shard."),
     hidden: bool = typer.Option(
         False, "--hidden", help="Keep the hidden states that the text is written from, so that `train heads` need not run the model."
     ),
     layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
-    copies: bool = typer.Option(False, "--copies", help="Draft by copying from prompt and text; the text is the same."),
+    copies: bool = typer.Option(False, "--copies", help="Draft by copying from prompt and text; the text stays the same."),
     part: str | None = typer.Option(
         None, help="i/n: make only every n-th shard, from the i-th on (from 0), for n machines; by default what torchrun says."
     ),
     corpus_output: Path | None = typer.Option(
         None, "--corpus", callback=writable_file, help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
     ),
-    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order less 1."),
+    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order minus 1."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
-    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one."),
+    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one."),
 ) -> None:
-    """Let a model continue prompts, or translate sources; its text is what its heads should learn to foresee.
+    """Let a model continue prompts, or translate sources; its text is what its heads should learn to predict.
 
     Sequence-level distillation (Stern 2018). Each sequence is stored with the length of its prompt, so that training
-    takes its labels from what the model wrote. Finished shards are kept when the run is killed.
+    takes its labels from what the model wrote. A stopped run keeps its finished shards.
 
     Example: [bold]latticebpd distill corpus.npy --model model -o distilled --prompts 16384[/bold]
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]

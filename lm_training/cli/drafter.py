@@ -19,17 +19,15 @@ def drafter(
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(
-        True, help="Have the text's last column say the first token, as the verifier's does; --no-anchored: a mask, as in the paper."
+        True, help="Predict the first token at the text's last position, as the verifier does; --no-anchored: at a mask, as in the paper."
     ),
     bidirectional: bool = typer.Option(
         False,
         "--bidirectional-text/--causal-text",
-        help="Have the text see itself and the masks in both directions, as in the paper, and read it anew at each draft.",
+        help="Let text and masks attend to each other in both directions, as in the paper; each draft then reads the text again.",
     ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."),
-    dropout: float | None = typer.Option(
-        None, min=0.0, max=0.99, help="In training, after every layer's parts; by default the verifier's."
-    ),
+    dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout in training; by default the verifier's."),
     *,
     options: DrafterTraining,
     device: str = DEVICE,
@@ -37,7 +35,7 @@ def drafter(
     """Train a drafter that fills a block of masks in one pass (GAD).
 
     Best on what the verifier wrote itself, or a teacher that drafter and verifier share (`latticebpd distill`). The run
-    can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train drafter written --validation written-held-out --model translator -o drafter[/bold]

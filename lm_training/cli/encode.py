@@ -29,13 +29,13 @@ def encode(
     chat: bool = typer.Option(
         False, "--chat", help="Prompts in the tokenizer's chat template: a record's messages, or the task's prompt as the user's turn."
     ),
-    system_prompt: str | None = typer.Option(None, help="What a chat begins with; by default what the template says."),
+    system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Leave answers out: prompts for `latticebpd distill`."),
     separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
     end_of_text: str | None = typer.Option(
         None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat the token that the template ends turns with."
     ),
-    max_tokens: int | None = typer.Option(None, min=2, help="Leave longer sequences out."),
+    max_tokens: int | None = typer.Option(None, min=2, help="Skip longer sequences."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; the result is the same whatever their number."),
     strict: bool = typer.Option(False, "--strict", help="Stop at the first bad record; else they are counted and the first ones shown."),
@@ -43,7 +43,7 @@ def encode(
     """Turn documents into token ids, or records into prompts and answers.
 
     A corpus holds documents end to end, each ending with the end-of-text token; training cuts it into windows. Prompts and
-    answers stay apart: only answers are learnt. A bad line costs that line, and is reported with file and line number.
+    answers stay apart: only answers are learnt. Bad lines are skipped and reported with file and line number.
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]

@@ -143,7 +143,7 @@ def train(
     min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
     prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."),
-    unk: bool = typer.Option(False, help="Give <unk> mass; without it, words not seen have natural log -1000."),
+    unk: bool = typer.Option(False, help="Reserve probability for <unk>; without it, unseen words have natural log -1000."),
     unseen: str = typer.Option(
         "smoothed", help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 as in the paper."
     ),
@@ -160,7 +160,7 @@ def train(
         None, min=0, max=2**31 - 2, help="Token id before every document of text: what a translation model's decoder begins with."
     ),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
-    replace_invalid: bool = typer.Option(False, help="Read U+FFFD for bytes that are no UTF-8, instead of refusing the file."),
+    replace_invalid: bool = typer.Option(False, help="Replace bytes that are not UTF-8 by U+FFFD, instead of refusing the file."),
     engine: str = typer.Option("auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."),
     memory: str = typer.Option("4G", help="Memory for counting."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
@@ -207,11 +207,11 @@ def interpolate(
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
     output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
-    held_out: Path | None = typer.Option(None, help="Text to find the best share for, instead; read as by `lm perplexity`."),
+    held_out: Path | None = typer.Option(None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
 ) -> None:
-    """Mix two models linearly, an in-domain and a general one, say.
+    """Mix two models linearly, such as an in-domain and a general one.
 
     Example: [bold]latticebpd lm interpolate domain.fst general.fst --held-out domain-dev.npy -o mixed.fst[/bold]
     """
@@ -253,7 +253,7 @@ def kenlm(
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
 ) -> None:
-    """Have KenLM's lmplz estimate a modified Kneser-Ney model, and turn it into an automaton.
+    """Estimate a modified Kneser-Ney model with KenLM's lmplz, and convert it into an automaton.
 
     Example: [bold]latticebpd lm kenlm corpus.npy --order 4 -o lm.fst[/bold]
     """
@@ -330,7 +330,7 @@ def arpa2fst(
     output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored with the model."),
 ) -> None:
-    """Turn an ARPA file into an OpenFst automaton that loads in no time; one pass, in less memory than the result.
+    """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little memory.
 
     Example: [bold]latticebpd lm arpa2fst lm.arpa.gz lm.fst --tokenizer tokenizer.json[/bold]
     """
@@ -354,7 +354,7 @@ def fst2arpa(
     model: Path = typer.Argument(..., help="OpenFst file."),
     output: Path = typer.Argument(..., callback=writable_file, help="ARPA file to write; .gz compresses."),
 ) -> None:
-    """Turn an automaton back into an ARPA file.
+    """Convert an automaton into an ARPA file.
 
     Example: [bold]latticebpd lm fst2arpa lm.fst lm.arpa.gz[/bold]
     """
@@ -403,7 +403,7 @@ def perplexity(
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
-    """Perplexity of a model on text, tokens out of its vocabulary counted apart.
+    """Perplexity of a model on text, tokens outside its vocabulary counted separately.
 
     Example: [bold]latticebpd lm perplexity lm.fst held-out.npy[/bold]
     """

@@ -53,8 +53,8 @@ def _parameter(each: Field[Any], annotation: Any) -> inspect.Parameter:
 
 
 DATA = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
-VALIDATION = typer.Option(..., help="The same kind of data, not among what is learnt.")
-DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto takes a GPU where there is one.")
+VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
+DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
 OUTPUT = typer.Option(
-    ..., "--output", "-o", callback=writable_folder, help="Directory of what is trained; an interrupted run in it goes on."
+    ..., "--output", "-o", callback=writable_folder, help="Directory of what is trained; an interrupted run there is resumed."
 )

@@ -58,7 +58,7 @@ def blockwise(
 ) -> None:
     """Train a small transformer and its block heads from scratch.
 
-    The run can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o model[/bold]
@@ -98,11 +98,11 @@ def heads(
     intermediate_size: int | None = typer.Option(None, min=1, help="Width of a head's hidden layer; the model's own width by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(
-        None, min=1, help="Let heads know only so many tokens, those that the text uses most; the others are never drafted."
+        None, min=1, help="Restrict the heads to this many tokens, those that the text uses most; others are never drafted."
     ),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
-    base_dtype: str = typer.Option("float32", help="Type in which the base model is kept and written: float32, bfloat16 or float16."),
+    base_dtype: str = typer.Option("float32", help="Type in which the base model is loaded and saved: float32, bfloat16 or float16."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
     *,
     options: HeadTraining,
@@ -112,7 +112,7 @@ def heads(
 
     Best on text that the model wrote itself (`latticebpd distill`), since that is what decides acceptance. Where hidden
     states stand beside all texts (`distill --hidden`, `train hidden`), the frozen base model is not run. The run can be
-    killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train heads distilled --validation distilled-held-out --model model -o with-heads[/bold]
@@ -167,7 +167,7 @@ def hidden(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."),
     model: str = typer.Option(..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."),
     layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
-    shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a killed run loses the shard it was at."),
+    shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a stopped run loses only its current shard."),
     part: str | None = typer.Option(None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."),
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = typer.Option("float32", help="Type in which the model is loaded: float32, bfloat16 or float16."),
@@ -176,7 +176,7 @@ def hidden(
     """Keep the hidden states that texts were written from, beside the texts, so that `train heads` never runs the model.
 
     One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written token.
-    The same command goes on where a killed one stopped.
+    The same command resumes a stopped run.
 
     Example: [bold]latticebpd train hidden written --model model[/bold]
     """

@@ -22,15 +22,15 @@ def translation(
     target: str = typer.Option("de", help="Field of its translation."),
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
     vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
-    tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to be used again."),
-    model: Path | None = typer.Option(None, help="Directory of such a model to begin with, its tokenizer and shape kept."),
+    tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to reuse."),
+    model: Path | None = typer.Option(None, help="Directory of such a model to start from, with its tokenizer and shape."),
     *,
     options: TranslationTraining,
     device: str = DEVICE,
 ) -> None:
     """Train a small Marian translation model, from scratch or from another one's weights.
 
-    The run can be killed at any time; the same command goes on from its last checkpoint. For several processes, put
+    The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o translator[/bold]

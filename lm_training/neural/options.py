@@ -71,11 +71,11 @@ def numbers(text: str) -> tuple[float, ...]:
 class LoopOptions:
     """What every run can be told; rates warm up, then follow a cosine to zero."""
 
-    steps: int = option(2000, "Updates in all; a finished run may be lengthened.", free=True, min=1)
+    steps: int = option(2000, "Updates in all; a finished run can be extended.", free=True, min=1)
     learning_rate: float = option(1e-3, "AdamW's peak rate.", min=0.0)
     weight_decay: float = option(0.01, min=0.0)
     warmup_steps: int = option(100, "Updates until the rates peak.", min=0)
-    accumulate: int = option(1, "Parts into which each process cuts its share of a batch, to save memory.", free=True, min=1)
+    accumulate: int = option(1, "Accumulate gradients over this many parts of a batch, to save memory.", free=True, min=1)
     precision: str = option("float32", "float32, or bfloat16: mixed precision; weights stay as they are.", choices=PRECISIONS)
     validation_every: int = option(250, "Updates between measurements.", free=True, min=1)
     checkpoint_every: int = option(250, "Updates between checkpoints.", free=True, min=1)
@@ -131,7 +131,9 @@ class HeadTraining(LoopOptions):
 
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
-    fine_tune: bool = option(False, "Teach the base model too; frozen, its output never changes.", flag="--fine-tune/--freeze-base")
+    fine_tune: bool = option(
+        False, "Train the base model too; by default it is frozen and its output never changes.", flag="--fine-tune/--freeze-base"
+    )
     base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
     objective: str = option(
         "position",
@@ -139,10 +141,10 @@ class HeadTraining(LoopOptions):
         choices=tuple(OBJECTIVES),
     )
     head_weights: tuple[float, ...] | None = option(
-        None, "What the losses of heads 2, 3, ... count, such as 1,0.8,0.6; 1 by default.", parse=numbers
+        None, "Weights of the losses of heads 2, 3, ..., such as 1,0.8,0.6; 1 by default.", parse=numbers
     )
     fsdp: bool = option(
-        False, "Deal the weights out over the processes, for bases that do not fit on one device.", free=True, flag="--fsdp"
+        False, "Shard the weights over the processes (FSDP), for base models that do not fit on one device.", free=True, flag="--fsdp"
     )
     validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(8, "Validation prompts that are decoded to measure block efficiency.", free=True, min=0)
@@ -156,7 +158,7 @@ class HeadTraining(LoopOptions):
 class BlockwiseTraining(PlateauOptions):
     """A base model and its heads from scratch.  head_positions: share of the positions at which a head is scored."""
 
-    steps: int = option(6000, "Updates in all; a finished run may be lengthened.", free=True, min=1)
+    steps: int = option(6000, "Updates in all; a finished run can be extended.", free=True, min=1)
     batch_size: int = option(8, "Texts per update, over all processes.", min=1)
     sequence_length: int = option(256, "Tokens per text.", min=3)
     learning_rate: float = option(2e-3, "AdamW's peak rate: embedding, norms, heads.", min=0.0)
@@ -207,10 +209,10 @@ class DrafterTraining(TranslationTraining):
     learning_rate: float = option(1e-3, "AdamW's peak rate: embedding, norms and biases.", min=0.0)
     muon_learning_rate: float = option(2e-3, "Muon's peak rate: the layers' matrices.", min=0.0)
     label_smoothing: float = option(0.0, "Share of the probability that is spread over all tokens.", min=0.0, max=0.99)
-    windows: int = option(8, "Prefixes drawn of each target; they share what is read of it.", min=1)
-    smallest_block: int | None = option(None, "Draw every update's number of masks from here to the block size.", min=1)
-    slot_decay: float = option(1.0, "What each token of a block weighs in the loss, of what the one before it does.", above=0.0, max=1.0)
-    reveal: tuple[float, float] = option((0.5, 0.3), "Glancing's ratio at the first and the last update; 0 0 is without.")
+    windows: int = option(8, "Prefixes drawn from each target; they share one pass over it.", min=1)
+    smallest_block: int | None = option(None, "Smallest number of masks; each update draws one between it and the block size.", min=1)
+    slot_decay: float = option(1.0, "Weight of each token of a block in the loss, relative to the token before it.", above=0.0, max=1.0)
+    reveal: tuple[float, float] = option((0.5, 0.3), "Ratio of glancing at the first and the last update; 0 0 turns it off.")
     serving_sources: int = option(32, "Validation sources that are translated to measure tokens per call.", free=True, min=0)
 
     def __post_init__(self) -> None:
