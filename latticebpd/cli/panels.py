@@ -8,6 +8,7 @@ LONG = 8
 """More options than these stand in two panels."""
 REST = "More options"
 FIRST = {
+    "demo": "model prompts max_new_tokens threads json",
     "generate": "model system max_new_tokens show_blocks trace",
     "lattices": "output prompts model k max_new_tokens",
     "oracle": "k heads model json plot",
