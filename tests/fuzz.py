@@ -35,6 +35,7 @@ from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.weights import Tuning
+from tests.helpers.trigrams import good_model
 
 SECONDS = 10
 INTEGERS = [-1, 0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40 + 3, 2**62, 2**63 - 1, -(2**63)]
@@ -238,23 +239,6 @@ def containers(value: Any) -> Iterator[Any]:
         yield value
         for inner in value.values() if isinstance(value, dict) else value:
             yield from containers(inner)
-
-
-def good_model(seed: int = 0, vocab: int = 9) -> fst.NgramModel:
-    """A small random trigram model, every context and suffix present."""
-    rng = np.random.default_rng(seed)
-    unigrams = np.arange(vocab, dtype=np.int32)[:, None]
-    pairs = np.unique(rng.integers(0, vocab, (30, 2), dtype=np.int32), axis=0)
-    known = set(map(tuple, pairs.tolist()))
-    triples = [(a, b, c) for a, b in known for c in range(vocab) if (b, c) in known and rng.random() < 0.4]
-    ngrams = [unigrams, pairs, np.array(sorted(triples), dtype=np.int32).reshape(-1, 3)]
-    return fst.NgramModel.from_table(
-        fst.NgramTable(
-            ngrams,
-            [np.log(rng.uniform(0.01, 0.9, len(rows))) for rows in ngrams],
-            [rng.normal(0, 0.5, len(rows)) for rows in ngrams[:2]] + [np.zeros(len(ngrams[2]))],
-        )
-    )
 
 
 def good_lattices() -> LatticeSet:

@@ -31,7 +31,7 @@ from latticebpd.drafting import NoDrafter
 from latticebpd.drafting.sources import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.lattices.shards import lattice_directory
+from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
@@ -154,8 +154,8 @@ def collect_shards(
         **(about or {}),
     })  # fmt: skip
     empty = part[1] == 1  # of a part alone, nothing can be said
-    for shard in range(part[0], num_shards, part[1]):
-        chosen = data.chosen(range(shard * shard_texts, min(len(data), (shard + 1) * shard_texts)))
+    for shard, numbers in shares(len(data), shard_texts, part):
+        chosen = data.chosen(numbers)
         if shards.file(shard).exists():
             if on_text is not None:
                 on_text(len(chosen))

@@ -131,6 +131,12 @@ class ShardDirectory:
             temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def shares(total: int, size: int, part: tuple[int, int]) -> Iterator[tuple[int, range]]:
+    """The shards ``i``, ``i + n``, ... of a part ``(i, n)``, and which of so many things each holds, ``size`` but for the last one."""
+    for shard in range(part[0], -(-total // size), part[1]):
+        yield shard, range(shard * size, min(total, (shard + 1) * size))
+
+
 def parse_part(text: str | None) -> tuple[int, int]:
     """``i/n`` as numbers; without a text, what ``torchrun`` says (RANK of WORLD_SIZE), else all of it.
 

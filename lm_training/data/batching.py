@@ -17,8 +17,14 @@ def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.nd
     return ids, mask
 
 
-def rows_of_step(texts: int, batch_size: int, step: int, seed: int) -> list[int]:
-    """Which of so many texts a step's batch holds: all in random order, once per epoch, in another order in the next."""
+def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) -> list[int]:
+    """Which of so many texts a step's batch holds: all in random order, once per epoch, in another order in the next.
+
+    Raises:
+        ValueError: fewer than the parts that they are to be dealt out to.
+    """
+    if parts > batch_size:
+        raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {batch_size}; use fewer parts")
     places = range(step * batch_size, (step + 1) * batch_size)
     return [int(_epoch_order(texts, seed, place // texts)[place % texts]) for place in places]
 

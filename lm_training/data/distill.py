@@ -21,7 +21,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from latticebpd.drafting import Drafter
-from latticebpd.lattices.shards import ShardDirectory
+from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.base import BaseModel
 from latticebpd.models.loading import weights_fingerprint
@@ -54,8 +54,7 @@ class DistillOptions:
 
     def prompts_of(self, prompts: int, part: tuple[int, int]) -> int:
         """How many of the prompts are in the shards ``i``, ``i + n``, ... of a part ``(i, n)``."""
-        shards = range(part[0], self.shards(prompts), part[1])
-        return sum(min(self.shard_prompts, prompts - shard * self.shard_prompts) for shard in shards)
+        return sum(len(numbers) for _, numbers in shares(prompts, self.shard_prompts, part))
 
 
 def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
@@ -145,9 +144,8 @@ def distill(
     kept = states_directory(directory)
     if hidden is not None:
         claim_states(kept, stock, len(prompts), hidden, options.shard_prompts)
-    for shard in range(index, options.shards(len(prompts)), parts):
+    for shard, chosen in shares(len(prompts), options.shard_prompts, part):
         path = shards.file(shard)
-        chosen = range(shard * options.shard_prompts, min(len(prompts), (shard + 1) * options.shard_prompts))
         if path.exists():
             if hidden is not None and not kept.file(shard).exists():
                 text = Texts.load(path)

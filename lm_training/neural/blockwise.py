@@ -94,10 +94,8 @@ class BlockwiseObjective(Objective[HeadBatch]):
 
     def batch(self, step: int, part: int, parts: int) -> HeadBatch:
         """Texts come in a fixed random order, every one once per epoch; ``parts`` deal a step's texts out."""
-        size, seed = self.options.batch_size, self.options.seed
-        if parts > size:
-            raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {size}; use fewer parts")
-        chosen = rows_of_step(len(self.data), size, step, seed)
+        seed = self.options.seed
+        chosen = rows_of_step(len(self.data), self.options.batch_size, step, seed, parts)
         return self.data.batch(chosen, self.options.selection, self.weights > 0, [seed, step], part, parts)
 
     def hidden(self, batch: HeadBatch) -> Tensor:

@@ -121,10 +121,7 @@ class RescorerObjective(Objective[NextTokenBatch]):
 
     def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
-        size = self.options.batch_size
-        if parts > size:
-            raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {size}; use fewer parts")
-        chosen = rows_of_step(len(self.data), size, step, self.options.seed)
+        chosen = rows_of_step(len(self.data), self.options.batch_size, step, self.options.seed, parts)
         labels = int((self.data.lengths[chosen] - self.data.prompt_lengths[chosen]).sum())
         return self.labelled(self.data, chosen[part::parts], parts / max(1, labels))
 
