@@ -39,6 +39,7 @@ def load_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) 
     """
     path = _checked(path)
     try:
+        _check_layers(path)
         read: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype, trust_remote_code=False)
         # The weights are in full precision now; and an epsilon of 9.999999747378752e-06 is a float32 that was 1e-05.
         config = {name: _as_float32(value) for name, value in read.config.to_dict().items() if name not in OF_THE_FILE}
@@ -87,6 +88,16 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     if not is_gguf(path):
         raise ValueError(f"{os.fspath(path)}: expected a GGUF file, found none")
     return Path(path).resolve()
+
+
+def _check_layers(path: Path) -> None:
+    """ValueError where the header names no number of layers, or more than there are tensors: transformers would be busy for long."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    layers = next((field.contents() for name, field in reader.fields.items() if name.endswith(".block_count")), None)
+    if not isinstance(layers, int) or not 1 <= layers <= len(reader.tensors):
+        raise ValueError(f"expected a block_count from 1 to {len(reader.tensors)}, the number of tensors, got {layers}")
 
 
 def _fields(path: Path, *names: str) -> dict[str, Any]:

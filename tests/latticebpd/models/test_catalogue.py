@@ -186,6 +186,20 @@ def test_names_that_are_not_here_say_how_to_get_them(wheel: Path, run: Run) -> N
     assert "not here yet: latticebpd models get tiny" in run("models", "list")[1]
 
 
+def test_more_layers_than_a_gguf_file_has_tensors_are_refused_at_once(tiny: tuple[Path, LlamaForCausalLM], tmp_path: Path) -> None:
+    data = bytearray(tiny[0].read_bytes())
+    at = data.find(b"llama.block_count") + len(b"llama.block_count") + 4  # behind the type
+    assert int.from_bytes(data[at : at + 4], "little") == 2
+    for layers in (0, 10**6, 2**32 - 1):
+        data[at : at + 4] = layers.to_bytes(4, "little")
+        (tmp_path / "model.gguf").write_bytes(data)
+        with pytest.raises(ValueError, match=f"expected a block_count from 1 to 20, the number of tensors, got {layers}"):
+            load_gguf(tmp_path / "model.gguf")
+    (tmp_path / "model.gguf").write_bytes(data.replace(b"llama.block_count", b"llama.block_cuont"))
+    with pytest.raises(ValueError, match="expected a block_count from 1 to 20, the number of tensors, got None"):
+        load_gguf(tmp_path / "model.gguf")
+
+
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + bytes(40))
