@@ -37,19 +37,32 @@ from fst import drawing
 from fst.lattices import fst_to_lattice, lattice_to_fst
 from fst.model import NgramModel, arpa_to_fst
 from fst.posteriors import arc_posteriors
-from fst.search import best_first_tree, best_first_tree_batch, nbest_paths, nbest_paths_batch
+from fst.search import (
+    FEATURES,
+    TextIndex,
+    best_first_tree,
+    best_first_tree_batch,
+    calibrated_tree_batch,
+    describe_arcs,
+    nbest_paths,
+    nbest_paths_batch,
+)
 from fst.table import BOS, EOS, UNK, NgramTable
 
 __all__ = [
     "BOS",
     "EOS",
+    "FEATURES",
     "UNK",
     "NgramModel",
     "NgramTable",
+    "TextIndex",
     "arc_posteriors",
     "arpa_to_fst",
     "best_first_tree",
     "best_first_tree_batch",
+    "calibrated_tree_batch",
+    "describe_arcs",
     "drawing",
     "fst_to_lattice",
     "lattice_to_fst",

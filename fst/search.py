@@ -28,6 +28,25 @@ from numpy.typing import ArrayLike, NDArray
 from fst import _core
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
+TextIndex = _core.TextIndex
+"""The n-grams of one text, of up to eleven tokens, filed as it grows by ``extend(tokens)``."""
+FEATURES = (
+    "log_prob", "not_drafted", "ngram", "bigram", "trigram", "longer_ngram",
+    "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
+    "outside", "mass",
+)  # fmt: skip
+"""What a calibrated tree knows of a token, in the order of its weights.
+
+    log_prob        the drafter's, -30 at the least; 0 for a copy that the slot lacks
+    not_drafted     1 for such a copy
+    ngram           ln p of the n-gram model, -30 at the least
+    bigram ...      1 where the n-gram model knows the token behind one token, two, more
+    seen            1 where the text has the token, but not behind the path's last one
+    match_1 ...     1 where the text has the token behind the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more of them
+    share_seen ...  ln of the token's share among what the text has there: where seen, behind one token, behind more
+    outside         1 for all tokens that are no arc
+    mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
+"""
 LARGEST_COUNT = 2**31 - 1
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -107,6 +126,57 @@ def best_first_tree_batch(
     nodes = _count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(tokens))
     return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
+
+
+def calibrated_tree_batch(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None,
+    texts: Sequence[TextIndex],
+    weights: ArrayLike,
+    num_nodes: int = 64,
+    contexts: ArrayLike | None = None,
+    threads: int | None = None,
+) -> tuple[Ints, Ints, Floats, Ints]:
+    """`best_first_tree_batch` under calibrated probabilities: of a slot's tokens, of what followed the path's last tokens earlier in
+    its text, and of all others.
+
+    At every slot a path goes on to a token with probability ``exp(w . f) / sum of exp(w . f)``, the sum taken over the slot's tokens,
+    up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens. ``f`` are the `FEATURES` of each.
+
+    Args:
+        tokens, log_probs: ``[n, slots, k]``; probabilities, of which a slot's sum tells what is outside.
+        lm: n-gram model, or None.
+        texts: for each lattice all the tokens before it, the next token included.
+        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6.
+        num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back on.
+    """
+    tokens, log_probs = _lattice(tokens, log_probs, 3)
+    table = np.asarray(weights, np.float64)
+    if table.ndim != 2 or table.shape[1] != len(FEATURES):
+        raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
+    nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
+    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, _contexts(contexts, len(tokens)), _threads(threads))
+
+
+def describe_arcs(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None,
+    text: TextIndex,
+    path: Sequence[int] | Ints,
+    context: Sequence[int] | Ints = (),
+) -> tuple[NDArray[np.float32], Ints, Ints]:
+    """What `calibrated_tree_batch` knows of the arcs that a path meets: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
+
+    The arcs of a slot stand together by rising token, outside (token -1) as the last; ``sizes`` says how many each of the path's
+    slots has.
+    """
+    ids, scores = _lattice(tokens, log_probs, 2)
+    following = _ids(path, np.int64)
+    if following.size and following.min() < 0:
+        raise ValueError(f"expected a path of token ids, got {following.min()}")
+    return _core.describe(ids, scores, None if lm is None else lm.core, text, following, _ids(context, np.int64))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 from typing_extensions import Buffer
 
 LARGEST_WEIGHT: float
+NUM_FEATURES: int
 
 class Model:
     def __init__(
@@ -37,6 +38,27 @@ def tree(
     contexts: ArrayLike,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
+
+class TextIndex:
+    """The n-grams of one text, filed as the text grows."""
+
+    def __init__(self) -> None: ...
+    def extend(self, tokens: ArrayLike) -> None: ...
+    def __len__(self) -> int: ...
+
+def calibrated_tree(
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    model: Model | None,
+    texts: list[TextIndex],
+    weights: ArrayLike,
+    num_nodes: int,
+    contexts: ArrayLike,
+    threads: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
+def describe(
+    tokens: ArrayLike, log_probs: ArrayLike, model: Model | None, text: TextIndex, path: ArrayLike, context: ArrayLike
+) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 class AutomatonBuilder:
     """Builds a backoff automaton from n-grams, order by order."""

@@ -237,7 +237,7 @@ void Graph::resolve(std::int32_t index, Step* steps) {
     for (std::size_t i = chain_.size(); i-- > 0;) {
         const auto [node, backed_off] = chain_[i];
         for (std::int32_t h = node->first_hit; h < node->first_hit + node->num_hits; ++h)
-            steps[hit(h).column] = {backed_off + hit(h).cost, h};
+            steps[hit(h).column] = {backed_off + hit(h).cost, h, static_cast<std::int32_t>(chain_.size() - 1 - i)};
     }
 }
 

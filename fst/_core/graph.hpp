@@ -42,6 +42,7 @@ class Graph {
     struct Step {
         double cost;      // -ln p(column's token | node's history), summed along the failure arcs in order
         std::int32_t hit;  // whose next node the step leads to
+        std::int32_t level;  // failure arcs below the history that the token was found behind: 0 at the unigrams
     };
 
     // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0. Half of
@@ -56,6 +57,7 @@ class Graph {
     // Where a hit leads; `slot` is the one after the hit's own.
     std::int32_t next_node(std::int32_t hit, std::int32_t slot);
 
+    std::int32_t slot_of(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)].slot; }
     Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
     Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
     std::span<Hit> hits(const Node& node) { return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)}; }

@@ -95,7 +95,8 @@ std::int32_t Model::label_of(std::int64_t token) const {
 
 Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
     double total = 0;
-    for (int failures = 0; state != unigram_state_; ++failures) {
+    std::int32_t failures = 0;
+    for (; state != unigram_state_; ++failures) {
         if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
         const Row row = this->row(state);
         std::size_t low = 0, high = label == kNoLabel ? 0 : row.num_arcs;
@@ -108,14 +109,14 @@ Model::Step Model::advance(std::uint32_t state, std::int32_t label) const {
         }
         if (label != kNoLabel && low < row.num_arcs && row.label(low) == label) {
             const ArcRecord arc = row.arc(low);
-            return {total + cost(arc.cost), checked_state(arc.next_state)};
+            return {total + cost(arc.cost), checked_state(arc.next_state), failures};
         }
         total += row.backoff_cost;
         state = row.backoff_state;
     }
-    if (label == kNoLabel) return {total + unk_cost_, unigram_state_};
+    if (label == kNoLabel) return {total + unk_cost_, unigram_state_, failures};
     const ArcRecord& arc = unigram_arc(label);
-    return {total + cost(arc.cost), static_cast<std::uint32_t>(arc.next_state)};
+    return {total + cost(arc.cost), static_cast<std::uint32_t>(arc.next_state), failures};
 }
 
 std::uint32_t Model::state_of(std::span<const std::int64_t> context) const {

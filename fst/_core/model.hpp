@@ -64,6 +64,7 @@ class Model {
     struct Step {
         double cost;
         std::uint32_t next_state;
+        std::int32_t failures;  // how often the history was shortened for it
     };
 
     // unk_label: label of <unk>, 0 if the model has none; unk_log_prob: unigram log-probability of a token that the

@@ -12,17 +12,20 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "arpa_writer.hpp"
+#include "calibrated.hpp"
 #include "formats.hpp"
 #include "lattice.hpp"
 #include "model.hpp"
 #include "nbest.hpp"
 #include "ngram_walk.hpp"
+#include "text_index.hpp"
 #include "tree.hpp"
 
 namespace py = pybind11;
@@ -56,6 +59,12 @@ class BorrowingModel : public Model {
     }
 
     py::buffer_info states_, arcs_;
+};
+
+// A TextIndex that may grow in one thread while others search with it: they wait for each other.
+struct SharedIndex {
+    TextIndex index;
+    mutable std::shared_mutex mutex;
 };
 
 std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const char* name) {
@@ -111,6 +120,7 @@ struct Workspace {
     Lattice lattice;
     NbestSearch nbest;
     TreeSearch tree;
+    CalibratedSearch calibrated;
 };
 
 class Borrowed {
@@ -210,9 +220,9 @@ py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const Borro
     return py::make_tuple(stacked(batch, paths, batch.slots, -1), stacked(batch, scores, std::nullopt, kMinusInfinity), counts(scores));
 }
 
-py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
-               Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+// Runs search(i, workspace) -> tree of every lattice; the trees as arrays.
+template <typename Search>
+py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads, const Search& search) {
     if (num_nodes < 1) throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
@@ -221,7 +231,7 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const Borrow
         const py::gil_scoped_release release;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
-            const auto& result = workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
+            const auto& result = search(i, workspace);
             nodes[static_cast<std::size_t>(i)] = result.tokens;
             parents[static_cast<std::size_t>(i)] = result.parents;
             path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
@@ -229,6 +239,47 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const Borrow
     }
     return py::make_tuple(stacked(batch, nodes, std::nullopt, -1), stacked(batch, parents, std::nullopt, -1), stacked(batch, path_log_probs, std::nullopt, kMinusInfinity),
                           counts(path_log_probs));
+}
+
+py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
+               Array<std::int64_t> contexts, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
+        return workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
+    });
+}
+
+py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
+                          const Array<double>& weights, std::int64_t num_nodes, Array<std::int64_t> contexts, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), model, 1, std::move(contexts));
+    if (static_cast<std::int64_t>(texts.size()) != batch.size)
+        throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " + std::to_string(texts.size()));
+    const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
+    return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
+        const SharedIndex& text = *texts[static_cast<std::size_t>(i)];
+        const std::shared_lock lock(text.mutex);
+        return workspace.calibrated.run(workspace.lattice, batch.model, batch.start_state(i), text.index, all, num_nodes);
+    });
+}
+
+py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const SharedIndex& text,
+                   const Array<std::int64_t>& path, Array<std::int64_t> context) {
+    const Batch batch(std::move(tokens), std::move(log_probs), model, 1, std::move(context));
+    if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+    Borrowed workspace;
+    CalibratedSearch::Description found;
+    {
+        const std::shared_lock lock(text.mutex);
+        (*workspace).lattice.assign(batch.lattice(0), batch.model, "");
+        (*workspace).calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index, tokens_of(path, "path"), found);
+    }
+    const auto arcs = static_cast<py::ssize_t>(found.tokens.size());
+    Array<float> features({arcs, static_cast<py::ssize_t>(CalibratedSearch::kFeatures)});
+    std::copy(found.features.begin(), found.features.end(), features.mutable_data());
+    Array<std::int32_t> arc_tokens(arcs), sizes(static_cast<py::ssize_t>(found.sizes.size()));
+    std::copy(found.tokens.begin(), found.tokens.end(), arc_tokens.mutable_data());
+    std::copy(found.sizes.begin(), found.sizes.end(), sizes.mutable_data());
+    return py::make_tuple(features, arc_tokens, sizes);
 }
 
 }  // namespace
@@ -258,8 +309,20 @@ PYBIND11_MODULE(_core, module) {
                  write_arpa(model, words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
              }, "words"_a, "sink"_a, "Writes ARPA text, piece by piece.");
     module.attr("LARGEST_WEIGHT") = kLargestWeight;
+    module.attr("NUM_FEATURES") = static_cast<int>(CalibratedSearch::kFeatures);
+
+    py::class_<SharedIndex>(module, "TextIndex", "The n-grams of one text, filed as the text grows.")
+        .def(py::init<>())
+        .def("extend", [](SharedIndex& text, const Array<std::int64_t>& tokens) {
+                 const std::unique_lock lock(text.mutex);
+                 text.index.extend(tokens_of(tokens, "tokens"));
+             }, "tokens"_a, "Append tokens to the text.")
+        .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
     module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
     module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a, "threads"_a);
+    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a,
+               "contexts"_a, "threads"_a);
+    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "text"_a, "path"_a, "context"_a);
     bind_formats(module);
 }

@@ -16,77 +16,31 @@ constexpr std::size_t kMostConditionals = 1u << 28;
 
 }  // namespace
 
-// A child is never better than its parent, so the best prefixes come off a heap in order. Children wait behind the
-// best of their siblings, and a path is followed into the model only once it is in the tree.
-const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
-                                          double alpha) {
+void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes) {
     if (num_nodes > kMostNodes && lattice.has_more_prefixes(kMostNodes))
         throw std::invalid_argument("expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
+}
+
+const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
+                                          double alpha) {
+    check_num_nodes(lattice, num_nodes);
     alpha_ = alpha;
     graph_.assign(lattice, model, kBuckets);
     if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
-    distribution_of_.clear();
+    first_of_.clear();
     conditionals_.clear();
     hits_.clear();
-    heap_.clear();
-    columns_.clear();
-    result_.tokens.clear();
-    result_.parents.clear();
-    result_.log_probs.clear();
-
-    constexpr double kBeforeAll = std::numeric_limits<double>::infinity();
-    const std::int32_t root = graph_.node_of(0, start_state);
-    propose({kBeforeAll, -1, -1, root, distribution(root)});
-    while (!heap_.empty()) {
-        std::pop_heap(heap_.begin(), heap_.end(), [&](const Candidate& a, const Candidate& b) { return before(b, a); });
-        const Candidate at = heap_.back();
-        heap_.pop_back();
-        const auto found = static_cast<std::int32_t>(columns_.size());
-        const std::int32_t slot = graph_.node(at.node).slot;
-        columns_.push_back(at.column);
-        result_.tokens.push_back(lattice.token(lattice.slot(slot).first + at.column));
-        result_.parents.push_back(at.parent);
-        result_.log_probs.push_back(at.log_prob);
-        if (found + 1 == num_nodes) break;
-        propose(at);
-        if (slot + 1 < lattice.slots()) {
-            const std::int32_t next = graph_.next_node(hits_[static_cast<std::size_t>(at.distribution + at.column)], slot + 1);
-            propose({kBeforeAll, found, -1, next, distribution(next)});
-        }
-    }
-    return result_;
-}
-
-// Puts the next child after `sibling` in the order of log-probability and token into the heap, if there is one.
-void TreeSearch::propose(Candidate sibling) {
-    const std::int32_t size = graph_.lattice().slot(graph_.node(sibling.node).slot).size;
-    const double path = sibling.parent < 0 ? 0.0 : result_.log_probs[static_cast<std::size_t>(sibling.parent)];
-    const double* const conditionals = conditionals_.data() + sibling.distribution;
-    double best = -std::numeric_limits<double>::infinity();
-    std::int32_t column = -1;
-    for (std::int32_t c = 0; c < size; ++c) {
-        const double log_prob = path + conditionals[c];
-        const bool after = (log_prob < sibling.log_prob) | ((log_prob == sibling.log_prob) & (c > sibling.column));
-        const bool better = after & (log_prob > best);
-        best = better ? log_prob : best;
-        column = better ? c : column;
-    }
-    if (column < 0) return;
-    sibling.log_prob = best;
-    sibling.column = column;
-    heap_.push_back(sibling);
-    std::push_heap(heap_.begin(), heap_.end(), [&](const Candidate& a, const Candidate& b) { return before(b, a); });
+    return search_.run(*this, graph_.node_of(0, start_state), num_nodes);
 }
 
 // log q(column) = log softmax over the slot's columns of log_prob - alpha * cost.
-std::int32_t TreeSearch::distribution(std::int32_t node) {
-    if (distribution_of_.size() <= static_cast<std::size_t>(node)) distribution_of_.resize(std::max(graph_.num_nodes(), std::size_t{64}), -1);
-    if (const std::int32_t known = distribution_of_[static_cast<std::size_t>(node)]; known >= 0) return known;
+Followers TreeSearch::expand(State node) {
+    const Lattice& lattice = graph_.lattice();
+    const Lattice::Slot& columns = lattice.slot(graph_.node(node).slot);
+    if (first_of_.size() <= static_cast<std::size_t>(node)) first_of_.resize(std::max(graph_.num_nodes(), std::size_t{64}), -1);
+    if (const std::int32_t known = first_of_[static_cast<std::size_t>(node)]; known >= 0) return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
-    const Lattice& lattice = graph_.lattice();
-    const std::int32_t slot = graph_.node(node).slot;
-    const Lattice::Slot& columns = lattice.slot(slot);
     if (conditionals_.size() > kMostConditionals)
         throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
     const auto first = static_cast<std::int32_t>(conditionals_.size());
@@ -101,20 +55,20 @@ std::int32_t TreeSearch::distribution(std::int32_t node) {
     for (std::int32_t c = 0; c < columns.size; ++c) total += std::exp(conditionals_[static_cast<std::size_t>(first + c)] - best);
     const double normaliser = best + std::log(total);
     for (std::int32_t c = 0; c < columns.size; ++c) conditionals_[static_cast<std::size_t>(first + c)] -= normaliser;
-    return distribution_of_[static_cast<std::size_t>(node)] = first;
+    first_of_[static_cast<std::size_t>(node)] = first;
+    return {first, columns.size};
 }
 
-// More probable first; among equals the path whose columns come first, a prefix before what continues it.
-bool TreeSearch::before(const Candidate& a, const Candidate& b) {
-    if (a.log_prob != b.log_prob) return a.log_prob > b.log_prob;
-    const auto columns = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
-        out.assign(1, candidate.column);
-        for (std::int32_t at = candidate.parent; at >= 0; at = result_.parents[static_cast<std::size_t>(at)])
-            out.push_back(columns_[static_cast<std::size_t>(at)]);
-    };
-    columns(a, left_);
-    columns(b, right_);
-    return std::lexicographical_compare(left_.rbegin(), left_.rend(), right_.rbegin(), right_.rend());
+std::int32_t TreeSearch::token(State node, std::int32_t follower) const {
+    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(node)];
+    return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(node)).first + column);
+}
+
+bool TreeSearch::next(State node, std::int32_t follower, State& out) {
+    const std::int32_t slot = graph_.slot_of(node) + 1;
+    if (slot == graph_.lattice().slots()) return false;
+    out = graph_.next_node(hits_[static_cast<std::size_t>(follower)], slot);
+    return true;
 }
 
 }  // namespace latticebpd

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -19,6 +19,9 @@ from latticebpd.analysis.entropy import BIN, HeadEntropy, Regression
 from latticebpd.analysis.oracle import OracleTally
 from latticebpd.analysis.theme import FAINT, INK, MARKERS, RAMP, SERIES, STYLE
 from latticebpd.scoring.weights import Tuning
+
+if TYPE_CHECKING:  # it is fitted with torch, which pictures do without
+    from latticebpd.analysis.calibrating import Reliability
 
 FORMATS = (".png", ".svg", ".pdf")
 BLUE, VERMILION, GREEN = (colour.light for colour in SERIES[:3])
@@ -212,6 +215,20 @@ def weight_curves(tunings: Mapping[str, Sequence[Tuning]]) -> Figure:
     axes.set_xlabel("weight of the language model, α (log scale); ring: the best")
     axes.set_ylabel("block efficiency (tokens per call)")
     axes.legend()
+    return figure
+
+
+@rc_context(STYLE)
+def reliability_curve(found: Reliability) -> Figure:
+    """Predicted probability of drafted tokens against the share of them that was right."""
+    figure, axes = _figure()
+    kept = found.count > 0
+    axes.plot([0, 1], [0, 1], color=INK.light, linewidth=0.8)
+    axes.plot(found.predicted[kept], found.observed[kept], marker="o", color=BLUE)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("predicted probability of a drafted token")
+    axes.set_ylabel("share that was right; line: perfect")
     return figure
 
 

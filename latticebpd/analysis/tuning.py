@@ -20,6 +20,7 @@ from latticebpd.analysis.stream import blocks
 from latticebpd.analysis.sweep import ALPHAS, AlphaSweep, sweep_alpha
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files
+from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import LanguageModel, check_vocabulary
 from latticebpd.scoring.weights import LATTICE, TEXT, Tuning, edge
 
@@ -102,8 +103,8 @@ def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, 
     return TEXT if texts else LATTICE, tuple(sorted(drawn.tolist()))
 
 
-def without(lattices: Iterable[LatticeSet], tuning: Tuning) -> Iterator[LatticeSet]:
-    """The blocks of the same files, less the examples that the weight was tuned on."""
+def without(lattices: Iterable[LatticeSet], tuning: Tuning | Calibration) -> Iterator[LatticeSet]:
+    """The blocks of the same files, less the examples that weights were fitted to."""
     for block, used in _marked(lattices, tuning.unit, tuning.examples):
         if not used.all():
             yield block.take(~used) if used.any() else block

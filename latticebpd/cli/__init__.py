@@ -36,6 +36,7 @@ PANELS = {
         "compare": "latticebpd.cli.compare:compare",
         "oracle": "latticebpd.cli.analysis:oracle",
         "tune": "latticebpd.cli.tune:tune",
+        "calibrate": "latticebpd.cli.calibrate:calibrate",
         "report": "latticebpd.cli.report:report",
         "rescore": "latticebpd.cli.lattices:rescore",
         "spec-bench": "latticebpd.cli.spec_bench:spec_bench",

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from latticebpd.analysis import Comparison
+    from latticebpd.analysis.excluding import SetAside
     from latticebpd.analysis.sweep import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
-    from latticebpd.scoring.weights import Tuning
 
 
 def compare(
@@ -149,19 +149,19 @@ def show_comparison(
         err.print(str(found.signature), style="dim")
 
 
-def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Tuning]:
-    """The tunings whose examples these lattices hold."""
+def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[SetAside]:
+    """The tunings and calibrations whose examples these lattices hold."""
     from latticebpd.analysis.tuning import lattices_fingerprint
-    from latticebpd.scoring.rescoring import tunings_of
+    from latticebpd.scoring.rescoring import set_aside_by
 
-    stored = {name: tunings for name, model in models.items() if (tunings := tunings_of(model))}
+    stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
     found = []
     for name, tunings in stored.items():
         own = [tuning for tuning in tunings if tuning.lattices == fingerprint]
         if own:
             examples = {number for tuning in own for number in tuning.examples}
-            err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were tuned on are left out", style="dim")
+            err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were fitted to are left out", style="dim")
         found += own
     return found
 

@@ -14,10 +14,10 @@ from latticebpd.cli.console import err, progress, quiet_transformers
 
 if TYPE_CHECKING:
     from latticebpd.analysis.decoded import Decoded
+    from latticebpd.analysis.excluding import SetAside
     from latticebpd.drafting.names import Models
     from latticebpd.models.base import Model
     from latticebpd.models.blockwise import BlockwiseLM
-    from latticebpd.scoring.weights import Tuning
 
 M = TypeVar("M", bound="Model")
 
@@ -61,7 +61,7 @@ def narrowed(model: M, wanted: bool) -> M:
 def decode_again(
     directory: Path,
     paths: Sequence[Path],
-    tunings: Sequence[Tuning],
+    tunings: Sequence[SetAside],
     systems: Sequence[str],
     lm: Models,
     alpha: float | None,

@@ -35,8 +35,9 @@ def generate(
         None,
         "--system",
         "-s",
-        help="Drafting system: vanilla, P-best, N-tree or copies+N-tree (append :0-gram for no language model), N-copies (any model), "
-        "greedy. By default copies+16-tree with heads, 16-copies without, and with --drafter-model vanilla.",
+        help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language model), N-copies "
+        "(any model), greedy. By default 16-calibrated with heads and a calibrated model, else copies+16-tree; 16-copies without heads, "
+        "vanilla with --drafter-model.",
     ),
     accept: str | None = typer.Option(
         None, help="What is accepted: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with --temperature)."
@@ -86,6 +87,7 @@ def generate(
     from latticebpd.models.chat import prompt_format
     from latticebpd.models.mask_filling import refuse_drafter
     from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
+    from latticebpd.scoring.rescoring import is_calibrated
 
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -101,11 +103,13 @@ def generate(
     source = _source(served, tokenizer, drafter_model, k, block_size)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
+    rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
-        system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else "copies+16-tree"
+        with_heads = "16-calibrated" if is_calibrated(rescored) and alpha is None else "copies+16-tree"
+        system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else with_heads
     check_asked(system, lm, alpha)
-    drafter = drafter_named(system, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
+    drafter = drafter_named(system, source, rescored, alpha)
     if isinstance(source, Masks):
         source.read([ids])
     streamer: Any = None

@@ -3,6 +3,7 @@
     vanilla             the best token of every slot (Stern 2018)
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
+    64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
     16-best:0-gram      the same without the language model; so for trees
     16-best:NAME        the same with the language model of that name, where several are compared
     oracle              the lattice's best path in hindsight
@@ -22,16 +23,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
-from latticebpd.scoring.rescoring import LanguageModel, as_scorer
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
     from latticebpd.drafting.base import Drafter
     from latticebpd.drafting.sources import Source
 
 VANILLA, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "oracle", "0-gram", "greedy", "copies"
-BEST, TREE = "best", "tree"
-_FORMS = "P-best or N-tree, perhaps with :0-gram or a language model's name behind, such as 16-best:0-gram"
-_SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree)(?::(.+))?")
+BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
+_FORMS = "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name behind, such as 16-best:0-gram"
+_SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
 _COPIES = re.compile(r"([1-9][0-9]{0,5})-copies")
 
 Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
@@ -42,7 +43,8 @@ Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 class SystemName:
     """A strategy's name, taken apart.
 
-    kind: vanilla, oracle, best or tree.  size: paths or nodes, 0 where there is none to tell.  model: the language model's name, or None.
+    kind: vanilla, oracle, best, tree or calibrated.  size: paths or nodes, 0 where there is none to tell.
+    model: the language model's name, or None.
     """
 
     kind: str
@@ -60,7 +62,7 @@ class SystemName:
 
     def chosen(self, models: Mapping[str, LanguageModel]) -> str:
         """The name of its language model among ``models``, the first where it names none; ``0-gram`` for none."""
-        if self.kind not in (BEST, TREE):
+        if self.kind not in (BEST, TREE, CALIBRATED):
             return NO_MODEL
         return self.model if self.model is not None else next(iter(models), NO_MODEL)
 
@@ -88,6 +90,10 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
     wanted = system.chosen(models)
     if wanted != NO_MODEL and wanted not in models:
         raise ValueError(f"{name}: expected a language model among {', '.join([NO_MODEL, *filter(None, models)])}, got {wanted!r}")
+    if system.kind == CALIBRATED:
+        if alpha is not None:
+            raise ValueError(f"expected {name} without a weight of the language model, which the calibration gives, got alpha {alpha:g}")
+        return Tree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
     scorer = as_scorer(None) if wanted == NO_MODEL else as_scorer(models[wanted], alpha, str(system))
     return Best(scorer, system.size) if system.kind == BEST else Tree(scorer, system.size)
 
@@ -130,7 +136,7 @@ def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: fl
     drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
     if not with_copies:
         return drafter
-    if system.kind != TREE:
+    if system.kind not in (TREE, CALIBRATED):
         raise ValueError(f"expected copies+N-tree, since only trees tell how sure they are, got {name!r}")
     copying = PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
     return MixtureDrafter(copying, drafter, num_nodes=system.size)

@@ -15,6 +15,7 @@ import numpy as np
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, oracle_path
+from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
 
@@ -108,7 +109,7 @@ class Tree:
         return self.scorer.trees(lattices, contexts, self.num_nodes)
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
-        if isinstance(self.scorer, NgramScorer):
+        if isinstance(self.scorer, NgramScorer | CalibratedScorer):
             return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
         trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
         return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))

@@ -14,7 +14,7 @@ import numpy as np
 
 from latticebpd.analysis.comparison import Comparison, compare, describe
 from latticebpd.analysis.entropy import HeadEntropy, head_entropy
-from latticebpd.analysis.excluding import without_any
+from latticebpd.analysis.excluding import SetAside, without_any
 from latticebpd.analysis.latency import Latency, rescoring_latency
 from latticebpd.analysis.oracle import OracleTally, tally
 from latticebpd.analysis.stream import blocks, watched
@@ -27,7 +27,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.posteriors import arc_posteriors
-from latticebpd.scoring.rescoring import LanguageModel, Tuned, as_scorer, check_vocabulary, tunings_of
+from latticebpd.scoring.rescoring import LanguageModel, Tuned, as_scorer, check_vocabulary, set_aside_by, tunings_of
 from latticebpd.scoring.weights import Tuning
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)
@@ -93,13 +93,13 @@ class Example:
 class Measured:
     """One data set.
 
-    texts: how many, where it is known.  aside: the tunings whose examples are in no other number; set_aside: how many examples.
+    texts: how many, where it is known.  aside: what was fitted to examples that are in no other number; set_aside: how many examples.
     models: language models by name, each at its own weight for every system.  tunings: how these were, or would have been, tuned.
     """
 
     name: str
     texts: int | None
-    aside: tuple[Tuning, ...]
+    aside: tuple[SetAside, ...]
     oracle: OracleTally
     comparison: Comparison
     entropy: HeadEntropy | None
@@ -208,7 +208,7 @@ def _measure_one(
                 check_vocabulary(model, block.fingerprint, block.vocab_size, f"{dataset.name}'s model ({name})")
             yield block
 
-    tunings: list[Tuning] = []
+    tunings: list[SetAside] = []
     lattices, texts, has_entropy = _counted(read("texts"), dataset)
     fingerprint = lattices_fingerprint(dataset.paths)
     count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)
@@ -222,7 +222,8 @@ def _measure_one(
             watcher = watching(f"weights of {name}")
             own[name] = tuple(tune(dataset.paths, model, each, ALPHAS, count, options.seed, watcher)[0] for each in wanted)
     # Tuned on other files, a weight costs these no examples.
-    tunings = [tuning for each in own.values() for tuning in each if tuning.lattices == fingerprint]
+    records = [record for name, model in models.items() for record in (*own.get(name, ()), *set_aside_by(model))]
+    tunings = [record for record in dict.fromkeys(records) if record.lattices == fingerprint]
     weighed: dict[str, LanguageModel] = {name: Tuned(as_scorer(model), own.get(name, ())) for name, model in models.items()}
     oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))), options.by)
     comparison = compare(read("systems"), names, weighed or None, options.alpha, options.seed, by=options.by)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,22 +31,20 @@ class NgramScorer:
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         found: dict[int, Drafts] = {}
-        for rows in _of_one_shape(lattices):
-            arrays = _stacked([lattices[row] for row in rows])
-            paths, scores, counts = fst.nbest_paths_batch(*arrays, self.lm, p, self.alpha, _padded([contexts[row] for row in rows]))
+        for rows, tokens, log_probs in batches_of_one_shape(lattices):
+            histories = padded_histories([contexts[row] for row in rows])
+            paths, scores, counts = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories)
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
                 found[row] = Drafts(paths[i, :count], scores[i, :count])
         return [found[row] for row in range(len(lattices))]
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         found: dict[int, DraftTree] = {}
-        for rows in _of_one_shape(lattices):
-            arrays = _stacked([lattices[row] for row in rows])
-            tokens, parents, log_probs, counts = fst.best_first_tree_batch(
-                *arrays, self.lm, num_nodes, self.alpha, _padded([contexts[row] for row in rows])
-            )
+        for rows, tokens, log_probs in batches_of_one_shape(lattices):
+            histories = padded_histories([contexts[row] for row in rows])
+            nodes, parents, weights, counts = fst.best_first_tree_batch(tokens, log_probs, self.lm, num_nodes, self.alpha, histories)
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
-                found[row] = DraftTree(tokens[i, :count], parents[i, :count], log_probs[i, :count], lattices[row])
+                found[row] = DraftTree(nodes[i, :count], parents[i, :count], weights[i, :count], lattices[row])
         return [found[row] for row in range(len(lattices))]
 
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -82,19 +80,16 @@ class NgramScorer:
             )
 
 
-def _of_one_shape(lattices: Sequence[SausageLattice]) -> list[list[int]]:
-    """The lattices' indices, those of one shape together."""
-    rows: dict[tuple[int, ...], list[int]] = {}
+def batches_of_one_shape(lattices: Sequence[SausageLattice]) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
+    """The lattices of each shape: their indices, tokens and log-probabilities ``[rows, slots, k]``."""
+    shapes: dict[tuple[int, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
-        rows.setdefault(lattice.tokens.shape, []).append(row)
-    return list(rows.values())
+        shapes.setdefault(lattice.tokens.shape, []).append(row)
+    for rows in shapes.values():
+        yield rows, np.stack([lattices[row].tokens for row in rows]), np.stack([lattices[row].log_probs for row in rows])
 
 
-def _stacked(lattices: Sequence[SausageLattice]) -> tuple[np.ndarray, np.ndarray]:
-    return np.stack([lattice.tokens for lattice in lattices]), np.stack([lattice.log_probs for lattice in lattices])
-
-
-def _padded(contexts: Sequence[Context]) -> np.ndarray:
+def padded_histories(contexts: Sequence[Context]) -> np.ndarray:
     """``[n, c]``, -1 on the left: as much of the contexts as any n-gram model can look back on."""
     histories = [[int(token) for token in context[-MAX_ORDER:]] for context in contexts]
     width = max(map(len, histories))

@@ -17,6 +17,8 @@ import numpy as np
 import fst
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Scorer
 from latticebpd.scoring.weights import RESCORER_CONFIG, Tuning, alpha_path, checked_alpha, stored_tunings, weight_for
@@ -29,10 +31,11 @@ LanguageModel: TypeAlias = "fst.NgramModel | Scorer | Tuned | kenlm.Model | str 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A scorer and what its weight was tuned to, system by system; what the file of a tuned model holds."""
+    """A scorer, what its weight was tuned to, system by system, and its calibration; what is stored with a model's file."""
 
     scorer: Scorer
     tunings: tuple[Tuning, ...]
+    calibration: Calibration | None = None
 
 
 def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None = None) -> Scorer:
@@ -54,6 +57,38 @@ def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None 
     return scorer if alpha is None or alpha == scorer.alpha else scorer.with_alpha(checked_alpha(alpha))
 
 
+def calibrated_scorer(lm: LanguageModel) -> Scorer:
+    """The scorer of calibrated trees that ``lm`` names: itself, or that of an n-gram model's file with a calibration beside it.
+
+    Raises:
+        ValueError: ``lm`` has no calibration.
+    """
+    found = _scorer(lm)
+    if isinstance(found, CalibratedScorer):
+        return found
+    if isinstance(found, Tuned) and found.calibration is not None and isinstance(found.scorer, NgramScorer):
+        return CalibratedScorer(found.scorer, found.calibration)
+    raise ValueError(f"expected an n-gram model with a calibration beside its file, got {_named(lm)}; make one by `latticebpd calibrate`")
+
+
+def is_calibrated(lm: LanguageModel) -> bool:
+    """Whether :func:`calibrated_scorer` has one for it."""
+    found = _scorer(lm)
+    return isinstance(found, CalibratedScorer) or (isinstance(found, Tuned) and found.calibration is not None)
+
+
+def _named(lm: LanguageModel) -> str:
+    return "none" if lm is None else os.fspath(lm) if isinstance(lm, str | os.PathLike) else type(lm).__name__
+
+
+def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
+    """The records of whatever was fitted on examples and came with a model's file."""
+    found = _scorer(lm)
+    if not isinstance(found, Tuned):
+        return ()
+    return found.tunings if found.calibration is None else (*found.tunings, found.calibration)
+
+
 def tunings_of(lm: LanguageModel) -> tuple[Tuning, ...]:
     """The tunings that came with a model's file."""
     found = _scorer(lm)
@@ -68,7 +103,8 @@ def _scorer(lm: LanguageModel) -> Scorer | Tuned:
     if isinstance(lm, str | os.PathLike):
         path = Path(lm).resolve()
         stored = path / RESCORER_CONFIG if path.is_dir() else alpha_path(path)
-        return _loaded(path, path.stat().st_mtime_ns, stored.stat().st_mtime_ns if stored.exists() else None)
+        beside = (stored, calibration_path(path))
+        return _loaded(path, path.stat().st_mtime_ns, tuple(each.stat().st_mtime_ns if each.exists() else None for each in beside))
     if isinstance(lm, Scorer):
         return lm
     if type(lm).__module__ == "kenlm":
@@ -82,8 +118,8 @@ def _scorer(lm: LanguageModel) -> Scorer | Tuned:
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, modified: int, tuned: int | None) -> Scorer | Tuned:
-    del modified, tuned  # parts of the key, so that rewritten files are read again
+def _loaded(path: Path, modified: int, beside: tuple[int | None, ...]) -> Scorer | Tuned:
+    del modified, beside  # parts of the key, so that rewritten files are read again
     scorer: Scorer
     if path.is_dir():
         from latticebpd.scoring.neural import NeuralRescorer
@@ -91,8 +127,8 @@ def _loaded(path: Path, modified: int, tuned: int | None) -> Scorer | Tuned:
         scorer = NeuralRescorer.from_pretrained(path)
     else:
         scorer = NgramScorer(fst.NgramModel.load(path))
-    tunings = stored_tunings(path)
-    return Tuned(scorer, tunings) if tunings else scorer
+    tunings, calibration = stored_tunings(path), None if path.is_dir() else stored_calibration(path)
+    return Tuned(scorer, tunings, calibration) if tunings or calibration else scorer
 
 
 def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model") -> None:

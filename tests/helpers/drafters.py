@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from fst import FEATURES
 from latticebpd import (
     Drafter,
     DraftTree,
     GoldDrafter,
+    LatticeDrafter,
     MixtureDrafter,
     NoDrafter,
     OracleDrafter,
@@ -19,9 +23,16 @@ from latticebpd import (
     TreeDrafter,
     VanillaDrafter,
 )
+from latticebpd.drafting import Heads
+from latticebpd.drafting.strategies import Tree
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.ngram import NgramScorer
 from tests.helpers.trigrams import trigram
 
 LM = trigram()
+WEIGHTS = Calibration(tuple(map(tuple, np.random.default_rng(1).normal(0, 1, (2, len(FEATURES))).tolist())), "text", (), 0, "sha256:00", 5)
+"""Of no use, but of every feature."""
 
 DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "none": lambda heads, texts: NoDrafter(),
@@ -29,6 +40,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "paths, no language model": lambda heads, texts: PathsDrafter(heads, None, p=4, k=3),
     "paths": lambda heads, texts: PathsDrafter(heads, LM, p=4, alpha=0.7, k=3),
     "tree": lambda heads, texts: TreeDrafter(heads, LM, num_nodes=20, k=5),
+    "calibrated tree": lambda heads, texts: LatticeDrafter(Heads(heads, 5), Tree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)),
     "oracle": lambda heads, texts: OracleDrafter(heads, texts, k=6),
     "all right": lambda heads, texts: GoldDrafter(texts, 4),
     "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),

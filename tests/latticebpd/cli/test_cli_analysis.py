@@ -294,7 +294,7 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     status, out, err = run(*command, "-s", "3-best", "--json")  # weight and examples are those stored with the model
     assert (status, json.loads(out)["lattices"]) == (0, 3 * 13)
     assert json.loads(out)["systems"][1]["block_efficiency"] == expected
-    assert "2 texts that small's weights were tuned on are left out" in " ".join(err.split())
+    assert "2 texts that small's weights were fitted to are left out" in " ".join(err.split())
     save_tunings(tmp_path / "tuned.json", [replace(tuning, examples=(0, 1, 2, 3, 4))])
     for of_all in (("oracle", tmp_path / "l.npz"), command):
         status, _, err = run(*of_all, "--exclude", tmp_path / "tuned.json")

@@ -1,0 +1,193 @@
+#include "calibrated.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+#include "tree.hpp"
+
+namespace latticebpd {
+
+namespace {
+
+constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
+constexpr std::size_t kMostArcs = 1u << 28;
+constexpr double kLeastMass = 1e-6;
+
+// Of a match's length, from 1: which of the six features it is.
+std::int32_t match_class(std::int32_t length) { return length <= 3 ? length - 1 : length <= 5 ? 3 : length <= 8 ? 4 : 5; }
+
+}  // namespace
+
+void CalibratedSearch::start(const Lattice& lattice, const Model* model, const TextIndex& text) {
+    graph_.assign(lattice, model, kBuckets);
+    if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
+    model_ = model;
+    text_ = &text;
+    arcs_.clear();
+    conditionals_.clear();
+}
+
+const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
+                                                      std::span<const double> weights, std::int64_t num_nodes) {
+    if (weights.empty() || weights.size() % kFeatures != 0)
+        throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " + std::to_string(weights.size()));
+    for (const double weight : weights)
+        if (!(std::abs(weight) <= kLargestWeight)) throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
+    check_num_nodes(lattice, num_nodes);
+    weights_ = weights;
+    start(lattice, model, text);
+    return search_.run(*this, {graph_.node_of(0, start_state), text.end()}, num_nodes);
+}
+
+void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
+                                std::span<const std::int64_t> path, Description& out) {
+    if (path.size() > static_cast<std::size_t>(lattice.slots()))
+        throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " + std::to_string(path.size()));
+    start(lattice, model, text);
+    State state{graph_.node_of(0, start_state), text.end()};
+    for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
+        const Followers found = find_arcs(state);
+        for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
+            float row[kFeatures] = {};
+            if (i == found.first + found.size) {
+                row[kOutside] = 1;
+                row[kMass] = static_cast<float>(outside_mass(slot));
+            } else {
+                const Arc& arc = arcs_[static_cast<std::size_t>(i)];
+                row[arc.hit == Graph::kNone ? kNotDrafted : kLogProb] = arc.hit == Graph::kNone ? 1.0f : static_cast<float>(arc.log_prob);
+                row[kNgram] = static_cast<float>(arc.ngram);
+                if (arc.level > 0) row[kBigram + std::min(arc.level, 3) - 1] = 1;
+                if (arc.match == 0) row[kSeen] = 1, row[kShareSeen] = arc.share;
+                if (arc.match > 0) row[kMatch + match_class(arc.match)] = 1, row[arc.match == 1 ? kShareMatch : kShareLonger] = arc.share;
+            }
+            out.features.insert(out.features.end(), row, row + kFeatures);
+            out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[static_cast<std::size_t>(i)].token);
+        }
+        out.sizes.push_back(found.size + 1);
+        if (slot + 1 == lattice.slots()) break;
+        const std::int64_t token = path[static_cast<std::size_t>(slot)];
+        const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(graph_.node(state.node).state, model->label_of(token)).next_state;
+        state = {graph_.node_of(slot + 1, lm_state), text.advance(state.history, static_cast<std::int32_t>(token))};
+    }
+}
+
+// The same as the sum of weight times feature over a row of describe().
+double CalibratedSearch::score(const Arc& arc, const double* weights) {
+    double score = arc.hit == Graph::kNone ? weights[kNotDrafted] : weights[kLogProb] * arc.log_prob;
+    score += weights[kNgram] * arc.ngram;
+    if (arc.level > 0) score += weights[kBigram + std::min(arc.level, 3) - 1];
+    if (arc.match == 0) score += weights[kSeen] + weights[kShareSeen] * arc.share;
+    if (arc.match > 0) score += weights[kMatch + match_class(arc.match)] + weights[arc.match == 1 ? kShareMatch : kShareLonger] * arc.share;
+    return score;
+}
+
+double CalibratedSearch::outside_mass(std::int32_t slot) const {
+    const Lattice& lattice = graph_.lattice();
+    const double* const log_probs = lattice.log_probs(slot);
+    double mass = 1;
+    for (std::int32_t c = 0; c < lattice.slot(slot).size; ++c) mass -= std::exp(log_probs[c]);
+    return std::log(std::max(mass, kLeastMass));
+}
+
+Followers CalibratedSearch::expand(const State& state) {
+    const Followers found = find_arcs(state);
+    const std::int32_t slot = graph_.slot_of(state.node);
+    const std::size_t row = std::min(static_cast<std::size_t>(slot), weights_.size() / kFeatures - 1);
+    const double* const weights = weights_.data() + row * kFeatures;
+    const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
+    double best = outside;
+    conditionals_.resize(arcs_.size());
+    double* const scores = conditionals_.data() + found.first;
+    for (std::int32_t i = 0; i < found.size; ++i) {
+        scores[i] = score(arcs_[static_cast<std::size_t>(found.first + i)], weights);
+        best = std::max(best, scores[i]);
+    }
+    double total = std::exp(outside - best);
+    for (std::int32_t i = 0; i < found.size; ++i) total += std::exp(scores[i] - best);
+    const double normaliser = best + std::log(total);
+    for (std::int32_t i = 0; i < found.size; ++i) scores[i] -= normaliser;
+    return found;
+}
+
+bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
+    const std::int32_t slot = graph_.slot_of(state.node) + 1;
+    if (slot == graph_.lattice().slots()) return false;
+    const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
+    out.node = arc.hit == Graph::kNone ? graph_.node_of(slot, arc.next_state) : graph_.next_node(arc.hit, slot);
+    out.history = text_->advance(state.history, arc.token);
+    return true;
+}
+
+// The slot's columns, which lie by rising token, and copies among them.
+Followers CalibratedSearch::find_arcs(const State& state) {
+    graph_.open(state.node);
+    graph_.resolve(state.node, steps_.data());
+    const Lattice& lattice = graph_.lattice();
+    const Lattice::Slot& columns = lattice.slot(graph_.slot_of(state.node));
+    if (arcs_.size() > kMostArcs) throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+    const auto first = static_cast<std::int32_t>(arcs_.size());
+    for (std::int32_t c = 0; c < columns.size; ++c) {
+        const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
+        const double log_prob = std::max(lattice.log_prob(columns.first + c), kLeast);
+        arcs_.push_back({lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
+    }
+    match_columns(state, first, columns.size);
+    add_copies(state, first, columns.size);
+    return {first, static_cast<std::int32_t>(arcs_.size()) - first};
+}
+
+void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t child) const {
+    const TextIndex::Node& behind = text_->node(history);
+    arc.match = behind.depth;
+    arc.share = static_cast<float>(std::log(text_->node(child).count / (behind.total + 0.5)));
+}
+
+// The longest of the path's last tokens that the text has before each column's token.
+void CalibratedSearch::match_columns(const State& state, std::int32_t first, std::int32_t size) {
+    Arc* const arcs = arcs_.data() + first;
+    for (std::int32_t history = state.history; history != TextIndex::kNone; history = text_->node(history).shorter) {
+        const TextIndex::Node& node = text_->node(history);
+        if (node.total <= size) {
+            for (std::int32_t child = node.first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
+                Arc* const found = std::lower_bound(arcs, arcs + size, text_->node(child).token, [](const Arc& arc, std::int32_t token) { return arc.token < token; });
+                if (found != arcs + size && found->token == text_->node(child).token && found->match < 0) set_match(*found, history, child);
+            }
+        } else {
+            for (std::int32_t c = 0; c < size; ++c) {
+                if (arcs[c].match >= 0) continue;
+                if (const std::int32_t child = text_->child(history, arcs[c].token); child != TextIndex::kNone) set_match(arcs[c], history, child);
+            }
+        }
+    }
+}
+
+void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::int32_t size) {
+    const std::size_t columns_end = arcs_.size();
+    const auto known = [&](std::int32_t token) {
+        const auto begin = arcs_.begin() + first, end = begin + size;
+        const auto found = std::lower_bound(begin, end, token, [](const Arc& arc, std::int32_t key) { return arc.token < key; });
+        return (found != end && found->token == token) ||
+               std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
+    };
+    std::int32_t levels = 0;  // of the state's whole history
+    for (std::int32_t node = graph_.node(state.node).backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
+    for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
+        if (text_->node(history).total > kMostListed) break;
+        for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
+            if (arcs_.size() - columns_end == kMostCopies) break;
+            const std::int32_t token = text_->node(child).token;
+            if (known(token)) continue;
+            Model::Step step{0, 0, 0};
+            if (model_ != nullptr) step = model_->advance(graph_.node(state.node).state, model_->label_of(token));
+            Arc arc{token, Graph::kNone, step.next_state, model_ == nullptr ? 0 : levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
+            set_match(arc, history, child);
+            arcs_.push_back(arc);
+        }
+    }
+    if (arcs_.size() > columns_end)
+        std::sort(arcs_.begin() + first, arcs_.end(), [](const Arc& a, const Arc& b) { return a.token < b.token; });
+}
+
+}  // namespace latticebpd

@@ -1,0 +1,97 @@
+// Best-first prefix trees under calibrated probabilities: a log-linear model of what the drafter, the n-gram model and the text
+// so far say of a token.
+//
+//     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] . f(outside)))
+//
+// The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*); *outside* stands for
+// all other tokens. Every factor is below 1, so that the search stays exact.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "best_first.hpp"
+#include "graph.hpp"
+#include "text_index.hpp"
+
+namespace latticebpd {
+
+class CalibratedSearch {
+  public:
+    // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the others are 0.
+    enum Feature : std::int32_t {
+        kLogProb,         // the drafter's, kLeast at the least; 0 for a copy that the slot lacks
+        kNotDrafted,      // 1 for such a copy
+        kNgram,           // ln p of the n-gram model, kLeast at the least
+        kBigram,          // 1 where the n-gram model has seen the token behind its last history but one ...
+        kTrigram,
+        kLongerNgram,
+        kSeen,            // 1 where the text has the token, but not behind the path's last one
+        kMatch,           // six: 1 where the text has it behind the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
+        kShareSeen = kMatch + 6,  // ln of its share among what the text has there: for kSeen, for 1 token, for more
+        kShareMatch,
+        kShareLonger,
+        kOutside,         // 1 for outside
+        kMass,            // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
+        kFeatures,
+    };
+    static constexpr double kLeast = -30;
+    static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
+    static constexpr std::int32_t kMostListed = 64;    // a history with more continuations is asked for the slot's tokens alone
+    static constexpr double kLargestWeight = 1e6;
+
+    struct State {
+        std::int32_t node;     // of the graph
+        std::int32_t history;  // of the text index
+    };
+    using Result = BestFirst<CalibratedSearch>::Result;
+
+    // weights: [slots, kFeatures] row-major, the last row for all further slots; finite, within kLargestWeight. text: all tokens
+    // before the lattice. Other arguments as for TreeSearch.
+    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text, std::span<const double> weights,
+                      std::int64_t num_nodes);
+
+    // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
+    struct Description {
+        std::vector<float> features;         // [arcs of all slots, kFeatures]
+        std::vector<std::int32_t> tokens;    // [arcs of all slots], -1 for outside
+        std::vector<std::int32_t> sizes;     // [slots of the path] arcs, outside among them
+    };
+    void describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
+                  std::span<const std::int64_t> path, Description& out);
+
+    Followers expand(const State& state);
+    std::int32_t token(const State&, std::int32_t follower) const { return arcs_[static_cast<std::size_t>(follower)].token; }
+    const double* log_probs() const { return conditionals_.data(); }
+    bool next(const State& state, std::int32_t follower, State& out);
+
+  private:
+    struct Arc {
+        std::int32_t token;
+        std::int32_t hit;          // of the graph; kNone for a copy
+        std::uint32_t next_state;  // of the model, for a copy
+        std::int32_t level;        // of the n-gram
+        std::int32_t match;        // tokens of the path that the text has before the token; -1 where it lacks the token
+        float share;               // ln
+        double log_prob, ngram;
+    };
+    void start(const Lattice& lattice, const Model* model, const TextIndex& text);
+    Followers find_arcs(const State& state);
+    void match_columns(const State& state, std::int32_t first, std::int32_t size);
+    void add_copies(const State& state, std::int32_t first, std::int32_t size);
+    void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
+    double outside_mass(std::int32_t slot) const;
+    static double score(const Arc& arc, const double* weights);
+
+    Graph graph_;
+    const Model* model_ = nullptr;
+    const TextIndex* text_ = nullptr;
+    std::span<const double> weights_;
+    std::vector<Graph::Step> steps_;
+    std::vector<Arc> arcs_;             // of all states that were expanded
+    std::vector<double> conditionals_;  // [arcs]
+    BestFirst<CalibratedSearch> search_;
+};
+
+}  // namespace latticebpd

@@ -1,0 +1,207 @@
+"""How much each thing known of a token is worth: weights of calibrated trees, fitted by maximum likelihood.
+
+Every position of the base model's own text, and every slot of its lattice, is one observation: behind the text and the right tokens
+of the slots before, one of the slot's arcs was right, or none.  The weights of a slot maximise the probability of all of them; this
+is a concave problem, so that the result does not depend on where the search for it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fst
+from fst.search import FEATURES
+from latticebpd.analysis.stream import blocks
+from latticebpd.analysis.tuning import Paths, draw_examples, lattices_fingerprint
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
+from latticebpd.scoring.calibrated import TextIndexes
+from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.ngram import padded_histories
+from latticebpd.scoring.rescoring import check_vocabulary
+from latticebpd.scoring.weights import TEXT
+
+BINS = 20
+SLOPE = 1e-3
+"""Weight of the squared weights in the loss: what decides about features that the examples hardly show."""
+NEVER = -30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """One slot's. features: ``[n, arcs, features]`` float32. there: ``[n, arcs]`` false behind the last. right: ``[n]`` the right arc."""
+
+    features: Tensor
+    there: Tensor
+    right: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[np.ndarray, int]]) -> Observations:
+        width = max((len(features) for features, _ in rows), default=1)
+        features, there = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
+        for row, (known, _) in enumerate(rows):
+            features[row, : len(known)], there[row, : len(known)] = known, True
+        return cls(torch.from_numpy(features), torch.from_numpy(there), torch.tensor([right for _, right in rows], dtype=torch.int64))
+
+    def log_probs(self, weights: Tensor) -> Tensor:
+        """``[n, arcs]``"""
+        return torch.log_softmax((self.features @ weights).masked_fill(~self.there, -torch.inf), dim=1)
+
+    def loss(self, weights: Tensor) -> Tensor:
+        """Nats an observation."""
+        return torch.nn.functional.nll_loss(self.log_probs(weights), self.right)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Of arcs on texts that the weights were not fitted to, by predicted probability.
+
+    predicted, observed: ``[bins]`` means; count: ``[bins]`` arcs.
+    """
+
+    predicted: np.ndarray
+    observed: np.ndarray
+    count: np.ndarray
+
+
+def calibrate(
+    paths: Paths,
+    lm: fst.NgramModel | None,
+    examples: int = 100,
+    positions: int = 6000,
+    seed: int = 0,
+    features: Sequence[str] = FEATURES,
+    on_lattice: Callable[[], object] | None = None,
+) -> tuple[Calibration, Reliability]:
+    """Weights for the lattices of a drafter and an n-gram model.
+
+    They are fitted to examples drawn at random; what a token costs is told on each half of the examples by weights fitted to the
+    other half.
+
+    Args:
+        paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
+        lm: the n-gram model.
+        examples: texts, or lattices where texts are not known; all where there are no more.
+        positions: lattices of them, at most, drawn at random.
+        features: those that may have a weight; the others' is 0.
+        on_lattice: called after each, for progress.
+
+    Raises:
+        ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
+    """
+    unit, drawn = draw_examples(paths, examples, seed)
+    if len(drawn) < 2:
+        raise ValueError(f"expected at least two {unit}s to calibrate on, got {len(drawn)}")
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown:
+        raise ValueError(f"expected features among {', '.join(FEATURES)}, got {', '.join(unknown)}")
+    rng = np.random.default_rng(seed)
+    halves: list[list[list[tuple[np.ndarray, int]]]] = [[], []]
+    side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
+    share, width = positions / max(1, _count(paths, unit, drawn)), 0
+    indexes = TextIndexes()
+    for lattices, row, example in _chosen(paths, unit, drawn):
+        width = lattices.tokens.shape[2]
+        check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
+        kept = rng.random() < share
+        for slot, observed in enumerate(_observations(lattices, row, lm, indexes) if kept else []):
+            for half in halves:
+                if len(half) <= slot:
+                    half.append([])
+            halves[side[example]][slot].append(observed)
+        if on_lattice is not None:
+            on_lattice()
+    if not halves[0] or not halves[1] or not halves[0][0] or not halves[1][0]:
+        raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
+    allowed = torch.tensor([float(name in features) for name in FEATURES])
+    weights, costs, sums = [], [], np.zeros((3, BINS))
+    for slot in range(max(map(len, halves))):
+        rows = [half[slot] for half in halves]
+        both = [Observations.of(each) for each in rows]
+        other = [_fitted(observed, allowed) for observed in reversed(both)]
+        costs.append(_mean_loss(both, other))
+        sums += sum(_binned(observed, own) for observed, own in zip(both, other, strict=True))
+        weights.append(tuple(_fitted(Observations.of(rows[0] + rows[1]), allowed).tolist()))
+    found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs))
+    total = sums[2].clip(min=1)
+    return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
+
+
+def _chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
+    """Block, row in it and number of the example of every lattice of the examples."""
+    seen, wanted = 0, np.array(drawn)
+    for block in blocks(paths):
+        numbers = block.sequence if unit == TEXT and block.sequence is not None else seen + np.arange(len(block))
+        for row in np.flatnonzero(np.isin(numbers, wanted)).tolist():
+            yield block, row, int(numbers[row])
+        seen += len(block)
+
+
+def _count(paths: Paths, unit: str, drawn: Sequence[int]) -> int:
+    return sum(1 for _ in _chosen(paths, unit, drawn))
+
+
+def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes) -> list[tuple[np.ndarray, int]]:
+    """Slot by slot, the features of the arcs and which one is right: the last where none is, as what is outside is the last."""
+    text = np.array(lattices.context_of(row), np.int64)
+    path = lattices.continuation[row]
+    path = path[: int(np.argmax(path == PADDING))] if (path == PADDING).any() else path
+    if not len(path):
+        return []
+    index = indexes.of([text])[0]
+    features, tokens, sizes = fst.describe_arcs(lattices.tokens[row], lattices.log_probs[row], lm, index, path, padded_histories([text])[0])
+    found, begin = [], 0
+    for token, size in zip(path.tolist(), sizes.tolist(), strict=True):
+        right = np.flatnonzero(tokens[begin : begin + size] == token)
+        found.append((features[begin : begin + size], int(right[0]) if len(right) else size - 1))
+        begin += size
+    return found
+
+
+def _heads_alone() -> Tensor:
+    """The weights under which heads and what they leave to others count alone."""
+    weights = torch.zeros(len(FEATURES))
+    weights[FEATURES.index("log_prob")] = weights[FEATURES.index("mass")] = 1
+    weights[FEATURES.index("not_drafted")] = NEVER
+    return weights
+
+
+def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:
+    """Nats an observation over both parts, each under its weights."""
+    counts = [len(observed.right) for observed in parts]
+    losses = [float(observed.loss(own)) * count for observed, own, count in zip(parts, weights, counts, strict=True) if count]
+    return round(sum(losses) / sum(counts), 4)
+
+
+def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
+    weights = (_heads_alone().clamp(min=0) * allowed).requires_grad_()
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = observed.loss(weights * allowed) + SLOPE * (weights**2).sum()
+        loss.backward()
+        return loss
+
+    if len(observed.right):
+        optimizer.step(closure)
+    out = (weights * allowed).detach()
+    if "not_drafted" not in [name for name, kept in zip(FEATURES, allowed.tolist(), strict=True) if kept]:
+        out[FEATURES.index("not_drafted")] = NEVER  # copies are not to be drafted
+    return out
+
+
+def _binned(observed: Observations, weights: Tensor) -> np.ndarray:
+    """``[3, bins]`` of arcs by predicted probability: sums of predictions, right ones, all."""
+    with torch.no_grad():
+        predicted = observed.log_probs(weights).exp()
+    arcs = observed.there & (observed.features[:, :, FEATURES.index("outside")] == 0)
+    right = torch.zeros_like(observed.there).scatter_(1, observed.right[:, None], True)[arcs].double().numpy()
+    values = predicted[arcs].double().numpy()
+    bins = np.minimum((values * BINS).astype(int), BINS - 1)
+    return np.stack([np.bincount(bins, weights=each, minlength=BINS) for each in (values, right, np.ones_like(values))])

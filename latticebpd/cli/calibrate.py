@@ -1,0 +1,69 @@
+"""``latticebpd calibrate``: the weights of calibrated trees."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from fst.files import require_writable
+from latticebpd.cli.analysis import table_of
+from latticebpd.cli.console import err, out, print_json, progress, writable_file
+
+
+def calibrate(
+    files: list[Path] = typer.Argument(
+        ..., help="Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context 1024 or so."
+    ),
+    lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) that the trees are to be made with."),
+    examples: int = typer.Option(100, min=2, help="Texts to calibrate on, drawn at random; lattices, where files do not tell texts."),
+    positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
+    seed: int = typer.Option(0, help="Seed of the draw."),
+    write: bool = typer.Option(False, "--write", help="Store the calibration beside the model: N-calibrated trees are then the default."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Write a reliability plot, PNG, SVG or PDF."),
+    json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
+) -> None:
+    """Fit the probabilities of calibrated trees: what heads, n-gram model and the text so far are worth, slot by slot.
+
+    The weights maximise the probability of what the base model went on with. With --write they are stored as
+    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out.
+
+    Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
+    """
+    from latticebpd.analysis.calibrating import calibrate as calibrated
+    from latticebpd.analysis.plots import reliability_curve, save
+    from latticebpd.analysis.stream import num_lattices
+    from latticebpd.scoring.calibration import calibration_path
+    from latticebpd.scoring.ngram import NgramScorer
+    from latticebpd.scoring.rescoring import as_scorer
+
+    path = calibration_path(lm)
+    if write:
+        require_writable(path, "file", "folder")
+    scorer = as_scorer(lm)
+    if not isinstance(scorer, NgramScorer):
+        raise ValueError(f"{lm}: expected an n-gram model, got a neural rescorer, which calibrated trees cannot ask")
+    with progress() as bar:
+        task = bar.add_task("positions", total=num_lattices(files))
+        found, reliability = calibrated(files, scorer.lm, examples, positions, seed, on_lattice=lambda: bar.advance(task))
+        bar.update(task, completed=num_lattices(files))
+    if write:
+        found.save(path)
+        err.print(f"{path}: calibration of {len(found.weights)} slots, on {len(found.examples)} {found.unit}s, stored")
+    if plot is not None:
+        save(reliability_curve(reliability), plot)
+        err.print(f"{plot}: written")
+    if json:
+        bins = {name: values.tolist() for name, values in vars(reliability).items()}
+        print_json({**asdict(found), "reliability": bins})
+        return
+    table = table_of(f"nats a token on {len(found.examples)} {found.unit}s, each by weights of the other half", "slot", "nats")
+    for slot, nats in enumerate(found.nats, 1):
+        table.add_row(f"{slot}", f"{nats:.3f}")
+    out.print(table)
+    table = table_of("drafted tokens by predicted probability", "predicted", "right", "tokens")
+    for predicted, observed, count in zip(reliability.predicted, reliability.observed, reliability.count, strict=True):
+        if count:
+            table.add_row(f"{predicted:.3f}", f"{observed:.3f}", f"{count}")
+    out.print(table)

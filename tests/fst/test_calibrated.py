@@ -1,0 +1,202 @@
+"""Calibrated trees against enumeration and against a reference of their features, on models and lattices that are drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import fst
+from fst import FEATURES, _core
+from tests.helpers.trigrams import good_model
+
+VOCAB = 9
+PLACE = {name: place for place, name in enumerate(FEATURES)}
+MATCHES = [("match_1", 1), ("match_2", 2), ("match_3", 3), ("match_5", 5), ("match_8", 8), ("match_10", 10)]
+
+
+def drawn(seed: int, slots: int = 3, k: int = 4) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """A lattice, its log-probabilities, which leave something outside, and a text that repeats itself."""
+    rng = np.random.default_rng(seed)
+    tokens = np.stack([rng.permutation(VOCAB + 1)[:k] for _ in range(slots)]).astype(np.int32)
+    log_probs = np.log(rng.dirichlet(np.ones(k + 1), slots)[:, :k])
+    phrase = rng.integers(0, VOCAB, 5).tolist()
+    text = [*phrase, *rng.integers(0, VOCAB, int(rng.integers(0, 12))).tolist(), *phrase[: int(rng.integers(1, 6))]]
+    return tokens, log_probs, text
+
+
+def index_of(text: list[int]) -> fst.TextIndex:
+    index = fst.TextIndex()
+    for begin in range(0, len(text), 3):  # as it grows
+        index.extend(text[begin : begin + 3])
+    return index
+
+
+def expected_features(
+    lm: fst.NgramModel, tokens: np.ndarray, log_probs: np.ndarray, text: list[int], path: list[int], slot: int
+) -> dict[int, np.ndarray]:
+    """Of the arcs behind ``path`` and of outside (-1), by definition."""
+    history = [*text, *path]
+    behind: dict[int, Counter[int]] = {}
+    for length in range(11):
+        if length <= len(history):
+            last = history[len(history) - length :]
+            places = [end for end in range(length, len(text)) if text[end - length : end] == last]
+            behind[length] = Counter(text[end] for end in places)
+    arcs = dict(zip(tokens[slot].tolist(), log_probs[slot].tolist(), strict=True))
+    copies = [token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs]
+    assert len(set(copies)) <= 8  # all are arcs then
+    rows = {}
+    for token in {*arcs, *copies}:
+        row = np.zeros(len(FEATURES))
+        if token in arcs:
+            row[PLACE["log_prob"]] = max(arcs[token], -30)
+        else:
+            row[PLACE["not_drafted"]] = 1
+        row[PLACE["ngram"]] = max(lm.log_prob(token, history[-2:]), -30)
+        order = max((n for n in (2, 3) if (*history[len(history) - n + 1 :], token) in GRAMS[id(lm)] and len(history) >= n - 1), default=1)
+        if order > 1:
+            row[PLACE["bigram"] + order - 2] = 1
+        longest = max((length for length, counts in behind.items() if token in counts), default=None)
+        if longest is not None:
+            share = np.log(behind[longest][token] / (behind[longest].total() + 0.5))
+            if longest == 0:
+                row[PLACE["seen"]], row[PLACE["share_seen"]] = 1, share
+            else:
+                row[PLACE[next(name for name, most in MATCHES if longest <= most)]] = 1
+                row[PLACE["share_1" if longest == 1 else "share_longer"]] = share
+        rows[token] = row
+    outside = np.zeros(len(FEATURES))
+    outside[PLACE["outside"]], outside[PLACE["mass"]] = 1, np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6))
+    return {**rows, -1: outside}
+
+
+GRAMS: dict[int, set[tuple[int, ...]]] = {}
+
+
+@pytest.fixture(scope="module")
+def lm() -> fst.NgramModel:
+    model = good_model(vocab=VOCAB)
+    GRAMS[id(model)] = {tuple(row) for rows, _, _ in model.core.ngrams() for row in rows.tolist()}
+    return model
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int) -> None:
+    tokens, log_probs, text = drawn(seed)
+    path = np.random.default_rng(seed + 1).integers(0, VOCAB, len(tokens)).tolist()
+    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:])
+    begin = 0
+    for slot, size in enumerate(sizes.tolist()):
+        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot)
+        own = arcs[begin : begin + size].tolist()
+        assert own == [*sorted(token for token in wanted if token >= 0), -1]
+        np.testing.assert_allclose(features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5)
+        begin += size
+    assert begin == len(arcs)
+
+
+def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray) -> list[tuple[float, tuple[int, ...]]]:
+    """Every prefix with its log-probability, the best first; equal ones by their tokens."""
+    tokens, log_probs, text = drawn(seed)
+    index, found = index_of(text), []
+
+    def extend(path: tuple[int, ...], so_far: float) -> None:
+        slot = len(path)
+        if slot == len(tokens):
+            return
+        # The path's arcs, and behind them those of the slot that follows, whatever is taken there.
+        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:])
+        begin = int(sizes[:slot].sum())
+        scores = features[begin:].astype(np.float64) @ weights[min(slot, len(weights) - 1)]
+        conditionals = scores - np.logaddexp.reduce(scores)
+        for token, conditional in zip(arcs[begin:].tolist(), conditionals.tolist(), strict=True):
+            if token >= 0:
+                found.append((so_far + conditional, (*path, token)))
+                extend((*path, token), so_far + conditional)
+
+    extend((), 0.0)
+    return sorted(found, key=lambda each: (-each[0], each[1]))
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("with_model", [True, False])
+def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool) -> None:
+    weights = np.random.default_rng(seed).normal(0, 1, (2, len(FEATURES)))  # the last row is the third slot's too
+    wanted = enumerated(lm if with_model else None, seed, weights)
+    tokens, log_probs, text = drawn(seed)
+    for size in (1, 7, 40, len(wanted) + 5):
+        nodes, parents, scores, counts = fst.calibrated_tree_batch(
+            tokens[None], log_probs[None], lm if with_model else None, [index_of(text)], weights, size, [text[-3:]]
+        )
+        assert counts.tolist() == [min(size, len(wanted))]
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(nodes[0].tolist(), parents[0].tolist(), strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        np.testing.assert_allclose(scores[0], [score for score, _ in wanted[:size]], rtol=1e-5, atol=1e-5)
+        assert len(set(paths)) == len(paths)
+        assert (scores[0] <= 0).all()
+        clear = [score for score, _ in wanted]  # where no two are as good as equal, the order is that of the enumeration
+        if all(a - b > 1e-4 for a, b in pairwise(clear)):
+            assert paths == [path for _, path in wanted[:size]]
+
+
+def test_batches_do_not_depend_on_threads(lm: fst.NgramModel) -> None:
+    lattices = [drawn(seed) for seed in range(30)]
+    weights = np.random.default_rng(0).normal(0, 1, (3, len(FEATURES)))
+    arguments = (np.stack([tokens for tokens, _, _ in lattices]), np.stack([log_probs for _, log_probs, _ in lattices]), lm)
+    texts = [index_of(text) for _, _, text in lattices]
+    contexts = [text[-1:] for _, _, text in lattices]
+    one, four = (fst.calibrated_tree_batch(*arguments, texts, weights, 16, contexts, threads) for threads in (1, 4))
+    for a, b in zip(one, four, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_copies_come_from_the_longest_matches_and_are_few() -> None:
+    """Behind 7 the text has had twelve tokens, none of them in the lattice: eight are arcs, the latest first."""
+    text = [token for other in range(20, 32) for token in (7, other)] + [7]
+    features, arcs, _ = fst.describe_arcs([[1]], [[-0.5]], None, index_of(text), [1], [7])
+    assert arcs.tolist() == [1, *range(24, 32), -1]
+    assert features[1:-1, PLACE["not_drafted"]].tolist() == [1] * 8
+
+
+def test_bad_input_is_refused(lm: fst.NgramModel) -> None:
+    tokens, log_probs, text = drawn(0)
+    batch, index = (tokens[None], log_probs[None], lm), index_of(text)
+    good = np.zeros((3, len(FEATURES)))
+    for weights, message in (
+        (good[:, 1:], "expected weights"),
+        (good[0], "expected weights"),
+        (np.where(np.eye(3, len(FEATURES)), np.nan, 0), "-1e6 to 1e6"),
+        (good + 1e7, "-1e6 to 1e6"),
+        (good[:0], "weights for each slot"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fst.calibrated_tree_batch(*batch, [index], weights)
+    with pytest.raises(ValueError, match="one text for each"):
+        fst.calibrated_tree_batch(*batch, [], good)
+    with pytest.raises(ValueError, match="num_nodes"):
+        fst.calibrated_tree_batch(*batch, [index], good, 0)
+    for bad in ([-1], [2**31 - 1]):
+        with pytest.raises(ValueError, match="token ids from 0"):
+            fst.TextIndex().extend(bad)
+    with pytest.raises(ValueError, match="path"):
+        fst.describe_arcs(tokens, log_probs, lm, index, [0] * 4)
+    with pytest.raises(ValueError, match="path"):
+        fst.describe_arcs(tokens, log_probs, lm, index, [-1])
+
+
+def test_long_texts_are_filed_and_counted() -> None:
+    rng = np.random.default_rng(0)
+    text = rng.integers(0, 50, 20_000)
+    index = fst.TextIndex()
+    index.extend(text)
+    assert len(index) == 20_000
+    behind = Counter(text[1:][text[:-1] == text[-1]].tolist())
+    features, arcs, _ = fst.describe_arcs([list(range(50))], [[np.log(0.01)] * 50], None, index, [0], text[-1:])
+    found = {token: row for token, row in zip(arcs.tolist(), features, strict=True) if row[PLACE["match_1"]]}
+    for token, row in found.items():
+        assert row[PLACE["share_1"]] == pytest.approx(np.log(behind[token] / (behind.total() + 0.5)), rel=1e-5)
+    assert len(FEATURES) == _core.NUM_FEATURES

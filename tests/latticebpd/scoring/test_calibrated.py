@@ -1,0 +1,121 @@
+"""The scorer of calibrated trees: texts that grow are read once, records are stored beside the model, names reach it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fst
+from latticebpd import SausageLattice
+from latticebpd.drafting.names import strategy_named
+from latticebpd.drafting.strategies import Tree
+from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
+from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated, set_aside_by
+from tests.helpers.drafters import LM, WEIGHTS
+
+
+def lattice(seed: int, slots: int = 3, k: int = 4) -> SausageLattice:
+    rng = np.random.default_rng(seed)
+    tokens = np.stack([rng.permutation(23)[:k] for _ in range(slots)]).astype(np.int32)
+    return SausageLattice(tokens, np.log(rng.dirichlet(np.ones(k + 1), slots)[:, :k]))
+
+
+def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
+    """Texts that grow, share a beginning, come back shorter or are equal: each tree is that of a fresh scorer."""
+    rng = np.random.default_rng(0)
+    common = rng.integers(0, 23, 30).tolist()
+    texts = [common[:10], common[:10], common[:20], [*common[:12], 3, 3], common, common[:5], [], [7], common]
+    scorer = CalibratedScorer(NgramScorer(LM), WEIGHTS)
+    for round_ in range(3):
+        contexts = [[*text, *common[:round_]] for text in texts]
+        lattices = [lattice(round_ * 100 + row, k=3 + row % 2) for row in range(len(texts))]
+        found = scorer.trees(lattices, contexts, 12)
+        for each, context, tree in zip(lattices, contexts, found, strict=True):
+            index = fst.TextIndex()
+            index.extend(context)
+            tokens, parents, log_probs, _ = fst.calibrated_tree_batch(
+                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, np.array([context[-8:]], np.int64)
+            )
+            assert tree.tokens.tolist() == tokens[0].tolist()
+            assert tree.parents.tolist() == parents[0].tolist()
+            assert tree.log_probs is not None
+            np.testing.assert_allclose(tree.log_probs, log_probs[0])
+
+
+def test_a_growing_text_is_read_once() -> None:
+    indexes = TextIndexes()
+    text = np.arange(50) % 7
+    (first,) = indexes.of([text[:20]])
+    (again,) = indexes.of([text])
+    assert again is first
+    assert len(first) == 50
+    one, other = indexes.of([text, text])  # equal texts of one batch grow apart later
+    assert (one is first, other is first) == (True, False)
+
+
+def test_few_texts_are_kept() -> None:
+    indexes = TextIndexes(most=3)
+    for start in range(10):
+        indexes.of([np.array([start, start + 1])])
+    assert len(indexes._known) == 3
+    assert len(indexes.of([np.array([number]) for number in range(5)])) == 5  # a larger batch is served all the same
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    LM.save(tmp_path / "lm.fst")
+    WEIGHTS.save(calibration_path(tmp_path / "lm.fst"))
+    return tmp_path / "lm.fst"
+
+
+def test_records_come_back_and_are_used(stored: Path) -> None:
+    assert stored_calibration(stored) == WEIGHTS
+    assert is_calibrated(stored)
+    strategy = strategy_named("9-calibrated", stored)
+    assert isinstance(strategy, Tree)
+    assert isinstance(strategy.scorer, CalibratedScorer)
+    assert (strategy.num_nodes, strategy.scorer.calibration) == (9, WEIGHTS)
+    assert set_aside_by(stored) == (WEIGHTS,)
+    assert isinstance(as_scorer(stored), NgramScorer)  # trees and paths by other names stay as they are
+
+
+def test_without_a_calibration_the_name_is_refused(tmp_path: Path) -> None:
+    LM.save(tmp_path / "plain.fst")
+    for lm in (tmp_path / "plain.fst", LM, None):
+        assert not is_calibrated(lm)
+        with pytest.raises(ValueError, match="latticebpd calibrate"):
+            calibrated_scorer(lm)
+    with pytest.raises(ValueError, match="latticebpd calibrate"):
+        strategy_named("9-calibrated:0-gram", tmp_path / "plain.fst")
+
+
+def test_a_weight_is_refused(stored: Path) -> None:
+    with pytest.raises(ValueError, match="without a weight"):
+        strategy_named("9-calibrated", stored, alpha=0.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "\xff", "[" * 100_000,
+        *(json.dumps({"format_version": 1, "features": list(fst.FEATURES), **asdict(WEIGHTS), **change}) for change in (
+            {"format_version": 2}, {"features": ["log_prob"]}, {"weights": []}, {"weights": [[1.0]]},
+            {"weights": [["a"] * len(fst.FEATURES)]},
+            {"weights": [[float("nan")] * len(fst.FEATURES)]}, {"weights": [[1e9] * len(fst.FEATURES)]}, {"unit": "word"},
+            {"examples": ["a"]}, {"examples": 3}, {"more": 1},
+        )),
+    ],
+)  # fmt: skip
+def test_damaged_records_are_named(stored: Path, text: str) -> None:
+    calibration_path(stored).write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"lm\.fst\.calibration\.json: expected a calibration, .*latticebpd calibrate"):
+        Calibration.load(calibration_path(stored))
+    shutil.copy(stored, stored.with_name("other.fst"))
+    assert stored_calibration(stored.with_name("other.fst")) is None
