@@ -155,9 +155,9 @@ class Panels {
         const auto* given = reinterpret_cast<const float*>(x);
         Product product{panels_.get(), biases_.data(), given, reinterpret_cast<float*>(y), inputs_, outputs_, rows, 0};
         product.blocks = (rows + kind_.most_rows - 1) / kind_.most_rows;
-        std::vector<float> turned;
+        thread_local std::vector<float> turned;  // kept: new memory costs more than the turning
         if (rows > 1) {
-            turned.resize(rows * inputs_);
+            if (turned.size() < rows * inputs_) turned.resize(rows * inputs_);
             for (std::size_t block = 0; block < product.blocks; ++block) {
                 const std::size_t begin = product.row(block), height = product.row(block + 1) - begin;
                 for (std::size_t row = 0; row < height; ++row)
