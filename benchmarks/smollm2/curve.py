@@ -1,0 +1,76 @@
+"""What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, `latticebpd.narrow`.
+
+    python benchmarks/smollm2/curve.py --rounds 12
+
+One thread, CPU time (wall-clock time with more), the least of all rounds; every token's logits are computed.  Ways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latticebpd import DraftTree, narrow
+from latticebpd.models.pretrained import load_stock
+from latticebpd.verification import verifier_for
+
+WIDTHS = (1, 2, 3, 5, 9, 13, 17, 33, 65)
+CONTEXT = 200
+
+
+class Prepacked(nn.Module):
+    """A linear layer whose weights oneDNN has laid out for 16 rows."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self.laid_out = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self.laid_out, self.bias, "none", [], "")
+        return found
+
+
+def prepacked(model: Any) -> Any:
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is nn.Linear:
+                setattr(module, name, Prepacked(layer))
+    return model
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    clock = time.process_time if arguments.threads == 1 else time.perf_counter
+    ways = {"PyTorch": lambda model: model, "prepacked": prepacked, "narrow": narrow}
+    verifiers = {name: verifier_for(change(load_stock(arguments.model))) for name, change in ways.items()}
+    for verifier in verifiers.values():
+        verifier.prefill([list(range(100, 100 + CONTEXT))])
+    best = dict.fromkeys([(name, width) for name in verifiers for width in WIDTHS], float("inf"))
+    for _ in range(arguments.rounds):
+        for width in WIDTHS:
+            nodes = np.arange(width - 1, dtype=np.int32)
+            tree = DraftTree(nodes + 100, (nodes - 1) // 2)
+            for name, verifier in verifiers.items():
+                started = clock()
+                verifier.verify([5], [tree]).logits_of([0] * width, range(width))
+                verifier.forget()
+                best[name, width] = min(best[name, width], clock() - started)
+    print("tokens", *WIDTHS, sep="\t")
+    for name in verifiers:
+        print(name, *(f"{best[name, width] * 1e3:.0f}" for width in WIDTHS), sep="\t")
+
+
+if __name__ == "__main__":
+    main()
