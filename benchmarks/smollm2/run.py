@@ -30,16 +30,18 @@ from rich.table import Table
 from latticebpd import BlockwiseLM, OracleDrafter, generate, narrow
 from latticebpd.analysis.spec_bench import Question, read_questions
 from latticebpd.drafting import Heads, drafter_named
+from latticebpd.drafting.costs import CostCurve
 from latticebpd.models.base import BaseModel
 from latticebpd.models.chat import prompt_format
 from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
 
 STOCK = ("generate()", "generate(prompt lookup)")
+BY_COST = " by cost"
 SYSTEMS = (
-    "greedy", "vanilla", "1-best", "16-best:0-gram", "16-best", "8-tree", "16-tree:0-gram", "16-tree", "32-tree",
-    "64-tree:0-gram", "64-tree",
-    "16-copies", "copies+16-tree", "oracle",
+    "greedy", "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree", "16-copies", "copies+16-tree",
+    "8-calibrated", "12-calibrated", "16-calibrated", "64-calibrated", "oracle",
 )  # fmt: skip
+"""By default; with ``--costs`` also ``64-calibrated by cost``."""
 RESAMPLES = 2000
 out = Console(highlight=False)
 
@@ -79,14 +81,14 @@ _KINDS: dict[Any, Callable[[str], Any]] = {"int": int, "float": float, "str": st
 class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
-    def __init__(self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool) -> None:
+    def __init__(self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool, costs: CostCurve | None) -> None:
         self.served = load_model(name)
         if narrowed:
             narrow(self.served)
         self.base = BaseModel.of(self.served)
         self.format = prompt_format(load_tokenizer(name), self.served)
         self.lm = lm or lm_beside(name)
-        self.k, self.max_new_tokens = k, max_new_tokens
+        self.k, self.max_new_tokens, self.costs = k, max_new_tokens, costs
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)
 
@@ -118,7 +120,8 @@ class Bench:
         if system == "oracle":
             return OracleDrafter(self._blockwise(), reference, k=self.k)
         source = Heads(self.served, self.k) if isinstance(self.served, BlockwiseLM) else None
-        return drafter_named(system, source, None if self.lm is None else str(self.lm))
+        name = system.removesuffix(BY_COST)
+        return drafter_named(name, source, None if self.lm is None else str(self.lm), costs=self.costs if name != system else None)
 
     def _blockwise(self) -> BlockwiseLM:
         if not isinstance(self.served, BlockwiseLM):
@@ -182,15 +185,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
+    parser.add_argument("--costs", type=Path, help="of `latticebpd profile`: adds 64-calibrated trees cut to what pays")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--narrow", action="store_true", help="all systems on the kernels for few tokens; needs a file of its own")
     parser.add_argument("--table", action="store_true", help="print the tables of what has been decoded, and decode nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    costs = None if arguments.costs is None else CostCurve.load(arguments.costs)
     done = Decode.read(arguments.output)
     if not arguments.table:
-        bench = Bench(arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow)
-        systems = [*STOCK, *arguments.systems.split(",")]
+        bench = Bench(arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs)
+        systems = [*STOCK, *arguments.systems.split(","), *([f"64-calibrated{BY_COST}"] if costs is not None else [])]
         known = {(decode.question, decode.system) for decode in done}
         questions = list(chosen(arguments.questions, arguments.limit))
         for system in systems:

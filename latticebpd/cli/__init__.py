@@ -37,6 +37,7 @@ PANELS = {
         "oracle": "latticebpd.cli.analysis:oracle",
         "tune": "latticebpd.cli.tune:tune",
         "calibrate": "latticebpd.cli.calibrate:calibrate",
+        "profile": "latticebpd.cli.profile:profile",
         "report": "latticebpd.cli.report:report",
         "rescore": "latticebpd.cli.lattices:rescore",
         "spec-bench": "latticebpd.cli.spec_bench:spec_bench",

@@ -57,6 +57,9 @@ def generate(
     top_p: float | None = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."),
     seed: int | None = typer.Option(None, help="Seed of the sampling."),
     narrow: bool = NARROW,
+    costs: Path | None = typer.Option(
+        None, help="Costs by `latticebpd profile`: trees are cut to the size that promises most tokens a second."
+    ),
     show_blocks: bool = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed."),
     trace: Path | None = typer.Option(
         None, callback=writable_file, help="Write a page that shows the decode call by call: lattices, trees, verdicts, why drafts ended."
@@ -82,6 +85,7 @@ def generate(
     from latticebpd.decoding.loop import generate as decode
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.drafting import Masks, drafter_named
+    from latticebpd.drafting.costs import CostCurve
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.chat import prompt_format
@@ -106,10 +110,10 @@ def generate(
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
-        with_heads = "16-calibrated" if is_calibrated(rescored) and alpha is None else "copies+16-tree"
+        with_heads = f"{16 if costs is None else 64}-calibrated" if is_calibrated(rescored) and alpha is None else "copies+16-tree"
         system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else with_heads
     check_asked(system, lm, alpha)
-    drafter = drafter_named(system, source, rescored, alpha)
+    drafter = drafter_named(system, source, rescored, alpha, costs=None if costs is None else CostCurve.load(costs))
     if isinstance(source, Masks):
         source.read([ids])
     streamer: Any = None

@@ -22,11 +22,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
+from latticebpd.drafting.strategies import Best, Oracle, Sized, Strategy, Tree, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
     from latticebpd.drafting.base import Drafter
+    from latticebpd.drafting.costs import CostCurve
     from latticebpd.drafting.sources import Source
 
 VANILLA, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "oracle", "0-gram", "greedy", "copies"
@@ -104,13 +105,21 @@ def rescores(name: str) -> bool:
     return found is not None and found[3] != NO_MODEL
 
 
-def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: float | None = None, prompt_context: bool = True) -> Drafter:
+def drafter_named(
+    name: str,
+    source: Source | None,
+    lm: Models = None,
+    alpha: float | None = None,
+    prompt_context: bool = True,
+    costs: CostCurve | None = None,
+) -> Drafter:
     """The drafter of that name.
 
     Args:
         source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
         lm, alpha: as for :func:`strategy_named`.
         prompt_context: as for ``LatticeDrafter``.
+        costs: of the verifying pass: trees are cut to the size that promises the most tokens a second.
 
     Raises:
         ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no source.
@@ -133,7 +142,12 @@ def drafter_named(name: str, source: Source | None, lm: Models = None, alpha: fl
         raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")
     if source is None:
         raise ValueError(f"expected greedy or N-copies for a model without heads, got {name!r}; see `latticebpd train heads`")
-    drafter = LatticeDrafter(source, strategy_named(lattices, lm, alpha), prompt_context)
+    strategy = strategy_named(lattices, lm, alpha)
+    if costs is not None:
+        if not isinstance(strategy, Tree) or with_copies:
+            raise ValueError(f"expected N-tree or N-calibrated with costs, since these trees can be cut, got {name!r}")
+        strategy = Sized(strategy, costs)
+    drafter = LatticeDrafter(source, strategy, prompt_context)
     if not with_copies:
         return drafter
     if system.kind not in (TREE, CALIBRATED):

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
+from latticebpd.drafting.costs import CostCurve
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, oracle_path
@@ -113,6 +114,54 @@ class Tree:
             return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
         trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
         return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """Trees of another strategy, cut to the size that promises the most tokens a second.
+
+    Of a tree whose nodes come best first, its first ``n`` are the best tree of ``n`` nodes, and ``1 + the sum of their probabilities``
+    the tokens that a call is expected to commit.  All rows of a batch are padded to one width, so they share one size, down to none:
+    that which maximises the expected tokens of all rows over the seconds of their pass.
+
+    trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of the verifying pass.
+    """
+
+    trees: Tree
+    costs: CostCurve
+
+    @property
+    def scorer(self) -> Scorer:
+        return self.trees.scorer
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        drafted = self.trees.draft(lattices, contexts)
+        size = best_size([tree.log_probs for tree in drafted], self.costs)
+        return [tree.first(size) for tree in drafted]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        """One by one, as texts that are decoded alone."""
+        trees = [self.draft([lattices[row]], [lattices.context_of(row)])[0] for row in range(len(lattices))]
+        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+
+
+def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> int:
+    """Nodes of each row's tree that promise the most tokens a second; of equal sizes the least.
+
+    Args:
+        log_probs: of every row ``[nodes]``, best first.
+
+    Raises:
+        ValueError: trees that do not tell probabilities.
+    """
+    most = max((0 if each is None else len(each) for each in log_probs), default=0)
+    gains = np.zeros((len(log_probs), most))
+    for row, each in enumerate(log_probs):
+        if each is None:
+            raise ValueError("expected trees that tell probabilities to cut them by their costs, got some without")
+        gains[row, : len(each)] = np.exp(each)
+    expected = len(log_probs) + np.concatenate([[0.0], np.cumsum(gains.sum(axis=0))])
+    return int(np.argmax(expected / costs.of(len(log_probs), np.arange(1, most + 2))))
 
 
 def _one_path(tokens: np.ndarray) -> StoredPaths:

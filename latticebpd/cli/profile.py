@@ -1,0 +1,68 @@
+"""``latticebpd profile``: what a verifying pass costs by its size."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import typer
+
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.decodes import NARROW, narrowed
+
+
+def profile(
+    model: Path | None = typer.Option(None, help="Decoder-only model: directory, .gguf file, or name; the bundled one by default."),
+    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="File to write the costs to, for --costs."),
+    columns: str = typer.Option("1,2,3,5,9,13,17,25,33,49,65", help="Tokens of a pass, separated by commas."),
+    rows: str = typer.Option("1", help="Texts of a pass, separated by commas."),
+    context: int = typer.Option(200, min=1, help="Tokens before those of the pass."),
+    rounds: int = typer.Option(5, min=1, help="Passes of every size."),
+    threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default what PyTorch takes."),
+    narrow: bool = NARROW,
+    json: bool = typer.Option(False, "--json", help="Print the costs as JSON."),
+) -> None:
+    """Measure what a verifying pass costs by the number of its tokens, on this machine.
+
+    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second.
+
+    Example: [bold]latticebpd profile --model smollm2-135m --narrow -o costs.json[/bold]
+    """
+    quiet_transformers()
+    import torch
+
+    from latticebpd.analysis.profiling import profile as profiled
+    from latticebpd.cli.analysis import table_of
+    from latticebpd.models import bundle
+    from latticebpd.models.pretrained import load_model
+
+    sizes = {name: _sizes(name, text) for name, text in (("--columns", columns), ("--rows", rows))}
+    served = narrowed(load_model(model or bundle.MODEL), narrow)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with progress() as bar:
+        task = bar.add_task("passes", total=(rounds + 1) * len(sizes["--columns"]) * len(sizes["--rows"]))
+        found = profiled(served, sizes["--columns"], sizes["--rows"], context, rounds, on_pass=lambda: bar.advance(task))
+    if output is not None:
+        found.save(output)
+        err.print(f"{output}: written")
+    if json:
+        print_json(asdict(found))
+        return
+    table = table_of(
+        f"milliseconds of a pass, the median of {rounds}", "tokens", *(f"{batch} text{'s' * (batch > 1)}" for batch in found.rows)
+    )
+    for column, width in enumerate(found.columns):
+        table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in found.seconds))
+    out.print(table)
+    err.print("|".join(f"{name}:{value}" for name, value in found.about.items()), style="dim")
+
+
+def _sizes(option: str, text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1 or sizes[-1] > 4096:
+        raise ValueError(f"expected {option} as numbers from 1 to 4096 separated by commas, such as 1,9,17, got {text!r}")
+    return sizes
