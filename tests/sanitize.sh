@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# The compiled core, and the kernels for few tokens, under AddressSanitizer and UndefinedBehaviorSanitizer: its tests, and the fuzzers of its readers.
+# The compiled core and the kernels for few tokens under AddressSanitizer and UndefinedBehaviorSanitizer: their tests, and the fuzzers of
+# the core's readers; the kernels' thread pool under ThreadSanitizer.
 #
 #   bash tests/sanitize.sh            everything, and 100,000 mutated files
-#   bash tests/sanitize.sh --quick    the core's tests and a short fuzz run, about two minutes
+#   bash tests/sanitize.sh --quick    the searches' tests, a few of the others and a short fuzz run, about three minutes
+#   ROUNDS=1000 bash tests/sanitize.sh    so many mutated files
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-rounds=100000
-selection=(tests/fst/test_search.py tests/fst/test_arpa.py tests/fst/test_const_file.py tests/fst/test_ngram_model.py tests/fst/test_product.py)
+rounds=${ROUNDS:-100000}
+selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
+  tests/fst/test_ngram_model.py tests/fst/test_product.py tests/latticebpd/models/test_narrow_kernels.py)
 if [[ "${1:-}" == "--quick" ]]; then
-  rounds=3000
-  selection=(tests/fst/test_search.py)
+  rounds=${ROUNDS:-3000}
+  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/latticebpd/models/test_narrow_kernels.py)
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2
   exit 2
@@ -21,6 +24,8 @@ trap 'rm -rf "$scratch"' EXIT
 cp -r LICENSE README.md fst latticebpd lm_training pyproject.toml setup.cfg setup.py tests "$scratch"
 cd "$scratch"
 rm -f fst/*.so latticebpd/models/*.so
+g++ -std=c++20 -O1 -g -fsanitize=thread -pthread tests/latticebpd/models/pool.cpp -o pool
+TSAN_OPTIONS=die_after_fork=0 ./pool
 LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
 
 # Both runtimes go first, so that exceptions thrown by one library and caught in another are seen by the sanitizer.

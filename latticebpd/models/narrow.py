@@ -35,18 +35,21 @@ class PackedLinear:
     def __init__(self) -> None:
         self._panels: Any = None
         self._packed: tuple[object, ...] = ()
+        self._kept: tuple[Tensor | None, ...] = ()  # what was laid out: kept, so that no other weight comes to lie at its address
 
     def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``[..., inputs]``, ``[outputs, inputs]`` and ``[outputs]`` -> ``[..., outputs]``."""
         outputs, inputs = weight.shape
         learning = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        if not _plain(weight):  # moved or converted: the old one's memory is let go
+            self._panels, self._packed, self._kept = None, (), ()
         if learning or not (_plain(input) and _plain(weight)) or input.shape[-1:] != (inputs,) or torch.is_autocast_enabled("cpu"):
             return F.linear(input, weight, bias)
         packed = (_identity(weight), None if bias is None else _identity(bias))
         if packed != self._packed:
             kept, added = weight.contiguous(), None if bias is None else bias.contiguous()
             self._panels = _narrow.Panels(kept.data_ptr(), outputs, inputs, 0 if added is None else added.data_ptr())
-            self._packed = packed
+            self._packed, self._kept = packed, (weight.detach(), None if bias is None else bias.detach())
         rows = input.contiguous()
         output = input.new_empty((*input.shape[:-1], outputs))
         self._panels.multiply(rows.data_ptr(), output.numel() // outputs, output.data_ptr(), torch.get_num_threads())
@@ -63,7 +66,7 @@ def _plain(tensor: Tensor) -> bool:
 
 def _identity(tensor: Tensor) -> tuple[object, ...]:
     """Another one for other numbers."""
-    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.stride()
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape, tensor.stride()
 
 
 class NarrowLinear(nn.Linear):

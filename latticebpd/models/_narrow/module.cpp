@@ -14,7 +14,6 @@ namespace py = pybind11;
 
 namespace latticebpd {
 
-
 PYBIND11_MODULE(_narrow, module) {
     module.def("kinds", [] { return kinds().size(); });
     py::class_<Panels>(module, "Panels")
