@@ -3,7 +3,7 @@
 # the core's readers; the kernels' thread pool under ThreadSanitizer.
 #
 #   bash tests/sanitize.sh            everything, and 100,000 mutated files
-#   bash tests/sanitize.sh --quick    the searches' tests, a few of the others and a short fuzz run, about three minutes
+#   bash tests/sanitize.sh --quick    searches, calibrated trees, kernels and a short fuzz run, a few minutes
 #   ROUNDS=1000 bash tests/sanitize.sh    so many mutated files
 set -euo pipefail
 cd "$(dirname "$0")/.."
