@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <unistd.h>
+
 #include "attention.hpp"
 #include "linear.hpp"
 
@@ -14,13 +16,32 @@ namespace py = pybind11;
 
 namespace latticebpd {
 
+// Python goes on meanwhile.  At exit it ends daemon threads that come back by unwinding, which no destructor may be left by: they stay
+// here until the process is gone.
+class Released {
+  public:
+    Released() : state_(PyEval_SaveThread()) {}
+    ~Released() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) ::pause();
+        }
+    }
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+
 PYBIND11_MODULE(_narrow, module) {
     module.def("kinds", [] { return kinds().size(); });
     py::class_<Panels>(module, "Panels")
         .def(py::init<std::uintptr_t, std::size_t, std::size_t, std::uintptr_t, std::size_t>(), py::arg("weight"), py::arg("outputs"),
-             py::arg("inputs"), py::arg("bias") = 0, py::arg("kind") = 0, py::call_guard<py::gil_scoped_release>())
+             py::arg("inputs"), py::arg("bias") = 0, py::arg("kind") = 0, py::call_guard<Released>())
         .def("multiply", &Panels::multiply, py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1,
-             py::call_guard<py::gil_scoped_release>());
+             py::call_guard<Released>());
     module.def(
         "attend",
         [](const std::array<std::uintptr_t, 5>& addresses, const std::array<std::size_t, 6>& shape,
@@ -33,7 +54,7 @@ PYBIND11_MODULE(_narrow, module) {
             const auto [rows, heads, groups, columns, places, size] = shape;
             const Attention attention{strided(0), strided(1), strided(2), mask, reinterpret_cast<float*>(addresses[4]),
                                       rows, heads, groups, columns, places, size, scale};
-            py::gil_scoped_release released;
+            const Released released;
             attend(attention, threads, kind);
         },
         py::arg("addresses"), py::arg("shape"), py::arg("strides"), py::arg("looks"), py::arg("scale"), py::arg("threads") = 1,

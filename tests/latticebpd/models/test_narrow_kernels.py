@@ -4,6 +4,7 @@ bits in any company, nothing written beside the output."""
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,20 @@ def test_threads_share_out_work_whatever_fails_and_in_a_forked_child(tmp_path: P
     program = tmp_path / "pool"
     subprocess.run(["g++", "-std=c++20", "-O1", "-pthread", Path(__file__).parent / "pool.cpp", "-o", program], check=True)
     subprocess.run([program], check=True, timeout=300)
+
+
+def test_a_daemon_thread_at_work_does_not_disturb_the_end_of_the_program() -> None:
+    program = """
+import threading, time
+import numpy as np
+from latticebpd.models import _narrow
+weight, x, y = np.ones((300, 300), np.float32), np.ones((12, 300), np.float32), np.empty((12, 300), np.float32)
+panels = _narrow.Panels(weight.ctypes.data, 300, 300)
+def work():
+    while True:
+        panels.multiply(x.ctypes.data, 12, y.ctypes.data, 3)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")
