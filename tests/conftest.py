@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import settings
 
 from latticebpd.cli import main
 from latticebpd.models.blockwise import BlockwiseLM
@@ -13,9 +12,6 @@ from tests.helpers.commands import Run
 
 # Models this small run fastest on one thread, and tests then share a machine well.
 torch.set_num_threads(1)
-# Tests assert results, never times.
-settings.register_profile("results", deadline=None)
-settings.load_profile("results")
 
 
 @pytest.fixture(scope="session")
