@@ -3,9 +3,10 @@
     latticebpd models get smollm2-135m
     python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text]
 
-``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, and the n-gram
-models; a stage whose result is there is not done again.  ``own-text.npz`` beside this file holds the answers that have been
-written already, without their prompts, which are made again from DIR; ``--more-text`` writes those that are missing.
+``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
+the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
+``own-text.npz`` beside this file holds the answers that have been written already, without their prompts, which are made again
+from DIR; ``--more-text`` writes those that are missing.
 """
 
 from __future__ import annotations
@@ -137,10 +138,21 @@ def heads(work: Path, train: Path, held: Path, steps: int) -> Path:
     latticebpd("train", "hidden", held, train, "--model", MODEL, "--shard-texts", 64, "--batch-tokens", 2048)
     latticebpd(
         "train", "heads", train, "--validation", held, "--model", MODEL, "-o", work / "heads", "--kind", "feed-forward",
-        "--num-heads", 9,        "--intermediate-size", 384, "--shortlist", 12288, "--steps", steps, "--batch-size", 12,
-        "--learning-rate", 2e-3, "--warmup-steps", 50,        "--serving-prompts", 0, "--validation-every", 100, "--checkpoint-every", 25,
+        "--num-heads", 9, "--intermediate-size", 640, "--shortlist", 16384, "--steps", steps, "--batch-size", 10,
+        "--learning-rate", 2e-3, "--warmup-steps", 50, "--serving-prompts", 0, "--validation-every", 250, "--checkpoint-every", 50,
     )  # fmt: skip
     return work / "heads"
+
+
+def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
+    """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
+    lattices = stage(work / "lattices", lambda: latticebpd(
+        "lattices", "--prompts", held, "--model", trained, "--teacher-force", "--max-new-tokens", 256, "--context", 640, "-k", 64,
+        "--shard-size", 40, "-o", work / "lattices"))  # fmt: skip
+    half = len(Texts.load(held)) // 2
+    systems = [word for name in ("1-best", "16-best", "8-tree", "16-tree", "64-tree") for word in ("-s", name)]
+    latticebpd("tune", lattices, "--lm", lm, *systems, "--examples", half, "--write")
+    latticebpd("calibrate", lattices, "--lm", lm, "--examples", half, "--write")
 
 
 def main() -> None:
@@ -148,13 +160,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
-    parser.add_argument("--steps", type=int, default=1200, help="updates of the heads")
+    parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
     parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.more_text)
-    ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
-    print(heads(arguments.work, train, held, arguments.steps))
+    lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
+    trained = heads(arguments.work, train, held, arguments.steps)
+    weights(arguments.work, trained, held, lm)
+    print(trained)
 
 
 if __name__ == "__main__":

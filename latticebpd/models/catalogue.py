@@ -22,7 +22,7 @@ from platformdirs import user_cache_path
 from fst.files import copy
 
 ASSETS = Path(__file__).parent.parent / "assets"
-BESIDE = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "settings.json", "calibration.json")
+BESIDE = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model: they are put into its folder."""
 
 
