@@ -29,7 +29,9 @@ from latticebpd.scoring.weights import TEXT
 BINS = 20
 SLOPE = 1e-3
 """Weight of the squared weights in the loss: what decides about features that the examples hardly show."""
-NEVER = -30.0
+NOT_DRAFTED = FEATURES.index("not_drafted")
+NEVER = -1e3
+"""Weight of copies where they are not to be drafted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,13 @@ class Observations:
         for row, (known, _) in enumerate(rows):
             features[row, : len(known)], there[row, : len(known)] = known, True
         return cls(torch.from_numpy(features), torch.from_numpy(there), torch.tensor([right for _, right in rows], dtype=torch.int64))
+
+    def without_copies(self) -> Observations:
+        """The same where copies are no arcs: where one was right, it is outside."""
+        copied = self.features[:, :, NOT_DRAFTED] > 0
+        outside = self.features[:, :, FEATURES.index("outside")].argmax(dim=1)
+        right = torch.where(copied.gather(1, self.right[:, None])[:, 0], outside, self.right)
+        return Observations(self.features, self.there & ~copied, right)
 
     def log_probs(self, weights: Tensor) -> Tensor:
         """``[n, arcs]``"""
@@ -122,11 +131,11 @@ def calibrate(
     weights, costs, sums = [], [], np.zeros((3, BINS))
     for slot in range(max(map(len, halves))):
         rows = [half[slot] for half in halves]
-        both = [Observations.of(each) for each in rows]
+        both = [_seen(Observations.of(each), allowed) for each in rows]
         other = [_fitted(observed, allowed) for observed in reversed(both)]
         costs.append(_mean_loss(both, other))
         sums += sum(_binned(observed, own) for observed, own in zip(both, other, strict=True))
-        weights.append(tuple(_fitted(Observations.of(rows[0] + rows[1]), allowed).tolist()))
+        weights.append(tuple(_fitted(_seen(Observations.of(rows[0] + rows[1]), allowed), allowed).tolist()))
     found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs))
     total = sums[2].clip(min=1)
     return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
@@ -163,14 +172,6 @@ def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, ind
     return found
 
 
-def _heads_alone() -> Tensor:
-    """The weights under which heads and what they leave to others count alone."""
-    weights = torch.zeros(len(FEATURES))
-    weights[FEATURES.index("log_prob")] = weights[FEATURES.index("mass")] = 1
-    weights[FEATURES.index("not_drafted")] = NEVER
-    return weights
-
-
 def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:
     """Nats an observation over both parts, each under its weights."""
     counts = [len(observed.right) for observed in parts]
@@ -179,7 +180,8 @@ def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> floa
 
 
 def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
-    weights = (_heads_alone().clamp(min=0) * allowed).requires_grad_()
+    begin = torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES])
+    weights = (begin * allowed).requires_grad_()
     optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
@@ -191,9 +193,14 @@ def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     if len(observed.right):
         optimizer.step(closure)
     out = (weights * allowed).detach()
-    if "not_drafted" not in [name for name, kept in zip(FEATURES, allowed.tolist(), strict=True) if kept]:
-        out[FEATURES.index("not_drafted")] = NEVER  # copies are not to be drafted
+    if not allowed[NOT_DRAFTED]:
+        out[NOT_DRAFTED] = NEVER
     return out
+
+
+def _seen(observed: Observations, allowed: Tensor) -> Observations:
+    """What weights are fitted to: without copies, where these may have none."""
+    return observed if allowed[NOT_DRAFTED] else observed.without_copies()
 
 
 def _binned(observed: Observations, weights: Tensor) -> np.ndarray:

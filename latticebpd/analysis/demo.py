@@ -24,7 +24,7 @@ from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.catalogue import CATALOGUE
 from latticebpd.models.chat import prompt_format
 from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
-from latticebpd.scoring.rescoring import tunings_of
+from latticebpd.scoring.rescoring import is_calibrated, tunings_of
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
@@ -186,7 +186,10 @@ def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
         names[f"{nodes}-node tree"] = f"{nodes}-tree{suffix}"
     if subject.name != "bundled":
         names["copies"] = f"{SMALL}-copies"
-    return {**names, "copies + tree": f"copies+{SMALL}-tree{suffix}"}
+    names["copies + tree"] = f"copies+{SMALL}-tree{suffix}"
+    if is_calibrated(subject.lm):
+        names["calibrated tree"] = f"{SMALL}-calibrated"
+    return names
 
 
 def systems(subject: Subject, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
@@ -198,8 +201,13 @@ def systems(subject: Subject, continuation: list[int], settings: Settings) -> di
 
 
 def show(subject: Subject, settings: Settings, streamer: Any) -> tuple[str, Generated]:
-    """Decode one prompt, block by block into ``streamer``, by the widest tree, or by copies; returns the system's name and the decode."""
-    name = next((name for name in system_names(subject, settings) if name.endswith("-node tree")), "copies")
+    """Decode one prompt, block by block into ``streamer``; returns the system's name and the decode.
+
+    Drafts are a calibrated tree, else the widest one, or copies.
+    """
+    names = system_names(subject, settings)
+    widest = next((name for name in names if name.endswith("-node tree")), "copies")
+    name = "calibrated tree" if "calibrated tree" in names else widest
     drafter = systems(subject, [0], settings)[name]
     return name, _decode(subject, subject.prompts[subject.shown], drafter, settings.max_new_tokens, streamer)
 

@@ -11,7 +11,7 @@ import typer
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
 from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
-from latticebpd.cli.language_models import check_asked
+from latticebpd.cli.language_models import arcs, check_asked, default_system
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,7 +46,9 @@ def generate(
         None, help="Language model, FST or ARPA or a neural rescorer's directory; the bundled one with the bundled model."
     ),
     alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
-    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
+    k: int | None = typer.Option(
+        None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
+    ),
     drafter_model: Path | None = typer.Option(None, help="Draft with the masks of this model, which `latticebpd train drafter` made."),
     block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: how many heads or masks to use; all by default."),
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
@@ -88,10 +90,10 @@ def generate(
     from latticebpd.drafting.costs import CostCurve
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
+    from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
     from latticebpd.models.mask_filling import refuse_drafter
     from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
-    from latticebpd.scoring.rescoring import is_calibrated
 
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
@@ -104,14 +106,14 @@ def generate(
     prompts = prompt_format(tokenizer, served, chat, system_prompt)
     in_chat = prompts.eos_ids is not None
     ids = prompts.prompt([text]) if in_chat else prompts.document(text)
-    source = _source(served, tokenizer, drafter_model, k, block_size)
-    if source is None and lm is not None:
-        raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
-        with_heads = f"{16 if costs is None else 64}-calibrated" if is_calibrated(rescored) and alpha is None else "copies+16-tree"
-        system = "16-copies" if source is None else with_masks if isinstance(source, Masks) else with_heads
+        with_heads = default_system(rescored, alpha, 16 if costs is None else 64) if isinstance(served, BlockwiseLM) else "16-copies"
+        system = with_heads if drafter_model is None else with_masks
+    source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size)
+    if source is None and lm is not None:
+        raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
     check_asked(system, lm, alpha)
     drafter = drafter_named(system, source, rescored, alpha, costs=None if costs is None else CostCurve.load(costs))
     if isinstance(source, Masks):

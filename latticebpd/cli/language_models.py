@@ -51,6 +51,25 @@ def check_asked(system: str, lm: object, alpha: float | None) -> None:
             raise ValueError(f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {system!r}; leave it out")
 
 
+def default_system(lm: LanguageModel, alpha: float | None, size: int = 16) -> str:
+    """What drafts where nobody said: calibrated trees where the language model has a calibration, else copies and trees."""
+    from latticebpd.scoring.rescoring import is_calibrated
+
+    return f"{size}-calibrated" if alpha is None and is_calibrated(lm) else "copies+16-tree"
+
+
+def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
+    """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
+    from latticebpd.drafting.names import CALIBRATED
+    from latticebpd.scoring.calibrated import CalibratedScorer
+    from latticebpd.scoring.rescoring import calibrated_scorer, is_calibrated
+
+    if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):
+        scorer = calibrated_scorer(lm)
+        return scorer.calibration.k if isinstance(scorer, CalibratedScorer) else 16
+    return 16 if k is None else k
+
+
 def alphas_of(option: str, text: str) -> list[float]:
     """Weights separated by commas, or ``paper`` for the paper's grid."""
     from latticebpd.analysis.sweep import ALPHAS

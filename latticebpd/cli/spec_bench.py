@@ -10,7 +10,7 @@ from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
-from latticebpd.cli.language_models import check_asked
+from latticebpd.cli.language_models import arcs, check_asked, default_system
 
 
 def spec_bench(
@@ -24,10 +24,13 @@ def spec_bench(
         None,
         "--system",
         "-s",
-        help="Drafting system, as for `latticebpd generate`; by default copies+16-tree for a model with heads, 16-copies for another.",
+        help="Drafting system, as for `latticebpd generate`; by default 16-calibrated with a calibrated language "
+        "model, copies+16-tree with heads, 16-copies without.",
     ),
     alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
-    k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
+    k: int | None = typer.Option(
+        None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
+    ),
     slots: int | None = typer.Option(None, min=1, help="Number of heads to use; all by default, and each costs a projection."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = IGNORE_BEAMS,
@@ -60,10 +63,11 @@ def spec_bench(
     directory = model or bundle.MODEL
     served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
-    source = Heads(served, k, slots) if isinstance(served, BlockwiseLM) else None
-    name = system or ("16-copies" if source is None else "copies+16-tree")
+    rescored = lm or (bundle.LM if model is None else lm_beside(directory))
+    name = system or (default_system(rescored, alpha) if isinstance(served, BlockwiseLM) else "16-copies")
+    source = Heads(served, arcs(k, name, rescored), slots) if isinstance(served, BlockwiseLM) else None
     check_asked(name, lm, alpha)
-    drafter = drafter_named(name, source, lm or (bundle.LM if model is None else lm_beside(directory)), alpha)
+    drafter = drafter_named(name, source, rescored, alpha)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
         found = run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,15 @@ import pytest
 
 import fst
 from latticebpd import SausageLattice
+from latticebpd.cli.language_models import arcs, default_system
 from latticebpd.drafting.names import strategy_named
 from latticebpd.drafting.strategies import Tree
+from latticebpd.models import bundle
 from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated, set_aside_by
+from tests.helpers.commands import Run
 from tests.helpers.drafters import LM, WEIGHTS
 
 
@@ -119,3 +122,28 @@ def test_damaged_records_are_named(stored: Path, text: str) -> None:
         Calibration.load(calibration_path(stored))
     shutil.copy(stored, stored.with_name("other.fst"))
     assert stored_calibration(stored.with_name("other.fst")) is None
+
+
+def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
+    assert default_system(stored, None) == "16-calibrated"
+    assert default_system(stored, 0.5) == "copies+16-tree"  # whoever gives a weight wants it used
+    assert default_system(LM, None) == "copies+16-tree"
+    assert [arcs(None, "16-calibrated", stored), arcs(7, "16-calibrated", stored), arcs(None, "16-tree", stored)] == [WEIGHTS.k, 7, 16]
+
+
+def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Path) -> None:
+    """The text is greedy's; the page holds copies, which no slot has."""
+    lm = tmp_path / "lm.fst"
+    shutil.copy(bundle.LM, lm)
+    weights = np.zeros((1, len(fst.FEATURES)))
+    weights[0, [fst.FEATURES.index(name) for name in ("log_prob", "ngram", "match_1", "match_2", "match_10")]] = 1, 0.5, 1, 3, 5
+    replace(WEIGHTS, weights=tuple(map(tuple, weights.tolist())), k=16).save(calibration_path(lm))
+    arguments = ("generate", "The history of the city and the history of the", "--max-new-tokens", 32, "--json")
+    texts = {}
+    for name, options in (("calibrated", ("--lm", lm, "--trace", tmp_path / "page.html")), ("greedy", ("--system", "greedy"))):
+        status, printed, told = run(*arguments, *options)
+        assert status == 0, told
+        texts[name] = json.loads(printed)
+    assert texts["calibrated"]["text"] == texts["greedy"]["text"]
+    assert texts["calibrated"]["block_efficiency"] > 1.5
+    assert "16-calibrated" in (tmp_path / "page.html").read_text(encoding="utf-8")
