@@ -3,6 +3,7 @@
     latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --teacher-force --max-new-tokens 256 --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python benchmarks/smollm2/trees.py --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
+    python benchmarks/smollm2/trees.py --table benchmarks/smollm2/results/trees.csv
 
 Weights are tuned and calibrations fitted on half of HELD's texts; walked are its other half and all of ASKED.  The answers are the
 model's own greedy text, so that a walk makes the calls of a decode.  Every text and system is one line of the CSV file.  Intervals:
@@ -37,6 +38,14 @@ from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 
 SIZES = (8, 16, 32, 64)
+ALL = "+ copies: calibrated"
+PAIRS = (
+    ("16-best", "16-best:0-gram"),
+    *((f"{size}-tree", f"{size}-tree:0-gram") for size in SIZES),
+    *((f"{size} {ALL}", other.format(size)) for size in SIZES for other in ("{}-tree", "copies+{}-tree", "{} less n-gram model")),
+    *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
+)
+"""Systems whose difference is told, with its interval."""
 RESAMPLES = 2000
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
@@ -47,7 +56,7 @@ VARIANTS = {
     "+ n-gram model": HEADS + NGRAM,
     "+ its orders": HEADS + NGRAM + ORDERS,
     "+ the text so far": HEADS + NGRAM + ORDERS + TEXT,
-    "+ copies: calibrated": FEATURES,
+    ALL: FEATURES,
     "less n-gram model": HEADS + TEXT + COPIES,
     "less its orders": HEADS + NGRAM + TEXT + COPIES,
     "less the text, copies too": HEADS + NGRAM + ORDERS,
@@ -197,12 +206,18 @@ def interval(rows: np.ndarray, other: np.ndarray | None = None) -> tuple[float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fit", type=Path, required=True, help="lattices of held-out answers, with whole contexts")
+    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and walk nothing")
+    parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to walk through")
-    parser.add_argument("--lm", type=Path, required=True)
+    parser.add_argument("--lm", type=Path)
     parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of all walks")
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of all walks")
     arguments = parser.parse_args()
+    if arguments.table is not None:
+        show(arguments.table)
+        return
+    if None in (arguments.fit, arguments.lm, arguments.output):
+        parser.error("expected --fit, --lm and -o, or --table")
     lm = fst.NgramModel.load(arguments.lm)
     count = sum(1 for _ in texts_of([arguments.fit]))
     examples = set(draw_examples([arguments.fit], count // 2, 0)[1])
@@ -246,23 +261,32 @@ def main() -> None:
             made[f"copies+{size}-tree"] = MixtureDrafter(copying, drafter(tree(size)), num_nodes=size)
             for name, scorer in scorers.items():
                 made[f"{size} {name}"] = drafter(Tree(scorer, size))
-            made[f"{size} calibrated, k = 16"] = drafter(Tree(scorers["+ copies: calibrated"], size), narrow)
+            made[f"{size} calibrated, k = 16"] = drafter(Tree(scorers[ALL], size), narrow)
         return made
 
-    found: dict[str, dict[str, list[tuple[int, int, int]]]] = {}
     with open(arguments.output, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(("texts", "text", "system", "tokens", "calls", "verified"))
         for path, kept in [(arguments.fit, rest), *((path, None) for path in arguments.walk)]:
             for number, answer in enumerate(answers(path, kept)):
-                if not len(answer.lattices):
-                    continue
-                for name, drafter in systems(answer).items():
-                    row = walk(answer, drafter)
-                    found.setdefault(path.name, {}).setdefault(name, []).append(row)
-                    writer.writerow((path.name, number, name, *row))
+                if len(answer.lattices):
+                    for name, drafter in systems(answer).items():
+                        writer.writerow((path.name, number, name, *walk(answer, drafter)))
+    show(arguments.output)
+
+
+def show(path: Path) -> None:
+    """The tables of a CSV file."""
+    found: dict[str, dict[str, list[tuple[int, int, int]]]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            walked = (int(row["tokens"]), int(row["calls"]), int(row["verified"]))
+            found.setdefault(row["texts"], {}).setdefault(row["system"], []).append(walked)
     for data, rows in found.items():
-        out.print(table(data, {name: np.array(each) for name, each in rows.items()}))
+        arrays = {name: np.array(each) for name, each in rows.items()}
+        out.print(table(data, arrays))
+        for one, other in PAIRS:
+            out.print("{} over {}: {:+.1%} ({:+.1%} to {:+.1%})".format(one, other, *interval(arrays[one], arrays[other])))
 
 
 def table(data: str, rows: dict[str, np.ndarray]) -> Table:
