@@ -200,7 +200,7 @@ def changed(array: np.ndarray, rng: Random) -> np.ndarray:
             try:
                 with np.errstate(all="ignore"):
                     return array.astype(pick(TYPES, rng))
-            except (ValueError, TypeError, OverflowError):
+            except (ValueError, TypeError, OverflowError, RuntimeError):
                 return array
         case 3:
             cut: np.ndarray = array[: int(rng.integers(len(array) + 1))] if rng.random() < 0.5 else np.concatenate([array, array])
