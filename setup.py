@@ -24,7 +24,8 @@ setup(
         Pybind11Extension(
             "latticebpd.models._narrow",
             ["latticebpd/models/_narrow/module.cpp"],
-            depends=sorted(glob("latticebpd/models/_narrow/*.hpp")),
+            depends=[*sorted(glob("latticebpd/models/_narrow/*.hpp")), "fst/_core/released.hpp"],
+            include_dirs=["fst/_core"],
             cxx_std=20,
             extra_compile_args=flags,
             extra_link_args=links,

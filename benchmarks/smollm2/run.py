@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from intervals import interval
 from rich.console import Console
 from rich.table import Table
 
@@ -42,7 +43,6 @@ SYSTEMS = (
     "8-calibrated", "12-calibrated", "16-calibrated", "64-calibrated", "oracle",
 )  # fmt: skip
 """By default; with ``--costs`` also ``64-calibrated by cost``."""
-RESAMPLES = 2000
 out = Console(highlight=False)
 
 
@@ -145,13 +145,6 @@ def chosen(path: Path, limit: int) -> Iterator[Question]:
         yield from (questions[rank] for questions in by_category.values() if rank < len(questions))
 
 
-def interval(tokens: np.ndarray, calls: np.ndarray) -> tuple[float, float]:
-    """Of pooled tokens per call, ``[questions]`` each drawn anew."""
-    drawn = np.random.default_rng(0).integers(0, len(calls), (RESAMPLES, len(calls)))
-    low, high = np.quantile(tokens[drawn].sum(axis=1) / calls[drawn].sum(axis=1).clip(min=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
 def table(decodes: Iterable[Decode], title: str) -> Table:
     """Every system on the questions that all have answered."""
     by_system: dict[str, dict[int, Decode]] = {}
@@ -166,9 +159,9 @@ def table(decodes: Iterable[Decode], title: str) -> Table:
         rows = [answers[question] for question in questions]
         tokens, calls = np.array([row.tokens - 1 for row in rows]), np.array([row.calls for row in rows])
         seconds = sum(row.seconds for row in rows)
-        low, high = interval(tokens, calls)
+        efficiency, low, high = interval(tokens, calls)
         made.add_row(
-            system, f"{tokens.sum() / max(1, calls.sum()):.3f}", f"{low:.2f}–{high:.2f}",
+            system, f"{efficiency:.3f}", f"{low:.2f}–{high:.2f}",
             f"{sum(row.verified for row in rows) / calls.sum():.1f}",
             f"{sum(row.tokens for row in rows) / seconds:.1f}", f"{greedy / seconds:.2f}×", str(sum(1 - row.equal for row in rows)),
         )  # fmt: skip

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from intervals import interval
 from rich.console import Console
 from rich.table import Table
 
@@ -31,8 +31,10 @@ from latticebpd.analysis import blocks
 from latticebpd.analysis.calibrating import calibrate
 from latticebpd.analysis.replay import accept_length
 from latticebpd.analysis.tuning import draw_examples, tune
+from latticebpd.drafting.sources import SavedTopK
 from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import texts_of
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
@@ -46,7 +48,6 @@ PAIRS = (
     *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
 )
 """Systems whose difference is told, with its interval."""
-RESAMPLES = 2000
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
 TEXT = ("seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer")
@@ -74,24 +75,6 @@ class Answer:
     tokens: list[int]
     prompt_length: int
     lattices: LatticeSet
-
-
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """The lattices of one text, as if heads gave them, by the length of the text so far."""
-
-    answer: Answer
-    needs_hidden = False
-    fingerprint = None
-    vocab_size = None
-    owner = "the lattices' model"
-
-    @cached_property
-    def listed(self) -> list[SausageLattice]:
-        return [self.answer.lattices[row] for row in range(len(self.answer.lattices))]
-
-    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        return [self.listed[len(state.tokens) - self.answer.prompt_length - 1] for state in states]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +133,9 @@ def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
                 parts.setdefault(number, []).append(block.take(block.sequence == number))
     for number, lattices in sorted(parts.items()):
         tokens, prompt_length = texts[number]
-        yield Answer(list(tokens), prompt_length, LatticeSet.joined(lattices))
+        joined = LatticeSet.joined(lattices)
+        in_order = np.full((len(joined), 1), PADDING, np.int32)  # without contexts, `SavedTopK` takes them by the length of the text
+        yield Answer(list(tokens), prompt_length, replace(joined, context=in_order))
 
 
 def walk(answer: Answer, drafter: Any) -> tuple[int, int, int]:
@@ -166,42 +151,23 @@ def walk(answer: Answer, drafter: Any) -> tuple[int, int, int]:
     return min(at, len(answer.tokens)) - first, calls, verified
 
 
-def narrowed(answer: Answer, k: int) -> Answer:
-    """The same lattices with their ``k`` best arcs."""
-    lattices = answer.lattices
+def narrowed(lattices: LatticeSet, k: int | None = None) -> LatticeSet:
+    """The same lattices with their ``k`` best arcs, the best first."""
     order = np.argsort(-lattices.log_probs, axis=2, kind="stable")[:, :, :k]
     tokens, log_probs = (np.take_along_axis(each, order, axis=2) for each in (lattices.tokens, lattices.log_probs))
-    return Answer(answer.tokens, answer.prompt_length, LatticeSet(tokens, log_probs, lattices.continuation, lattices.context))
+    return replace(lattices, tokens=tokens, log_probs=log_probs)
 
 
 def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     """``[slots, k]`` how often the arc of a rank is right."""
     right = total = None
     for answer in answers(path, kept):
-        lattices = answer.lattices
-        order = np.argsort(-lattices.log_probs, axis=2, kind="stable")
-        hits = np.take_along_axis(lattices.tokens, order, axis=2) == lattices.continuation[:, :, None]
+        lattices = narrowed(answer.lattices)
+        hits = lattices.tokens == lattices.continuation[:, :, None]
         known = (lattices.continuation >= 0).sum(axis=0)
         right, total = (hits.sum(axis=0), known) if right is None else (right + hits.sum(axis=0), total + known)
     accuracies: np.ndarray = right / np.maximum(total, 1)[:, None]  # type: ignore[operator,call-overload]
     return accuracies
-
-
-def interval(rows: np.ndarray, other: np.ndarray | None = None) -> tuple[float, float, float]:
-    """Tokens per call of ``[texts, (tokens, calls, verified)]``, or how much more than another system's, and its interval."""
-    drawn = np.random.default_rng(0).integers(0, len(rows), (RESAMPLES, len(rows)))
-
-    def efficiency(table: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        sums = table[chosen].sum(axis=-2)
-        ratio: np.ndarray = sums[..., 0] / sums[..., 1]
-        return ratio
-
-    everything = np.arange(len(rows))
-    value, values = efficiency(rows, everything), efficiency(rows, drawn)
-    if other is not None:
-        value, values = value / efficiency(other, everything) - 1, values / efficiency(other, drawn) - 1
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(value), float(low), float(high)
 
 
 def main() -> None:
@@ -236,9 +202,9 @@ def main() -> None:
     plain, scorers = NgramScorer(None), {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
 
     def systems(answer: Answer) -> dict[str, Any]:
-        source, narrow = Stored(answer), Stored(narrowed(answer, 16))
+        source, narrow = SavedTopK(answer.lattices), SavedTopK(narrowed(answer.lattices, 16))
 
-        def drafter(strategy: Any, of: Stored = source) -> LatticeDrafter:
+        def drafter(strategy: Any, of: SavedTopK = source) -> LatticeDrafter:
             return LatticeDrafter(of, strategy)
 
         def tree(size: int) -> Strategy:
@@ -286,7 +252,12 @@ def show(path: Path) -> None:
         arrays = {name: np.array(each) for name, each in rows.items()}
         out.print(table(data, arrays))
         for one, other in PAIRS:
-            out.print("{} over {}: {:+.1%} ({:+.1%} to {:+.1%})".format(one, other, *interval(arrays[one], arrays[other])))
+            out.print(f"{one} over {other}: {gain(arrays[one], arrays[other])}")
+
+
+def gain(one: np.ndarray, other: np.ndarray) -> str:
+    """Of ``[texts, (tokens, calls, verified)]`` over another system's."""
+    return "{:+.1%} ({:+.1%} to {:+.1%})".format(*interval(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])))
 
 
 def table(data: str, rows: dict[str, np.ndarray]) -> Table:
@@ -294,12 +265,11 @@ def table(data: str, rows: dict[str, np.ndarray]) -> Table:
         "system", "tokens/call", "95 %", "verified", "over the tree of its size", box=None, title=f"{data}, {len(rows['vanilla'])} answers"
     )
     for name, each in rows.items():
-        value, low, high = interval(each)
+        value, low, high = interval(each[:, 0], each[:, 1])
         size = next((part for part in name.replace("+", " ").replace("-", " ").split() if part.isdecimal()), "")
-        gain = ""
-        if f"{size}-tree" in rows and name != f"{size}-tree":
-            gain = "{:+.1%} ({:+.1%} to {:+.1%})".format(*interval(each, rows[f"{size}-tree"]))
-        made.add_row(name, f"{value:.3f}", f"{low:.2f}–{high:.2f}", f"{each[:, 2].sum() / each[:, 1].sum():.1f}", gain)
+        tree = f"{size}-tree"
+        over = gain(each, rows[tree]) if tree in rows and name != tree else ""
+        made.add_row(name, f"{value:.3f}", f"{low:.2f}–{high:.2f}", f"{each[:, 2].sum() / each[:, 1].sum():.1f}", over)
     return made
 
 

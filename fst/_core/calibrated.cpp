@@ -11,8 +11,6 @@ namespace latticebpd {
 
 namespace {
 
-constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
-constexpr std::size_t kMostArcs = 1u << 28;
 constexpr double kLeastMass = 1e-6;
 
 // Of a match's length, from 1: which of the six features it is.
@@ -20,8 +18,21 @@ std::int32_t match_class(std::int32_t length) { return length <= 3 ? length - 1 
 
 }  // namespace
 
+template <typename Take>
+inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
+    if (arc.hit == Graph::kNone)
+        take(kNotDrafted, 1);
+    else
+        take(kLogProb, arc.log_prob);
+    take(kNgram, arc.ngram);
+    if (arc.level > 0) take(kBigram + std::min(arc.level, 3) - 1, 1);
+    if (arc.match < 0) return;
+    take(arc.match == 0 ? kSeen : kMatch + match_class(arc.match), 1);
+    take(arc.match == 0 ? kShareSeen : arc.match == 1 ? kShareMatch : kShareLonger, arc.share);
+}
+
 void CalibratedSearch::start(const Lattice& lattice, const Model* model, const TextIndex& text) {
-    graph_.assign(lattice, model, kBuckets);
+    graph_.assign(lattice, model, kTreeBuckets);
     if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
     model_ = model;
     text_ = &text;
@@ -55,12 +66,7 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
                 row[kOutside] = 1;
                 row[kMass] = static_cast<float>(outside_mass(slot));
             } else {
-                const Arc& arc = arcs_[static_cast<std::size_t>(i)];
-                row[arc.hit == Graph::kNone ? kNotDrafted : kLogProb] = arc.hit == Graph::kNone ? 1.0f : static_cast<float>(arc.log_prob);
-                row[kNgram] = static_cast<float>(arc.ngram);
-                if (arc.level > 0) row[kBigram + std::min(arc.level, 3) - 1] = 1;
-                if (arc.match == 0) row[kSeen] = 1, row[kShareSeen] = arc.share;
-                if (arc.match > 0) row[kMatch + match_class(arc.match)] = 1, row[arc.match == 1 ? kShareMatch : kShareLonger] = arc.share;
+                each_feature(arcs_[static_cast<std::size_t>(i)], [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
             }
             out.features.insert(out.features.end(), row, row + kFeatures);
             out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[static_cast<std::size_t>(i)].token);
@@ -71,16 +77,6 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
         const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(graph_.node(state.node).state, model->label_of(token)).next_state;
         state = {graph_.node_of(slot + 1, lm_state), text.advance(state.history, static_cast<std::int32_t>(token))};
     }
-}
-
-// The same as the sum of weight times feature over a row of describe().
-double CalibratedSearch::score(const Arc& arc, const double* weights) {
-    double score = arc.hit == Graph::kNone ? weights[kNotDrafted] : weights[kLogProb] * arc.log_prob;
-    score += weights[kNgram] * arc.ngram;
-    if (arc.level > 0) score += weights[kBigram + std::min(arc.level, 3) - 1];
-    if (arc.match == 0) score += weights[kSeen] + weights[kShareSeen] * arc.share;
-    if (arc.match > 0) score += weights[kMatch + match_class(arc.match)] + weights[arc.match == 1 ? kShareMatch : kShareLonger] * arc.share;
-    return score;
 }
 
 double CalibratedSearch::outside_mass(std::int32_t slot) const {
@@ -101,7 +97,8 @@ Followers CalibratedSearch::expand(const State& state) {
     conditionals_.resize(arcs_.size());
     double* const scores = conditionals_.data() + found.first;
     for (std::int32_t i = 0; i < found.size; ++i) {
-        scores[i] = score(arcs_[static_cast<std::size_t>(found.first + i)], weights);
+        scores[i] = 0;
+        each_feature(arcs_[static_cast<std::size_t>(found.first + i)], [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
         best = std::max(best, scores[i]);
     }
     double total = std::exp(outside - best);
@@ -126,7 +123,7 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     graph_.resolve(state.node, steps_.data());
     const Lattice& lattice = graph_.lattice();
     const Lattice::Slot& columns = lattice.slot(graph_.slot_of(state.node));
-    if (arcs_.size() > kMostArcs) throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+    check_opened(arcs_.size());
     const auto first = static_cast<std::int32_t>(arcs_.size());
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps_[static_cast<std::size_t>(c)];

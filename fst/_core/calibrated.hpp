@@ -82,7 +82,9 @@ class CalibratedSearch {
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
     void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
-    static double score(const Arc& arc, const double* weights);
+    // Calls take(feature, value) for every feature of an arc that is not 0.
+    template <typename Take>
+    static void each_feature(const Arc& arc, const Take& take);
 
     Graph graph_;
     const Model* model_ = nullptr;

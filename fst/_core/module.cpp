@@ -25,6 +25,7 @@
 #include "model.hpp"
 #include "nbest.hpp"
 #include "ngram_walk.hpp"
+#include "released.hpp"
 #include "text_index.hpp"
 #include "tree.hpp"
 
@@ -209,7 +210,7 @@ py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const Borro
     std::vector<std::vector<std::int32_t>> paths(size);
     std::vector<std::vector<double>> scores(size);
     {
-        const py::gil_scoped_release release;
+        const Released released;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             const auto& result = workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
@@ -228,7 +229,7 @@ py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
     std::vector<std::vector<double>> path_log_probs(size);
     {
-        const py::gil_scoped_release release;
+        const Released released;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             const auto& result = search(i, workspace);
@@ -301,7 +302,7 @@ PYBIND11_MODULE(_core, module) {
              }, "tokens"_a, "bos"_a = false, "eos"_a = false, "Natural log of the sequence, from <s> if bos, to </s> if eos.")
         .def("state_of", [](const BorrowingModel& model, const Array<std::int64_t>& context) { return model.state_of(tokens_of(context, "context")); },
              "context"_a, "The state that the context leads to from the unigram state.")
-        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<py::gil_scoped_release>(),
+        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<Released>(),
              "The number of n-grams of each order.")
         .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
              "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")

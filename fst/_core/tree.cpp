@@ -10,9 +10,8 @@ namespace latticebpd {
 
 namespace {
 
-constexpr std::size_t kBuckets = 64;  // a slot: a tree opens few nodes
 constexpr std::int64_t kMostNodes = 1 << 22;  // more take gigabytes, and no verifier looks at them
-constexpr std::size_t kMostConditionals = 1u << 28;
+constexpr std::size_t kMostOpened = 1u << 28;
 
 }  // namespace
 
@@ -21,11 +20,15 @@ void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes) {
         throw std::invalid_argument("expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
 }
 
+void check_opened(std::size_t tokens) {
+    if (tokens > kMostOpened) throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+}
+
 const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
                                           double alpha) {
     check_num_nodes(lattice, num_nodes);
     alpha_ = alpha;
-    graph_.assign(lattice, model, kBuckets);
+    graph_.assign(lattice, model, kTreeBuckets);
     if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
     first_of_.clear();
     conditionals_.clear();
@@ -41,8 +44,7 @@ Followers TreeSearch::expand(State node) {
     if (const std::int32_t known = first_of_[static_cast<std::size_t>(node)]; known >= 0) return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
-    if (conditionals_.size() > kMostConditionals)
-        throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+    check_opened(conditionals_.size());
     const auto first = static_cast<std::int32_t>(conditionals_.size());
     double best = -std::numeric_limits<double>::infinity();
     for (std::int32_t c = 0; c < columns.size; ++c) {

@@ -34,7 +34,11 @@ class TreeSearch {
     BestFirst<TreeSearch> search_;
 };
 
+constexpr std::size_t kTreeBuckets = 64;  // of a graph's slot: a tree opens few nodes
+
 // Refuses a tree larger than any verifier looks at, where the lattice has as many prefixes.
 void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes);
+// Refuses a search that has opened more tokens than memory is for.
+void check_opened(std::size_t tokens);
 
 }  // namespace latticebpd

@@ -17,14 +17,13 @@ from torch import Tensor
 import fst
 from fst.search import FEATURES
 from latticebpd.analysis.stream import blocks
-from latticebpd.analysis.tuning import Paths, draw_examples, lattices_fingerprint
+from latticebpd.analysis.tuning import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.scoring.calibrated import TextIndexes
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import padded_histories
 from latticebpd.scoring.rescoring import check_vocabulary
-from latticebpd.scoring.weights import TEXT
 
 BINS = 20
 SLOPE = 1e-3
@@ -112,7 +111,7 @@ def calibrate(
     rng = np.random.default_rng(seed)
     halves: list[list[list[tuple[np.ndarray, int]]]] = [[], []]
     side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
-    share, width = positions / max(1, _count(paths, unit, drawn)), 0
+    share, width = positions / sum(1 for _ in _chosen(paths, unit, drawn)), 0
     indexes = TextIndexes()
     for lattices, row, example in _chosen(paths, unit, drawn):
         width = lattices.tokens.shape[2]
@@ -143,16 +142,9 @@ def calibrate(
 
 def _chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
     """Block, row in it and number of the example of every lattice of the examples."""
-    seen, wanted = 0, np.array(drawn)
-    for block in blocks(paths):
-        numbers = block.sequence if unit == TEXT and block.sequence is not None else seen + np.arange(len(block))
-        for row in np.flatnonzero(np.isin(numbers, wanted)).tolist():
+    for block, numbers in numbered(blocks(paths), unit):
+        for row in np.flatnonzero(np.isin(numbers, drawn)).tolist():
             yield block, row, int(numbers[row])
-        seen += len(block)
-
-
-def _count(paths: Paths, unit: str, drawn: Sequence[int]) -> int:
-    return sum(1 for _ in _chosen(paths, unit, drawn))
 
 
 def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes) -> list[tuple[np.ndarray, int]]:

@@ -39,7 +39,13 @@ from latticebpd.models.loading import weights_fingerprint
 
 MOST_LOGITS = 1 << 25
 """Head outputs held at a time."""
-NO_LATTICE = "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
+
+
+class NoLatticeError(ValueError):
+    """Nobody's text is long enough for a lattice."""
+
+    def __init__(self) -> None:
+        super().__init__("expected at least one text with two tokens behind its prompt, which make a lattice, found none")
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def collect_shards(
     if shard_texts < 1 or not len(data):
         raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
     if options.teacher_force and (data.lengths - data.prompt_lengths).max() < 2:
-        raise ValueError(NO_LATTICE)
+        raise NoLatticeError
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)
     settings = asdict(options)
@@ -166,7 +172,7 @@ def collect_shards(
         lattices.save(shards.file(shard))  # last: what is there is complete
         empty &= not len(lattices)
     if empty:
-        raise ValueError(NO_LATTICE)
+        raise NoLatticeError
 
 
 @torch.inference_mode()

@@ -24,7 +24,8 @@ from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.catalogue import CATALOGUE
 from latticebpd.models.chat import prompt_format
 from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
-from latticebpd.scoring.rescoring import is_calibrated, tunings_of
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer, is_calibrated, tunings_of
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
@@ -175,7 +176,7 @@ def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
         return {"greedy": "greedy", "copies": f"{SMALL}-copies"}
     names = {"greedy": "greedy", "vanilla BPD": "vanilla"}
     suffix, p = "" if subject.lm else ":0-gram", settings.p
-    order = _order(subject.lm) if subject.lm else None
+    order = f"{_ngram_model(subject.lm).order}-gram" if subject.lm else None
     if order:
         names[order] = "1-best"
     if p:
@@ -270,8 +271,12 @@ def _decode(subject: Subject, prompt: DemoPrompt, drafter: Drafter, max_new_toke
     )  # fmt: skip
 
 
-def _order(lm: Path) -> str:
-    return f"{fst.NgramModel.load(lm).order}-gram"
+def _ngram_model(lm: Path) -> fst.NgramModel:
+    """The n-gram model of a file, which the scorers keep: so its n-grams are counted once."""
+    scorer = as_scorer(lm)
+    if not isinstance(scorer, NgramScorer) or scorer.lm is None:
+        raise ValueError(f"{lm}: expected an n-gram model, got {type(scorer).__name__}")
+    return scorer.lm
 
 
 def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult:
@@ -295,7 +300,8 @@ def _signature(subject: Subject, prompts: int, settings: Settings) -> dict[str, 
     if subject.has_heads:
         lm = {"heads": model.num_heads, "k": settings.k, "lm": "none"}
     if subject.has_heads and subject.lm is not None:
-        lm["lm"] = f"{_order(subject.lm)}, {sum(fst.NgramModel.load(subject.lm).num_ngrams)} n-grams"
+        counted = _ngram_model(subject.lm)
+        lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
         lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(subject.lm))
     return {
         "version": __version__,

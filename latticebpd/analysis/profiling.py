@@ -42,16 +42,16 @@ def profile(
     stock = BaseModel.of(model)
     if stock.encodes:
         raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
-    sizes = [(batch, width) for batch in sorted(set(rows)) for width in sorted(set(columns))]
-    if min(min(size) for size in sizes) < 1 or context < 1 or rounds < 1:
+    widths, batches = sorted(set(columns)), sorted(set(rows))
+    if not widths or not batches or min(*widths, *batches, context, rounds) < 1:
         raise ValueError("expected rows, columns, context and rounds of at least 1")
     rng = np.random.default_rng(seed)
-    times: dict[tuple[int, int], list[float]] = {size: [] for size in sizes}
-    for batch in sorted(set(rows)):
+    times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
+    for batch in batches:
         verifier = verifier_for(model)
         verifier.prefill(rng.integers(0, stock.vocab_size, (batch, context)).tolist())
         for turn in range(rounds + 1):
-            for width in sorted(set(columns)):
+            for width in widths:
                 nodes = np.arange(width - 1, dtype=np.int32)
                 tree = DraftTree(rng.choice(stock.vocab_size, width - 1, replace=False).astype(np.int32), (nodes - 1) // 2)
                 started = time.perf_counter()
@@ -64,7 +64,7 @@ def profile(
                 verifier.forget()
                 if on_pass is not None:
                     on_pass()
-    seconds = tuple(tuple(float(np.median(times[batch, width])) for width in sorted(set(columns))) for batch in sorted(set(rows)))
+    seconds = tuple(tuple(float(np.median(times[batch, width])) for width in widths) for batch in batches)
     about = {
         "model": str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1],
         "context": str(context),
@@ -75,4 +75,4 @@ def profile(
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    return CostCurve(tuple(sorted(set(rows))), tuple(sorted(set(columns))), seconds, about)
+    return CostCurve(tuple(batches), tuple(widths), seconds, about)

@@ -122,12 +122,21 @@ def lattices_fingerprint(paths: Paths) -> str:
 
 def _marked(lattices: Iterable[LatticeSet], unit: str, examples: Sequence[int]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
     """Every block, and ``[n]`` which of its lattices belong to the examples."""
+    for block, numbers in numbered(lattices, unit):
+        yield block, np.isin(numbers, examples)
+
+
+def numbered(lattices: Iterable[LatticeSet], unit: str) -> Iterator[tuple[LatticeSet, np.ndarray]]:
+    """Every block, and ``[n]`` the number of the example that each of its lattices belongs to.
+
+    Raises:
+        ValueError: examples are texts, and a file does not number its own.
+    """
     seen = 0
     for block in lattices:
         if unit == TEXT and block.sequence is None:
             raise ValueError(
                 "expected lattices that tell their texts, as those that the weight was tuned on, got a file without `sequence`"
             )
-        numbers = block.sequence if unit == TEXT and block.sequence is not None else seen + np.arange(len(block))
-        yield block, np.isin(numbers, examples)
+        yield block, block.sequence if unit == TEXT and block.sequence is not None else seen + np.arange(len(block))
         seen += len(block)

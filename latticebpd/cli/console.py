@@ -128,14 +128,15 @@ def writable(path: Path) -> Path:
     return path
 
 
-def positive_numbers(option: str, text: str) -> list[int]:
-    """The numbers of an option such as ``1,1,2,4``; ValueError where it holds anything else."""
+def positive_numbers(option: str, text: str, most: int | None = None) -> list[int]:
+    """The numbers of an option such as ``1,1,2,4``, none above ``most``; ValueError where it holds anything else."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1 or max(numbers) >= 2**31:
-        raise ValueError(f"expected {option} as numbers >= 1 separated by commas, such as 1,2,4, got {text[:60]!r}")
+    if not numbers or min(numbers) < 1 or max(numbers) > (2**31 - 1 if most is None else most):
+        allowed = ">= 1" if most is None else f"from 1 to {most}"
+        raise ValueError(f"expected {option} as numbers {allowed} separated by commas, such as 1,2,4, got {text[:60]!r}")
     return numbers
 
 

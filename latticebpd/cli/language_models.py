@@ -61,12 +61,10 @@ def default_system(lm: LanguageModel, alpha: float | None, size: int = 16) -> st
 def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
     """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
     from latticebpd.drafting.names import CALIBRATED
-    from latticebpd.scoring.calibrated import CalibratedScorer
     from latticebpd.scoring.rescoring import calibrated_scorer, is_calibrated
 
     if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):
-        scorer = calibrated_scorer(lm)
-        return scorer.calibration.k if isinstance(scorer, CalibratedScorer) else 16
+        return calibrated_scorer(lm).calibration.k
     return 16 if k is None else k
 
 

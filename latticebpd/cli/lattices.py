@@ -59,7 +59,7 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd.analysis.collecting import NO_LATTICE, CollectOptions, collect, collect_shards, text_lattices
+    from latticebpd.analysis.collecting import CollectOptions, NoLatticeError, collect, collect_shards, text_lattices
     from latticebpd.cli.datasets import read_texts
     from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
@@ -85,14 +85,12 @@ def lattices(
             if single:
                 found, _ = collect(blockwise, data, options, batch_size, lambda: bar.advance(task))
                 if not len(found):
-                    raise ValueError(NO_LATTICE)
+                    raise NoLatticeError
                 found.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
                 collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
-        except ValueError as error:
-            if str(error) != NO_LATTICE:
-                raise
+        except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
     slots = blockwise.num_heads - 1
     err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
+from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import NARROW, narrowed
+
+MOST = 4096
+"""Tokens, or texts, of the largest pass."""
 
 
 def profile(
@@ -36,13 +39,13 @@ def profile(
     from latticebpd.models import bundle
     from latticebpd.models.pretrained import load_model
 
-    sizes = {name: _sizes(name, text) for name, text in (("--columns", columns), ("--rows", rows))}
+    widths, batches = (sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows)))
     served = narrowed(load_model(model or bundle.MODEL), narrow)
     if threads is not None:
         torch.set_num_threads(threads)
     with progress() as bar:
-        task = bar.add_task("passes", total=(rounds + 1) * len(sizes["--columns"]) * len(sizes["--rows"]))
-        found = profiled(served, sizes["--columns"], sizes["--rows"], context, rounds, on_pass=lambda: bar.advance(task))
+        task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
+        found = profiled(served, widths, batches, context, rounds, on_pass=lambda: bar.advance(task))
     if output is not None:
         found.save(output)
         err.print(f"{output}: written")
@@ -56,13 +59,3 @@ def profile(
         table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in found.seconds))
     out.print(table)
     err.print("|".join(f"{name}:{value}" for name, value in found.about.items()), style="dim")
-
-
-def _sizes(option: str, text: str) -> list[int]:
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        sizes = []
-    if not sizes or sizes[0] < 1 or sizes[-1] > 4096:
-        raise ValueError(f"expected {option} as numbers from 1 to 4096 separated by commas, such as 1,9,17, got {text!r}")
-    return sizes

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from fst.files import replacing
 from fst.search import FEATURES
+from latticebpd.lattices.values import read_only
 from latticebpd.scoring.weights import LATTICE, TEXT
 
 FORMAT_VERSION = 1
@@ -40,16 +42,16 @@ class Calibration:
     nats: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        table = np.array(self.weights, np.float64)
+        table = self.table
         if table.ndim != 2 or not len(table) or table.shape[1] != len(FEATURES) or not (np.abs(table) <= LARGEST).all():
             raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
         if self.unit not in (TEXT, LATTICE) or not all(type(number) is int for number in self.examples):
             raise ValueError(f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}...")
 
-    @property
+    @cached_property
     def table(self) -> np.ndarray:
-        """``[slots, features]`` float64."""
-        return np.array(self.weights, np.float64)
+        """``[slots, features]`` float64; made once, since every draft asks for it."""
+        return read_only(np.array(self.weights, np.float64))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:

@@ -57,28 +57,28 @@ def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None 
     return scorer if alpha is None or alpha == scorer.alpha else scorer.with_alpha(checked_alpha(alpha))
 
 
-def calibrated_scorer(lm: LanguageModel) -> Scorer:
+def calibrated_scorer(lm: LanguageModel) -> CalibratedScorer:
     """The scorer of calibrated trees that ``lm`` names: itself, or that of an n-gram model's file with a calibration beside it.
 
     Raises:
         ValueError: ``lm`` has no calibration.
     """
-    found = _scorer(lm)
-    if isinstance(found, CalibratedScorer):
-        return found
-    if isinstance(found, Tuned) and found.calibration is not None and isinstance(found.scorer, NgramScorer):
-        return CalibratedScorer(found.scorer, found.calibration)
-    raise ValueError(f"expected an n-gram model with a calibration beside its file, got {_named(lm)}; make one by `latticebpd calibrate`")
+    if (found := _calibrated(lm)) is None:
+        name = "none" if lm is None else os.fspath(lm) if isinstance(lm, str | os.PathLike) else type(lm).__name__
+        raise ValueError(f"expected an n-gram model with a calibration beside its file, got {name}; make one by `latticebpd calibrate`")
+    return found
 
 
 def is_calibrated(lm: LanguageModel) -> bool:
     """Whether :func:`calibrated_scorer` has one for it."""
+    return _calibrated(lm) is not None
+
+
+def _calibrated(lm: LanguageModel) -> CalibratedScorer | None:
     found = _scorer(lm)
-    return isinstance(found, CalibratedScorer) or (isinstance(found, Tuned) and found.calibration is not None)
-
-
-def _named(lm: LanguageModel) -> str:
-    return "none" if lm is None else os.fspath(lm) if isinstance(lm, str | os.PathLike) else type(lm).__name__
+    if isinstance(found, Tuned) and found.calibration is not None and isinstance(found.scorer, NgramScorer):
+        return CalibratedScorer(found.scorer, found.calibration)
+    return found if isinstance(found, CalibratedScorer) else None
 
 
 def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -434,3 +436,20 @@ def test_model_refuses_impossible_arguments() -> None:
         _core.Model(states[::-1], arcs, 0, 0)
     with pytest.raises(ValueError, match="NaN"):
         _core.Model(states, arcs, 0, 0, 0, math.nan)
+
+
+def test_a_daemon_thread_at_work_does_not_disturb_the_end_of_the_program() -> None:
+    program = """
+import threading, time
+import numpy as np
+import fst
+tokens, log_probs = np.tile(np.arange(40, dtype=np.int32), (6, 1)), np.full((6, 40), -3.0)
+def work():
+    while True:
+        fst.nbest_paths(tokens, log_probs, None, p=200)
+        fst.best_first_tree(tokens, log_probs, None, num_nodes=200)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stderr) == (0, "")

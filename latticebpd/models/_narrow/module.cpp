@@ -7,33 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <unistd.h>
-
 #include "attention.hpp"
 #include "linear.hpp"
+#include "released.hpp"
 
 namespace py = pybind11;
 
 namespace latticebpd {
-
-// Python goes on meanwhile.  At exit it ends daemon threads that come back by unwinding, which no destructor may be left by: they stay
-// here until the process is gone.
-class Released {
-  public:
-    Released() : state_(PyEval_SaveThread()) {}
-    ~Released() {
-        try {
-            PyEval_RestoreThread(state_);
-        } catch (...) {
-            for (;;) ::pause();
-        }
-    }
-    Released(const Released&) = delete;
-    Released& operator=(const Released&) = delete;
-
-  private:
-    PyThreadState* state_;
-};
 
 PYBIND11_MODULE(_narrow, module) {
     module.def("kinds", [] { return kinds().size(); });
