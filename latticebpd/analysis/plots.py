@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # it is fitted with torch, which pictures do without
     from latticebpd.analysis.calibrating import Reliability
 
 FORMATS = (".png", ".svg", ".pdf")
-BLUE, VERMILION, GREEN = (colour.light for colour in SERIES[:3])
+BLUE, VERMILION, GREEN, PLUM = (colour.light for colour in SERIES[:4])
 
 
 def _figure(width: float = 5.6, height: float = 3.5) -> tuple[Figure, Axes]:
@@ -87,18 +87,19 @@ def path_curves(efficiency: Mapping[str, float], ps: Sequence[int], model: str |
 
 @rc_context(STYLE)
 def trade_off(efficiency: Mapping[str, float], verified: Mapping[str, float], model: str | None) -> Figure:
-    """Block efficiency against verified tokens: p best paths against prefix trees, with and without a language model.
+    """Block efficiency against verified tokens: p best paths against prefix trees, calibrated or not, with and without a language model.
 
     efficiency, verified: of every system, by name.  model: the name of the language model.
     """
     figure, axes = _figure()
-    for kind, word, filled in (("tree", "trees", True), ("best", "p best paths", False)):
+    for kind, word, filled in (("calibrated", "calibrated trees", True), ("tree", "trees", True), ("best", "p best paths", False)):
         for suffix, colour, text in (("", VERMILION, f"with {model}"), (":0-gram", BLUE, "no language model")):
             at = [name for name in efficiency if name.endswith(f"-{kind}{suffix}")]
             if not at:
                 continue
             axes.plot(
-                [verified[name] for name in at], [efficiency[name] for name in at], color=colour, marker="s" if suffix == "" else "o",
+                [verified[name] for name in at], [efficiency[name] for name in at], color=PLUM if kind == "calibrated" else colour,
+                marker="s" if suffix == "" else "o",
                 linestyle="-" if filled else "--", markerfacecolor=colour if filled else "none", label=f"{word}, {text}",
             )  # fmt: skip
     _level(axes, efficiency["oracle"], "oracle", GREEN)

@@ -123,7 +123,8 @@ def _with_model(
     if not decode_texts:
         return None, {}, ModelShape.of(load_blockwise(directory), source)
     signature, models = measured.comparison.signature, measured.models or None
-    systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else []), "oracle"]
+    systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
+    systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
     model, decoded, quality = decode_again(
         directory, [lattices], measured.aside, systems, models, measurements.options.alpha, signature.k, signature.given_text,
         decode_texts, **asked,

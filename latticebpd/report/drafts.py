@@ -44,6 +44,7 @@ def block_efficiency(measurements: Measurements) -> Section:
     model = next(iter(measurements.models), None)
     shown = ["vanilla", *(["1-best"] if model else []), "16-best:0-gram", *(["16-best"] if model else [])]
     shown += ["64-tree:0-gram", *(["64-tree"] if model else [])]
+    shown += [name for name in ("64-calibrated",) if name in measurements.sets[0].efficiency]
 
     def gain(measured: Measured, value: float) -> Cell:
         base = measured.efficiency["vanilla"]

@@ -21,13 +21,13 @@ from latticebpd.analysis.stream import blocks, watched
 from latticebpd.analysis.sweep import ALPHAS
 from latticebpd.analysis.systems import outcome
 from latticebpd.analysis.tuning import lattices_fingerprint, tune
-from latticebpd.drafting.names import ORACLE, VANILLA, SystemName, strategy_named
+from latticebpd.drafting.names import CALIBRATED, ORACLE, VANILLA, SystemName, strategy_named
 from latticebpd.drafting.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.posteriors import arc_posteriors
-from latticebpd.scoring.rescoring import LanguageModel, Tuned, as_scorer, check_vocabulary, set_aside_by, tunings_of
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary, is_calibrated, set_aside_by, tuned, tunings_of
 from latticebpd.scoring.weights import Tuning
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)
@@ -148,12 +148,18 @@ class Measurements:
     options: Options
 
 
-def systems_of(names: Sequence[str]) -> list[str]:
-    """What is compared: p-best drafts and trees of several sizes, with the first language model and without; others at the usual sizes."""
+def systems_of(models: Mapping[str, LanguageModel]) -> list[str]:
+    """What is compared: p-best drafts and trees of several sizes, with the first language model and without; others at the usual sizes.
+
+    Models with a calibration draft calibrated trees of the trees' sizes as well.
+    """
+    names = list(models)
     with_model = [f"{p}-best" for p in PATHS] + [f"{n}-tree" for n in NODES] if names else []
     without = [f"{p}-best:0-gram" for p in PATHS[1:]] + [f"{n}-tree:0-gram" for n in NODES]
     others = [f"{system}:{name}" for name in names[1:] for system in ("1-best", "16-best", "64-tree")]
-    return [*with_model, *without, *others]
+    calibrated = [name for name in names if is_calibrated(models[name])]
+    known = [f"{n}-{CALIBRATED}{'' if name == names[0] else f':{name}'}" for name in calibrated for n in NODES]
+    return [*with_model, *known, *without, *others]
 
 
 def measure(
@@ -212,19 +218,20 @@ def _measure_one(
     lattices, texts, has_entropy = _counted(read("texts"), dataset)
     fingerprint = lattices_fingerprint(dataset.paths)
     count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)
-    names = systems_of(list(models))
+    names = systems_of(models)
     own: dict[str, tuple[Tuning, ...]] = {}
     for name, model in models.items():
         if stored := tunings_of(model):
             own[name] = stored
         elif count:
-            wanted = dict.fromkeys(str(system) for system in map(SystemName.parse, names) if system.chosen(models) == name)
+            asking = [system for system in map(SystemName.parse, names) if system.chosen(models) == name]
+            wanted = dict.fromkeys(str(system) for system in asking if system.kind != CALIBRATED)
             watcher = watching(f"weights of {name}")
             own[name] = tuple(tune(dataset.paths, model, each, ALPHAS, count, options.seed, watcher)[0] for each in wanted)
     # Tuned on other files, a weight costs these no examples.
     records = [record for name, model in models.items() for record in (*own.get(name, ()), *set_aside_by(model))]
     tunings = [record for record in dict.fromkeys(records) if record.lattices == fingerprint]
-    weighed: dict[str, LanguageModel] = {name: Tuned(as_scorer(model), own.get(name, ())) for name, model in models.items()}
+    weighed: dict[str, LanguageModel] = {name: tuned(model, own.get(name, ())) for name, model in models.items()}
     oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))), options.by)
     comparison = compare(read("systems"), names, weighed or None, options.alpha, options.seed, by=options.by)
     entropy = head_entropy(read("entropy"), vocab_size, options.by) if has_entropy or vocab_size is not None else None

@@ -24,7 +24,7 @@ def system_label(name: str, model: str | None) -> str:
     if name in ("vanilla", "oracle"):
         return name
     kind, _, chosen = name.partition(":")
-    kind = kind.replace("-tree", "-node tree")
+    kind = kind.replace("-tree", "-node tree").replace("-calibrated", "-node calibrated tree")
     return f"{kind}, {'no LM' if chosen == '0-gram' else chosen or model}"
 
 

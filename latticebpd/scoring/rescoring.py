@@ -81,6 +81,12 @@ def _calibrated(lm: LanguageModel) -> CalibratedScorer | None:
     return found if isinstance(found, CalibratedScorer) else None
 
 
+def tuned(lm: LanguageModel, tunings: tuple[Tuning, ...]) -> Tuned:
+    """The model at these weights; its calibration stays."""
+    calibrated = _calibrated(lm)
+    return Tuned(as_scorer(lm), tunings) if calibrated is None else Tuned(calibrated.ngram, tunings, calibrated.calibration)
+
+
 def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
     """The records of whatever was fitted on examples and came with a model's file."""
     found = _scorer(lm)

@@ -16,7 +16,9 @@ import pytest
 
 import fst
 from latticebpd.analysis import blocks, compare, rescoring_latency, tally
+from latticebpd.analysis.calibrating import calibrate
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
+from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.hardware import ModelShape
 from latticebpd.analysis.theme import COLOURS, css_colours
 from latticebpd.analysis.tuning import lattices_fingerprint, without
@@ -26,6 +28,7 @@ from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.report import DataSet, Measurements, Options, machine, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measure import NODES, PATHS
+from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
@@ -187,6 +190,29 @@ def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements
         assert (measured.comparison.signature.alpha, measured.texts, measured.set_aside) == ("0.5", *left)
     given = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)).sets[0]
     assert (given.comparison.signature.alpha, given.texts, given.set_aside, given.tunings) == ("2", 8, 0, {})
+
+
+def test_calibrated_trees_have_rows_and_their_texts_are_left_out(run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    trigram().save(lm)
+    found, _ = calibrate([lattices], trigram(), examples=3)
+    found.save(calibration_path(lm))
+    measured = measure([DataSet("tiny", (lattices,))], {"3-gram": lm, "other": MODELS["other"]}, OPTIONS).sets[0]
+    assert set(found.examples) <= {number for record in measured.aside for number in record.examples}
+    assert measured.texts == 8 - measured.set_aside
+    assert not [tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system]  # they have no weight to tune
+    kept = list(without_any(blocks([lattices]), measured.aside))
+    expected = compare(kept, [f"{n}-calibrated" for n in NODES], lm)
+    for name, value in zip(expected.systems, expected.block_efficiency.tolist(), strict=True):
+        assert measured.efficiency[name] == value
+    model.save_pretrained(tmp_path / "model")
+    arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={lm}", "--model", tmp_path / "model", "--no-timings", "--decode-texts", 1)
+    assert run(*arguments, "-o", tmp_path / "out")[0] == 0
+    label = "64-node calibrated tree, 3-gram"
+    assert label in {row["system"] for row in rows_of(tmp_path / "out" / "systems-tiny.csv")}
+    assert {row["system"]: row["other texts"] for row in rows_of(tmp_path / "out" / "decoded.csv")}[label] == "0"
+    assert label in next(iter(rows_of(tmp_path / "out" / "block-efficiency.csv")))
+    assert "calibrated trees" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
 def test_lattices_without_texts_entropies_or_a_model_make_a_report_too(lattices: Path, tmp_path: Path) -> None:
