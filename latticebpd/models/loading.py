@@ -61,6 +61,31 @@ def _check_layers(directory: Path, config: Any) -> None:
             raise ValueError(f"expected {name} from 1 to {tensors} (the tensors of model.safetensors), got {layers}")
 
 
+_CONVERSION = (
+    "import torch, safetensors.torch as s; "
+    "s.save_file({{k: v.clone() for k, v in torch.load({source!r}, 'cpu', weights_only=True).items()}}, {target!r})"
+)
+
+
+def safetensors_in(directory: Path, wanted: str) -> list[Path]:
+    """A checkpoint's safetensors files, whatever their names.
+
+    Args:
+        wanted: the usual name, for the message.
+
+    Raises:
+        ValueError: there are none; where there are pickled weights, the message has a command that converts them.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = next(iter(sorted([*directory.glob("*.pt"), *directory.glob("*.bin")])), None)
+    if pickled is None:
+        raise ValueError(f"{directory}: expected {wanted}, found no safetensors file")
+    command = _CONVERSION.format(source=str(pickled), target=str(pickled.with_suffix(".safetensors")))
+    raise ValueError(f'{pickled}: expected safetensors, got pickled weights; convert them once: python -c "{command}"')
+
+
 def weights_fingerprint(model: nn.Module) -> str:
     """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
     digest = hashlib.sha256()

@@ -30,12 +30,9 @@ from transformers import PreTrainedModel
 from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.heads import MedusaHeads
+from latticebpd.models.loading import safetensors_in
 
 _NAME = re.compile(r"(?:medusa_head\.)?(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
-_CONVERSION = (
-    "import torch, safetensors.torch as s; "
-    "s.save_file({{k: v.clone() for k, v in torch.load({source!r}, 'cpu', weights_only=True).items()}}, {target!r})"
-)
 
 Key = tuple[int, int, str]
 """Head, layer, and the name's last part."""
@@ -105,14 +102,7 @@ def _shape(directory: Path, num_heads: int | None) -> tuple[int, int]:
 
 def _tensors(directory: Path, heads: int) -> Iterator[tuple[Key, Tensor, Path]]:
     """Every tensor of the first ``heads`` heads in the directory's safetensors files, and its file."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        pickled = next(iter(sorted([*directory.glob("*.pt"), *directory.glob("*.bin")])), None)
-        if pickled is None:
-            raise ValueError(f"{directory}: expected medusa_lm_head.safetensors, found no safetensors file")
-        command = _CONVERSION.format(source=str(pickled), target=str(pickled.with_suffix(".safetensors")))
-        raise ValueError(f'{pickled}: expected safetensors, got pickled weights; convert them once: python -c "{command}"')
-    for file in files:
+    for file in safetensors_in(directory, "medusa_lm_head.safetensors"):
         try:
             with safe_open(file, framework="pt") as archive:
                 for name in archive.keys():  # noqa: SIM118  (no dict)
