@@ -98,7 +98,7 @@ class GenerationSettings:
         base = None if model is None else BaseModel.of(model)
         self.device = torch.device("cpu") if base is None else base.device
         self._host = _host(base)
-        self._refuse()
+        refuse(self._host.generation_config)
         if (new_tokens := arguments.get("max_new_tokens")) is not None and new_tokens < 1:
             raise ValueError(f"expected max_new_tokens >= 1, got {new_tokens}")
         given = {name: value for name, value in arguments.items() if value is not None}
@@ -110,20 +110,6 @@ class GenerationSettings:
         if not self.eos_ids:
             self.config.exponential_decay_length_penalty = None  # it raises the scores of tokens that there are not
         self.config.stop_strings = self.config.stop_strings or None
-
-    def _refuse(self) -> None:
-        """Refuse what only ``generate()`` itself can do, and fields of later versions that nobody here has thought about."""
-        own, empty = self._host.generation_config, _empty()
-        for name, neutral in REFUSED.items():
-            value = getattr(own, name, None)
-            if value is not None and value not in neutral:
-                instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (name in BEAMS)
-                raise ValueError(f"expected a generation config without {name}, got {value!r}; {instead}")
-        for name, value in vars(empty).items():
-            if name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys() and not name.startswith("_") and getattr(own, name, value) != value:
-                raise ValueError(
-                    f"expected a generation config of fields known here, got {name} = {getattr(own, name)!r}; set it to {value!r}"
-                )
 
     @property
     def fill_id(self) -> int:
@@ -210,6 +196,25 @@ class GenerationSettings:
         config.max_length = self.max_columns(width)
         found: StoppingCriteriaList = self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
         return found
+
+
+def refuse(config: GenerationConfig) -> None:
+    """Refuse what only ``generate()`` itself can do, and fields of later versions that nobody here has thought about.
+
+    Raises:
+        ValueError: such a field is set.
+    """
+    empty = _empty()
+    for name, neutral in REFUSED.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in neutral:
+            instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (name in BEAMS)
+            raise ValueError(f"expected a generation config without {name}, got {value!r}; {instead}")
+    for name, value in vars(empty).items():
+        if name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys() and not name.startswith("_") and getattr(config, name, value) != value:
+            raise ValueError(
+                f"expected a generation config of fields known here, got {name} = {getattr(config, name)!r}; set it to {value!r}"
+            )
 
 
 def ignore_beams(model: Model) -> None:

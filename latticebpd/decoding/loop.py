@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
-from latticebpd.decoding.prompts import Prompts
 from latticebpd.decoding.session import Frontier, Session
 from latticebpd.decoding.stopping import Text
 from latticebpd.drafting.base import Drafter, State, needs_hidden
@@ -146,17 +145,30 @@ def generate(
     Raises:
         ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says why and what to do.
     """
-    if isinstance(drafter, type) or not (callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))):
-        what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
-        raise ValueError(f"expected a drafter, an object with the methods propose and observe, got {what}")
+    check_drafter(drafter)
     session = Session.begin(
         model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
         stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
         use_cache=use_cache,
     )  # fmt: skip
-    acceptance = bound(acceptance, session.settings)
+    stream = Stream(streamer, len(session.prompts))
+    if streamer is not None:
+        streamer.put(session.prompts.given)
+    return decode(session, drafter, bound(acceptance, session.settings), stream, trace, merged)
+
+
+def check_drafter(drafter: Drafter) -> None:
+    """ValueError for anything but a drafter."""
+    if isinstance(drafter, type) or not (callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))):
+        what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
+        raise ValueError(f"expected a drafter, an object with the methods propose and observe, got {what}")
+
+
+def decode(
+    session: Session, drafter: Drafter, acceptance: Acceptance, stream: Stream, trace: bool = False, merged: bool = True
+) -> Generated:
+    """The loop itself, from the prompts of a new session to the end of its texts; arguments as for :func:`generate`."""
     frontier = Frontier(session.verifier, session.prompts.tokens)
-    stream = _Stream(streamer, session.prompts)
 
     texts = session.texts
     rows = list(range(len(texts)))  # those that have not ended
@@ -251,15 +263,18 @@ def _adjust(texts: list[Text], trees: list[DraftTree]) -> Adjust | None:
     return adjust
 
 
-class _Stream:
-    """A streamer hears the prompt, then every committed token."""
+class Stream:
+    """A streamer that has been given the prompt, and is given every committed token.
 
-    def __init__(self, streamer: Any, prompts: Prompts) -> None:
-        if streamer is not None and len(prompts) > 1:
-            raise ValueError(f"expected a single prompt with a streamer, got {len(prompts)}")
+    Args:
+        streamer: as for ``transformers``' ``generate()``, or None.
+        rows: of the batch, which must be 1 where there is a streamer.
+    """
+
+    def __init__(self, streamer: Any, rows: int) -> None:
+        if streamer is not None and rows > 1:
+            raise ValueError(f"expected a single prompt with a streamer, got {rows}")
         self.streamer = streamer
-        if streamer is not None:
-            streamer.put(prompts.given)
 
     def put(self, committed: list[list[int]]) -> None:
         if self.streamer is not None:

@@ -25,6 +25,7 @@ from transformers import (
     LogitsProcessorList,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
 )
 
@@ -80,23 +81,27 @@ def node_processors(
         if name in BY_ROW and len(prompts) > 1:
             raise ValueError(f"expected one prompt with {name}, which tells rows apart by index, got {len(prompts)}; decode one by one")
     rows = []
-    for prompt, source, max_length in zip(prompts, sources, max_lengths, strict=True):
+    for row, (prompt, source, max_length) in enumerate(zip(prompts, sources, max_lengths, strict=True)):
         padding = width - len(prompt)
-        row = settings.processors(width, max_length + padding, source or prompt, given or [])
-        rows.append(LogitsProcessorList(_unpadded(row, padding)) if padding else row)
+        made = settings.processors(width, max_length + padding, source or prompt, given or [])
+        rows.append(LogitsProcessorList(_of_row(made, row, padding)))
     return rows
 
 
-def _unpadded(processors: LogitsProcessorList, padding: int) -> list[Any]:
-    """The processors for a text from which ``padding`` columns were taken off at its beginning."""
+def _of_row(processors: LogitsProcessorList, row: int, padding: int) -> list[Any]:
+    """The processors for one row's text, from which ``padding`` columns were taken off at its beginning."""
     found = []
     for processor in processors:
-        if isinstance(processor, ForcedBOSTokenLogitsProcessor):
+        if padding and isinstance(processor, ForcedBOSTokenLogitsProcessor):
             continue  # acts in texts of one column, which a padded text never is
         for kind, name in COUNTING.items():
             if isinstance(processor, kind):
                 processor = copy.copy(processor)
                 setattr(processor, name, getattr(processor, name) - padding)
+        ignored = getattr(processor, "prompt_ignore_length", None)  # of all rows, or of each
+        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and ignored is not None:
+            processor = copy.copy(processor)
+            processor.prompt_ignore_length = max(0, int(ignored[row] if isinstance(ignored, Tensor) else ignored) - padding)
         found.append(processor)
     return found
 

@@ -1,0 +1,281 @@
+"""``model.generate(custom_generate=...)`` writes what ``model.generate()`` writes, or refuses by name what it cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    NoRepeatNGramLogitsProcessor,
+    PretrainedConfig,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TextIteratorStreamer,
+    TextStreamer,
+    pipeline,
+)
+
+from latticebpd import (
+    Exact,
+    GoldDrafter,
+    MinimumBlock,
+    NoDrafter,
+    PromptNgramDrafter,
+    Sampling,
+    TopK,
+    TreeDrafter,
+    custom_generate,
+)
+from latticebpd.models.bundle import MODEL, Bundle, load_bundle
+from latticebpd.models.pretrained import load_tokenizer
+from tests.helpers.tiny_families import FAMILIES, tiny
+from tests.helpers.tokenizers import letters
+
+PROMPT = torch.tensor([[4, 9, 5, 9]])
+RAGGED = {
+    "inputs": torch.tensor([[0, 0, 0, 4], [0, 0, 4, 9], [5, 6, 7, 8]]),
+    "attention_mask": torch.tensor([[0, 0, 0, 1], [0, 0, 1, 1], [1, 1, 1, 1]]),
+}
+NEW = 16
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return load_bundle()
+
+
+def assert_same_text(model: Any, prompts: dict[str, Any], **arguments: Any) -> torch.Tensor:
+    """Drafted for badly, well and not at all, the text is that of ``generate()``; returns it."""
+    expected: torch.Tensor = model.generate(**prompts, **arguments)
+    start = 1 if model.config.is_encoder_decoder else prompts["inputs"].shape[1]
+    for drafter in (NoDrafter(), PromptNgramDrafter(), GoldDrafter(expected[:, start:].tolist(), 4)):
+        decoding = custom_generate(drafter)
+        assert model.generate(**prompts, **arguments, custom_generate=decoding).tolist() == expected.tolist()
+    assert decoding.last is not None
+    assert decoding.last.block_efficiency > 1.5  # drafts were accepted
+    return expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prompts", [{"inputs": PROMPT}, RAGGED], ids=["one", "ragged"])
+def test_text_is_that_of_generate(family: str, prompts: dict[str, Any]) -> None:
+    assert_same_text(tiny(family, seed=3), prompts, max_new_tokens=NEW, do_sample=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"max_length": 11},
+        {"min_new_tokens": 9, "eos_token_id": [12, 6]},
+        {"eos_token_id": [12, 6], "pad_token_id": 22},
+        {"repetition_penalty": 1.7, "bad_words_ids": [[12], [17, 19]]},
+        {"max_time": 0.0},
+        {"logits_processor": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])},
+        {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(9)])},
+        {"forced_eos_token_id": 2, "begin_suppress_tokens": list(range(5, 17))},
+    ],
+    ids=lambda arguments: "-".join(arguments) or "defaults",
+)
+def test_settings_of_generate_hold(family: str, arguments: dict[str, Any]) -> None:
+    limit = {} if "max_length" in arguments or not arguments else {"max_new_tokens": NEW}
+    model = tiny(family, seed=3)
+    expected = model.generate(**RAGGED, **limit, **arguments, do_sample=False)
+    decoding = custom_generate(GoldDrafter(expected[:, 1 if family == "marian" else 4 :].tolist(), 4))
+    assert model.generate(**RAGGED, **limit, **arguments, do_sample=False, custom_generate=decoding).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("seed", range(4))
+def test_sampled_text_of_one_prompt_is_that_of_generate_under_the_same_seed(family: str, seed: int) -> None:
+    model = tiny(family, seed=3)
+    arguments = {"do_sample": True, "temperature": 0.9, "top_k": 9, "top_p": 0.95, "max_new_tokens": NEW}
+    torch.manual_seed(seed)
+    expected = model.generate(PROMPT, **arguments)
+    drafts = GoldDrafter([7, *expected[0, 1 if family == "t5" else 4 :].tolist()[1:]], 4)
+    for rule in (None, Sampling(), MinimumBlock(1, Sampling())):
+        torch.manual_seed(seed)
+        decoding = custom_generate(drafts, rule)
+        assert model.generate(PROMPT, **arguments, custom_generate=decoding).tolist() == expected.tolist()
+
+
+def test_several_texts_of_a_prompt_are_drawn_each_for_itself() -> None:
+    decoding = custom_generate(PromptNgramDrafter())
+    for family in ("llama", "bart"):
+        found = tiny(family).generate(PROMPT, do_sample=True, num_return_sequences=5, max_new_tokens=NEW, custom_generate=decoding)
+        assert len(found) == 5
+        assert len({tuple(row) for row in found.tolist()}) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "bart"])
+def test_output_object_is_the_one_that_generate_returns(family: str) -> None:
+    model = tiny(family)
+    arguments: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
+    expected, found = model.generate(PROMPT, **arguments), model.generate(PROMPT, **arguments, custom_generate=custom_generate(NoDrafter()))
+    assert type(found) is type(expected)
+    assert found.sequences.tolist() == expected.sequences.tolist()
+
+
+def test_decoder_may_begin_with_several_tokens() -> None:
+    model = tiny("marian", seed=3)
+    begun = torch.tensor([[1, 8, 5]])
+    expected = model.generate(PROMPT, decoder_input_ids=begun, max_new_tokens=9, do_sample=False)
+    found = model.generate(
+        PROMPT, decoder_input_ids=begun, max_new_tokens=9, do_sample=False, custom_generate=custom_generate(PromptNgramDrafter())
+    )
+    assert found.tolist() == expected.tolist()
+
+
+def test_streamers_are_given_the_prompt_once_and_every_token(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer: Any = load_tokenizer(MODEL)
+    model: Any = bundle.model.base
+    given = tokenizer("The history of the city", return_tensors="pt")
+    drafter = TreeDrafter(bundle.model, bundle.lm_file, num_nodes=16)
+    arguments: dict[str, Any] = {**given, "max_new_tokens": 24, "do_sample": False, "custom_generate": custom_generate(drafter)}
+    text = tokenizer.decode(model.generate(**arguments)[0])
+    model.generate(**arguments, streamer=TextStreamer(tokenizer))
+    assert capsys.readouterr().out.strip() == text.strip()
+    iterated = TextIteratorStreamer(tokenizer, timeout=10)
+    model.generate(**arguments, streamer=iterated)
+    assert "".join(iterated).strip() == text.strip()
+
+
+def test_stop_string_criterion_ends_the_text_where_generate_ends_it() -> None:
+    model, tokenizer = tiny("llama", seed=3), letters()
+    text = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW)[0].tolist()
+    stop = StoppingCriteriaList([StopStringCriteria(tokenizer, tokenizer.decode(text[9:11]))])
+    assert_shorter = assert_same_text(model, {"inputs": PROMPT}, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop)
+    assert assert_shorter.shape[1] < len(text)
+
+
+def by_row(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    """Ends every text at its ninth column."""
+    return torch.full((len(ids),), ids.shape[1] >= 9)
+
+
+def test_criterion_of_ones_own_sees_the_columns_that_generate_shows_it() -> None:
+    stop = StoppingCriteriaList([by_row])  # type: ignore[list-item]
+    found = assert_same_text(tiny("llama", seed=3), RAGGED, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop)
+    assert found.shape[1] == 9
+
+
+class OfABatch:
+    """As evaluation harnesses have them: it remembers rows, and ends all at once."""
+
+    def __init__(self, rows: int) -> None:
+        self.done = [False] * rows
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> bool:
+        for row, _ in enumerate(self.done):
+            self.done[row] |= ids[row, -1].item() in (9, 12)
+        return all(self.done)
+
+
+def test_criterion_that_remembers_a_batch_is_taken_for_one_prompt_and_refused_for_several() -> None:
+    model = tiny("llama", seed=3)
+    expected = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)])
+    decoding = custom_generate(PromptNgramDrafter())
+    found = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)], custom_generate=decoding)
+    assert found.tolist() == expected.tolist()
+    for rows in (1, 3):
+        with pytest.raises(ValueError, match=r"OfABatch; decode prompts one by one"):
+            model.generate(**RAGGED, max_new_tokens=NEW, stopping_criteria=[OfABatch(rows)], custom_generate=decoding)
+
+
+def cache(model: Any) -> DynamicCache:
+    filled = DynamicCache()
+    model(PROMPT[:, :2], past_key_values=filled)
+    return filled
+
+
+REFUSED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
+    "beams": lambda model: ({"num_beams": 2}, "without num_beams, got 2"),
+    "guidance": lambda model: ({"guidance_scale": 1.5}, "without guidance_scale"),
+    "scores": lambda model: ({"return_dict_in_generate": True, "output_scores": True}, "without output_scores"),
+    "assistant": lambda model: ({"assistant_model": tiny("llama", seed=5)}, "without assistant_model"),
+    "several processes": lambda model: ({"synced_gpus": True}, "without synced_gpus"),
+    "a cache": lambda model: ({"past_key_values": cache(model)}, "without past_key_values"),
+    "embeddings": lambda model: ({"inputs_embeds": model.get_input_embeddings()(PROMPT)}, "without inputs_embeds"),
+    "positions": lambda model: ({"position_ids": torch.tensor([[3, 4, 5, 6]])}, "without position_ids"),
+    "a rule's own settings": lambda model: ({"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Sampling(0.5))}, "temp"),
+    "greedy sampling": lambda model: ({"custom_generate": custom_generate(NoDrafter(), Sampling())}, "do_sample=True with the rule Samp"),
+    "sampled greed": lambda model: ({"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Exact())}, "do_sample=False with"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_do_is_refused_by_name(name: str) -> None:
+    model = tiny("llama", seed=3)
+    arguments, message = REFUSED[name](model)
+    with pytest.raises(ValueError, match=message) as refused:
+        model.generate(PROMPT, **{"custom_generate": custom_generate(NoDrafter()), "max_new_tokens": 4, **arguments})
+    assert "\n" not in str(refused.value)
+
+
+def test_batch_with_a_streamer_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"single prompt with a streamer|batch size 1"):
+        tiny("llama").generate(**RAGGED, streamer=TextStreamer(letters()), custom_generate=custom_generate(NoDrafter()))
+    with pytest.raises(ValueError, match="expected a drafter"):
+        custom_generate(NoDrafter)  # type: ignore[arg-type]
+
+
+def test_lenient_rule_accepts_what_exact_would_not() -> None:
+    model, calls = tiny("llama", seed=3), []
+    for rule in (Exact(), TopK(23)):
+        decoding = custom_generate(GoldDrafter([[7] * NEW], 4), rule, trace=True)
+        model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, custom_generate=decoding)
+        assert decoding.last is not None
+        assert sum(map(len, decoding.last.blocks())) == NEW
+        calls.append(decoding.last.num_calls)
+    assert calls[1] < calls[0]
+
+
+def test_called_directly_it_decodes_as_well() -> None:
+    model = tiny("llama", seed=3)
+    model.generation_config.max_length = 9
+    config = model._prepare_generation_config(None)[0]
+    criteria = StoppingCriteriaList([MaxLengthCriteria(9)])
+    found = custom_generate(NoDrafter())(model, PROMPT, LogitsProcessorList(), criteria, config)
+    assert found.tolist() == model.generate(PROMPT, do_sample=False).tolist()  # type: ignore[union-attr]
+
+
+def test_text_generation_pipeline_writes_the_same(bundle: Bundle) -> None:
+    tokenizer: Any = load_tokenizer(MODEL)
+    tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token or "<|endoftext|>"
+    pipe: Any = pipeline("text-generation", model=bundle.model.base, tokenizer=tokenizer)
+    decoding = custom_generate(TreeDrafter(bundle.model, bundle.lm_file, num_nodes=16))
+    texts = ["The history of the city", "In the beginning", "def main("]
+    for several in ({}, {"batch_size": 3}):
+        arguments: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, **several}
+        assert pipe(texts, **arguments, custom_generate=decoding) == pipe(texts, **arguments)
+    assert decoding.last is not None
+    assert decoding.last.block_efficiency > 1.5
+    assert len(decoding.last.prefilled) == 3
+
+
+def test_translation_is_that_of_generate_for_models_whose_config_asks_for_much() -> None:
+    """As Marian's and BART's checkpoints do: forced tokens, no repeated n-grams, a length."""
+    model = tiny("bart", seed=4, eos=12)
+    settings = {"forced_bos_token_id": 17, "no_repeat_ngram_size": 3, "max_length": 20, "min_length": 6}
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    expected = model.generate(**RAGGED)
+    assert model.generate(**RAGGED, custom_generate=custom_generate(PromptNgramDrafter())).tolist() == expected.tolist()
+
+
+def test_model_of_any_class_that_generates_will_do() -> None:
+    class Own(GPT2LMHeadModel):
+        """A subclass, as people have them."""
+
+    config: PretrainedConfig = GPT2Config(vocab_size=23, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    config.bos_token_id = config.eos_token_id = None
+    torch.manual_seed(0)
+    assert_same_text(Own(config).eval(), {"inputs": PROMPT}, max_new_tokens=NEW, do_sample=False)
