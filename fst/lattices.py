@@ -3,10 +3,14 @@
 A sausage of ``slots`` slots is the linear acceptor with states 0..slots, start 0 and final state ``slots``; slot ``t``
 is the arcs from state ``t`` to ``t + 1``: label = token + 1 (0 is OpenFst's epsilon), weight = -log p, natural.
 As everywhere, token -1 pads a slot, and an arc of log-probability -1e30 or below is none.
+
+With transitions (`fst.search`) there is a state for each slot and column behind the start, all of the last slot final, and an arc
+weighs -(log p + transition).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,8 +51,65 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
     return slots
 
 
-def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> pywrapfst.VectorFst:
-    """The linear acceptor of a lattice, ``tokens [slots, k]`` ids and ``log_probs [slots, k]`` natural logs."""
+Arc = tuple[int, float, int]
+"""A token, its log-probability with the transition to it, its column."""
+
+
+def followers(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> Callable[[int, int], list[Arc]]:
+    """Of a slot and the column before it (-1 at the first slot), the arcs that may follow, by rising token.
+
+    tokens, log_probs: ``[slots, k]``. transitions: ``[slots - 1, k, k]``; without them the column before does not matter. ValueError
+    where the arrays are no lattice.
+    """
+    slots, ids = slots_of(tokens, log_probs), np.asarray(tokens)
+    arcs = [
+        [(token, log_prob, int(np.argmax(ids[slot] == token))) for token, log_prob in sorted(found)] for slot, found in enumerate(slots)
+    ]
+    if transitions is None:
+        return lambda slot, before: arcs[slot]
+    gains = checked_transitions(transitions, (ids != -1) & (np.asarray(log_probs) > -LARGEST_WEIGHT)).astype(np.float64)
+
+    def following(slot: int, before: int) -> list[Arc]:
+        if slot == 0:
+            return arcs[0]
+        row = gains[slot - 1, before].tolist()
+        return [(token, log_prob + row[column], column) for token, log_prob, column in arcs[slot] if row[column] > -np.inf]
+
+    return following
+
+
+def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+    """Transitions ``[..., slots - 1, k, k]`` as float16 where they are that, else float32; -inf where masked.
+
+    arcs: ``[..., slots, k]`` whether there is one; what stands between others does not matter. ValueError for wrong shapes, NaN and
+    what is above 1e30.
+    """
+    *batch, slots, k = arcs.shape
+    given = np.asarray(transitions)
+    if given.shape != (*batch, max(slots - 1, 0), k, k):
+        names = "[n, slots - 1, k, k]" if batch else "[slots - 1, k, k]"
+        raise ValueError(f"expected transitions {names} {(*batch, max(slots - 1, 0), k, k)}, got {given.shape}")
+    if given.dtype.kind not in "fiu":
+        raise ValueError(f"expected real transitions, got {given.dtype}")
+    with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
+        gains = np.ascontiguousarray(given, given.dtype if given.dtype == np.float16 else np.float32)
+    least, most = (-LARGEST_WEIGHT, LARGEST_WEIGHT) if gains.dtype == np.float32 else (-np.inf, float(np.finfo(np.float16).max))
+    if gains.min(initial=0) > least and gains.max(initial=0) <= most:  # NaN fails too
+        return gains
+    between = arcs[..., :-1, :, None] & arcs[..., 1:, None, :]
+    if (bad := between & ~(gains <= most)).any():
+        *row, slot, before, arc = map(int, np.argwhere(bad)[0])
+        raise ValueError(
+            f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}: expected a transition of at most "
+            f"{LARGEST_WEIGHT:g}, got {gains[*row, slot, before, arc]}"
+        )
+    return np.where(between & (gains > least), gains, gains.dtype.type(-np.inf))
+
+
+def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> pywrapfst.VectorFst:
+    """The acceptor of a lattice, ``tokens [slots, k]`` ids and ``log_probs [slots, k]`` natural logs; linear without transitions."""
+    if transitions is not None:
+        return _branching(followers(tokens, log_probs, transitions), len(np.asarray(tokens)))
     slots = slots_of(tokens, log_probs)
     automaton = pywrapfst.VectorFst()
     automaton.add_states(len(slots) + 1)
@@ -57,6 +118,24 @@ def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> pywrapfst
     for slot, arcs in enumerate(slots):
         for token, log_prob in sorted(arcs):
             automaton.add_arc(slot, pywrapfst.Arc(token + 1, token + 1, -log_prob, slot + 1))
+    return automaton
+
+
+def _branching(following: Callable[[int, int], list[Arc]], slots: int) -> pywrapfst.VectorFst:
+    """The acceptor with a state for each column."""
+    automaton = pywrapfst.VectorFst()
+    states = {-1: automaton.add_state()}  # by column
+    automaton.set_start(states[-1])
+    for slot in range(slots):
+        behind: dict[int, int] = {}
+        for before, state in states.items():
+            for token, log_prob, column in following(slot, before):
+                if column not in behind:
+                    behind[column] = automaton.add_state()
+                automaton.add_arc(state, pywrapfst.Arc(token + 1, token + 1, -log_prob, behind[column]))
+        states = behind
+    for state in states.values():
+        automaton.set_final(state)
     return automaton
 
 

@@ -1,8 +1,9 @@
 """What rescoring makes of a lattice's arcs: their posteriors under lattice and language model (Kim 2024, figure 4).
 
 A path's probability is ``exp(score) / Z``, with `fst.search`'s score and ``Z`` the sum over all paths.  An arc's posterior
-is the probability of the paths that take it.  The product of lattice and model has states ``(slot, history)``; forward
-and backward sums over it give the posteriors exactly, however many paths there are.
+is the probability of the paths that take it.  The product of lattice and model has states ``(slot, history)``, or
+``(slot, history, column)`` where the lattice has transitions; forward and backward sums over it give the posteriors exactly,
+however many paths there are.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fst._core import LARGEST_WEIGHT
 from fst.automaton import LOG_ZERO, Automaton
-from fst.lattices import slots_of
+from fst.lattices import checked_transitions, slots_of
 from fst.model import NgramModel
 
 Ints = npt.NDArray[np.int64]
@@ -21,27 +23,42 @@ Floats = npt.NDArray[np.float64]
 
 
 def arc_posteriors(
-    tokens: npt.ArrayLike, log_probs: npt.ArrayLike, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()
+    tokens: npt.ArrayLike,
+    log_probs: npt.ArrayLike,
+    lm: NgramModel | None = None,
+    alpha: float = 1.0,
+    context: Sequence[int] = (),
+    transitions: npt.ArrayLike | None = None,
 ) -> Floats:
-    """``[slots, k]`` natural log of each arc's posterior; -inf where there is no arc.
+    """``[slots, k]`` natural log of each arc's posterior; -inf where there is no arc, or no path that takes it.
 
-    tokens, log_probs, lm, alpha, context: as for `fst.nbest_paths`.
+    tokens, log_probs, lm, alpha, context, transitions: as for `fst.nbest_paths`.
     """
     slots_of(tokens, log_probs)  # refuses what is no lattice
     ids, weights = np.asarray(tokens), np.where(np.asarray(tokens) < 0, -np.inf, np.asarray(log_probs, np.float64))
     automaton = lm.automaton if lm is not None and alpha else None
     states = np.array([0 if lm is None else lm.core.state_of(np.asarray(context, np.int64))])
+    gains = None if transitions is None else checked_transitions(transitions, weights > -LARGEST_WEIGHT).astype(np.float64)
+    columns = np.zeros(1, int)  # of the slot before; where there are transitions they are part of a state
     layers: list[tuple[Ints, Floats]] = []  # of each slot ``[histories, k]``: the history that follows, the weight
     forward = [np.zeros(1)]
     for slot, row in enumerate(ids):
         costs, targets = (np.zeros(1), np.zeros(1, int)) if automaton is None else _followed(automaton, states, row + 1)
         weight = np.broadcast_to(weights[slot] - alpha * costs, (len(states), len(row)))
-        states, following = np.unique(np.broadcast_to(targets, weight.shape), return_inverse=True)
+        targets = np.broadcast_to(targets, weight.shape)
+        if gains is None:
+            states, following = np.unique(targets, return_inverse=True)
+        else:
+            weight = weight if slot == 0 else weight + gains[slot - 1, columns]
+            reached, following = np.unique(targets * len(row) + np.arange(len(row)), return_inverse=True)
+            states, columns = reached // len(row), reached % len(row)
         layers.append((following.reshape(weight.shape), weight))
         forward.append(_summed(forward[-1][:, None] + weight, layers[-1][0], len(states)))
     found = np.full(ids.shape, -np.inf)
     backward = np.zeros(len(states))
     total = np.logaddexp.reduce(forward[-1])
+    if total == -np.inf:
+        return found  # masked transitions leave no path
     for slot in range(len(layers) - 1, -1, -1):
         paths = layers[slot][1] + backward[layers[slot][0]]
         found[slot] = np.logaddexp.reduce(forward[slot][:, None] + paths, axis=0) - total

@@ -3,8 +3,8 @@
 OpenFst's Python interface has no matcher for failure arcs, and composing with epsilons in their place is wrong: it lets
 a path back off where an explicit arc exists. So the product is built here with failure resolved,
 
-    states    (slot, history): the histories are states of the model
-    arcs      for each token of the slot from each history: cost = -(log_prob + alpha * ln p(token | history)), leading
+    states    (slot, history), where the lattice has transitions (slot, history, column before): the histories are states of the model
+    arcs      for each token of the slot from each history: cost = -(log_prob + transition + alpha * ln p(token | history)), leading
               to the history that follows
     final     (slots, any history)
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pywrapfst
 
 from fst.automaton import LOG_ZERO, Automaton
-from fst.lattices import slots_of
+from fst.lattices import followers
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -35,7 +35,12 @@ class HasAutomaton(Protocol):
 
 
 def product(
-    tokens: npt.ArrayLike, log_probs: npt.ArrayLike, lm: HasAutomaton | None = None, alpha: float = 1.0, context: Sequence[int] = ()
+    tokens: npt.ArrayLike,
+    log_probs: npt.ArrayLike,
+    lm: HasAutomaton | None = None,
+    alpha: float = 1.0,
+    context: Sequence[int] = (),
+    transitions: npt.ArrayLike | None = None,
 ) -> pywrapfst.VectorFst:
     """The failure-resolved product of ``tokens, log_probs [slots, k]`` with ``lm`` after the tokens of ``context``."""
     walk = _Walk(lm.automaton) if lm is not None and alpha != 0 else None
@@ -45,16 +50,18 @@ def product(
         for token in context:
             _, history = walk.step(history, token)
     result = pywrapfst.VectorFst()
-    layer = {history: result.add_state()}
-    result.set_start(layer[history])
-    for arcs in slots_of(tokens, log_probs):
-        following: dict[int, int] = {}
-        for history, state in layer.items():
-            for token, log_prob in arcs:
+    layer = {(history, -1): result.add_state()}
+    result.set_start(layer[history, -1])
+    arcs = followers(tokens, log_probs, transitions)
+    for slot in range(len(np.asarray(tokens))):
+        following: dict[tuple[int, int], int] = {}
+        for (history, before), state in layer.items():
+            for token, log_prob, column in arcs(slot, before):
                 cost, next_history = walk.step(history, token) if walk is not None else (0.0, 0)
-                if next_history not in following:
-                    following[next_history] = result.add_state()
-                result.add_arc(state, pywrapfst.Arc(token + 1, token + 1, alpha * cost - log_prob, following[next_history]))
+                reached = next_history, -1 if transitions is None else column
+                if reached not in following:
+                    following[reached] = result.add_state()
+                result.add_arc(state, pywrapfst.Arc(token + 1, token + 1, alpha * cost - log_prob, following[reached]))
         layer = following
     for state in layer.values():
         result.set_final(state)

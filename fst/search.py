@@ -10,10 +10,14 @@ under failure semantics it stays deterministic, so distinct paths are distinct t
 in float64. Paths are ordered by falling score; equal scores by rising token sequence. Scores nearer to each other than
 float64's rounding may change places.
 
+A lattice may carry *transitions* ``[slots - 1, k, k]`` float32, as drafters with a bigram head have them:
+``transitions[s, i, j]`` is added to the log-probability of column j of slot s + 1 behind column i of slot s. One of -1e30
+or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths, or none.
+
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
 ``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
 ``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at. ``alpha`` and
-``log_probs`` are 1e30 (`LARGEST_WEIGHT`) at most, a step costs 256,000 at most: every score is a finite number.
+``log_probs`` and ``transitions`` are 1e30 (`LARGEST_WEIGHT`) at most, a step costs 256,000 at most: every score is a finite number.
 """
 
 from __future__ import annotations
@@ -60,10 +64,16 @@ class HasCore(Protocol):
 
 
 def nbest_paths(
-    tokens: ArrayLike, log_probs: ArrayLike, lm: HasCore | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    lm: HasCore | None = None,
+    p: int = 16,
+    alpha: float = 1.0,
+    context: Sequence[int] = (),
+    transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
-    lattice = _lattice(tokens, log_probs, 2)
+    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
     paths, scores, _ = _core.nbest(*lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
     return paths, scores
 
@@ -76,15 +86,17 @@ def nbest_paths_batch(
     alpha: float = 1.0,
     contexts: ArrayLike | None = None,
     threads: int | None = None,
+    transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Floats, Ints]:
     """`nbest_paths` of n lattices: ``tokens [n, p', slots]``, ``scores [n, p']`` and ``counts [n]``.
 
-    tokens, log_probs: ``[n, slots, k]``. contexts: ``[n, c]``, -1 pads on the left. threads: at most this many, by
-    default one for each processor that the process may use; the result does not depend on it. Lattice i has
-    ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
+    tokens, log_probs: ``[n, slots, k]``. transitions: ``[n, slots - 1, k, k]``, for all lattices or none.
+    contexts: ``[n, c]``, -1 pads on the left. threads: at most this many, by default one for each processor that the
+    process may use; the result does not depend on it. Lattice i has ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
     """
-    tokens, log_probs = _lattice(tokens, log_probs, 3)
-    return _core.nbest(tokens, log_probs, _model(lm, alpha), _count("p", p), alpha, _contexts(contexts, len(tokens)), _threads(threads))
+    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
+    texts = _contexts(contexts, len(lattices[0]))
+    return _core.nbest(*lattices, _model(lm, alpha), _count("p", p), alpha, texts, _threads(threads))
 
 
 def best_first_tree(
@@ -94,16 +106,18 @@ def best_first_tree(
     num_nodes: int = 64,
     alpha: float = 1.0,
     context: Sequence[int] = (),
+    transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Ints, Floats]:
     """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
 
     At every slot a path goes on to the slot's tokens with probability
-    ``softmax(log_prob + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a prefix weighs the
+    ``softmax(log_prob + transition + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a prefix weighs the
     product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the root (no token). Equal
     prefixes are ordered by their tokens, a prefix before its continuations.
     """
+    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
     nodes, parents, path_log_probs, _ = _core.tree(
-        *_lattice(tokens, log_probs, 2), _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
+        *lattice, _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
     )
     return nodes, parents, path_log_probs
 
@@ -116,16 +130,17 @@ def best_first_tree_batch(
     alpha: float = 1.0,
     contexts: ArrayLike | None = None,
     threads: int | None = None,
+    transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree` of n lattices: ``tokens``, ``parents``, ``log_probs`` ``[n, nodes]`` and ``counts [n]``.
 
-    tokens, log_probs, contexts, threads: as for `nbest_paths_batch`. Behind the ``counts[i]`` nodes of tree i stand
+    tokens, log_probs, transitions, contexts, threads: as for `nbest_paths_batch`. Behind the ``counts[i]`` nodes of tree i stand
     tokens and parents -1 and log-probabilities -inf.
     """
-    tokens, log_probs = _lattice(tokens, log_probs, 3)
+    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
     nodes = _count("num_nodes", num_nodes)
-    texts = _contexts(contexts, len(tokens))
-    return _core.tree(tokens, log_probs, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
+    texts = _contexts(contexts, len(lattices[0]))
+    return _core.tree(*lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
 
 
 def calibrated_tree_batch(
@@ -185,6 +200,11 @@ def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, 
         shape = "[slots, k]" if axes == 2 else "[n, slots, k]"
         raise ValueError(f"expected tokens and log_probs of one shape {shape}, got {ids.shape} and {scores.shape}")
     return ids, scores
+
+
+def _transitions(transitions: ArrayLike | None) -> NDArray[np.float32] | None:
+    with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
+        return None if transitions is None else np.asarray(transitions, np.float32)
 
 
 def _ids(tokens: ArrayLike, dtype: type[np.int32] | type[np.int64]) -> Any:

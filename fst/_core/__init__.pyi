@@ -27,11 +27,19 @@ class Model:
     def write_arpa(self, words: list[bytes], sink: Callable[[bytes], object]) -> None: ...
 
 def nbest(
-    tokens: ArrayLike, log_probs: ArrayLike, model: Model | None, p: int, alpha: float, contexts: ArrayLike, threads: int
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    transitions: ArrayLike | None,
+    model: Model | None,
+    p: int,
+    alpha: float,
+    contexts: ArrayLike,
+    threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def tree(
     tokens: ArrayLike,
     log_probs: ArrayLike,
+    transitions: ArrayLike | None,
     model: Model | None,
     num_nodes: int,
     alpha: float,

@@ -112,7 +112,7 @@ bool CalibratedSearch::next(const State& state, std::int32_t follower, State& ou
     const std::int32_t slot = graph_.slot_of(state.node) + 1;
     if (slot == graph_.lattice().slots()) return false;
     const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
-    out.node = arc.hit == Graph::kNone ? graph_.node_of(slot, arc.next_state) : graph_.next_node(arc.hit, slot);
+    out.node = arc.hit == Graph::kNone ? graph_.node_of(slot, arc.next_state) : graph_.next_place(arc.hit, slot);
     out.history = text_->advance(state.history, arc.token);
     return true;
 }

@@ -10,6 +10,7 @@ namespace latticebpd {
 namespace {
 
 constexpr std::size_t kChunk = 32;       // rows in flight between memory and cache
+constexpr std::size_t kPlaceBuckets = 512;
 
 [[noreturn]] void refuse_cycle(std::uint32_t state) {
     throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " + std::to_string(state) +
@@ -31,6 +32,8 @@ void Graph::assign(const Lattice& lattice, const Model* model, std::size_t bucke
         layers_[t].nodes.clear();
         set_buckets(layers_[t], buckets);
     }
+    places_.clear();
+    if (lattice.has_transitions()) place_buckets_.assign(kPlaceBuckets, kNone);
 }
 
 void Graph::set_buckets(Layer& layer, std::size_t size) {
@@ -66,10 +69,43 @@ std::int32_t Graph::add_node(Layer& layer, std::size_t bucket, std::int32_t slot
     return index;
 }
 
-std::int32_t Graph::next_node(std::int32_t index, std::int32_t slot) {
-    if (const Hit& known = hit(index); known.next_node != kNone) return known.next_node;
-    const std::int32_t next = node_of(slot, hit(index).next_state);
-    return hit(index).next_node = next;
+std::int32_t Graph::next_place(std::int32_t index, std::int32_t slot) {
+    if (const Hit& known = hit(index); known.next != kNone) return known.next;
+    const std::int32_t next = place_of(node_of(slot, hit(index).next_state), hit(index).column);
+    return hit(index).next = next;
+}
+
+std::size_t Graph::bucket_of(std::int32_t node, std::int32_t column) const {
+    const std::uint32_t key = (static_cast<std::uint32_t>(node) * 0x85EBCA77u) ^ (static_cast<std::uint32_t>(column) * 0xC2B2AE3Du);
+    std::size_t at = (key ^ key >> 15) & (place_buckets_.size() - 1);
+    const auto other = [&](std::int32_t index) { return place(index).node != node || place(index).column != column; };
+    while (place_buckets_[at] != kNone && other(place_buckets_[at])) at = (at + 1) & (place_buckets_.size() - 1);
+    return at;
+}
+
+std::int32_t Graph::find_place(std::int32_t node, std::int32_t column) {
+    std::int32_t& bucket = place_buckets_[bucket_of(node, column)];
+    if (bucket != kNone) return bucket;
+    const auto index = bucket = static_cast<std::int32_t>(places_.size());
+    places_.push_back({node, column, this->node(node).first_place});
+    this->node(node).first_place = index;
+    if (2 * places_.size() > place_buckets_.size()) {
+        place_buckets_.assign(4 * place_buckets_.size(), kNone);
+        for (std::size_t i = 0; i < places_.size(); ++i) place_buckets_[bucket_of(places_[i].node, places_[i].column)] = static_cast<std::int32_t>(i);
+    }
+    return index;
+}
+
+void Graph::weights(std::int32_t index, double* out) const {
+    const std::int32_t slot = slot_of(node_at(index));
+    const double* const log_probs = lattice_->log_probs(slot);
+    const std::int32_t size = lattice_->slot(slot).size;
+    if (!lattice_->has_transitions() || slot == 0) {
+        std::copy(log_probs, log_probs + size, out);
+        return;
+    }
+    lattice_->transitions(slot, place(index).column, out);
+    for (std::int32_t c = 0; c < size; ++c) out[c] += log_probs[c];
 }
 
 void Graph::open(std::int32_t index) {
@@ -104,7 +140,7 @@ void Graph::open_slot(std::int32_t slot) {
             const auto first = num_hits_;
             read(index, record);
             if (last) continue;
-            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next_node = node_of(slot + 1, hits_[h].next_state);
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = place_of(node_of(slot + 1, hits_[h].next_state), hits_[h].column);
         }
         begin = end;
     }

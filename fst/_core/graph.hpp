@@ -6,6 +6,9 @@
 //     (x u v) -> (u v) -> (v) -> unigram
 // is looked up once per state, however many histories share its end, and the row of the unigram state, which has
 // every column, closes each chain.
+//
+// Where the lattice has transitions, a path's state is a *place*: a node, and the column that led there. Rows of costs are
+// still the nodes', whatever came before; elsewhere a place is its node, under the same number.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +27,7 @@ class Graph {
     struct Hit {
         std::int32_t column;  // of the slot
         std::uint32_t next_state;
-        std::int32_t next_node;  // kNone until asked for, and after the last slot
+        std::int32_t next;  // place; kNone until asked for, and after the last slot
         float cost;              // -ln p, without the backoffs that lead here
     };
     struct Node {
@@ -36,12 +39,17 @@ class Graph {
         float backoff_cost = 0;
         std::int32_t first_longer = kNone;  // the nodes that back off to this one: a list
         std::int32_t next_longer = kNone;
-        double value = 0;  // for the searches: best score of a completion from here
+        std::int32_t first_place = kNone;  // where the lattice has transitions: a list
+    };
+    struct Place {
+        std::int32_t node;
+        std::int32_t column;  // of the slot before; kNone at the start
+        std::int32_t next;    // another place of the node
     };
     // One column as seen from a node, everything resolved.
     struct Step {
         double cost;      // -ln p(column's token | node's history), summed along the failure arcs in order
-        std::int32_t hit;  // whose next node the step leads to
+        std::int32_t hit;  // whose next place the step leads to
         std::int32_t level;  // failure arcs below the history that the token was found behind: 0 at the unigrams
     };
 
@@ -52,17 +60,27 @@ class Graph {
     std::int32_t node_of(std::int32_t slot, std::uint32_t state);
     // Reads the node's row, and those of the chain behind it.
     void open(std::int32_t node);
-    // Opens every node of a slot at once, and the nodes of the next slot that they lead to.
+    // Opens every node of a slot at once, and makes the places of the next slot that they lead to.
     void open_slot(std::int32_t slot);
     // Where a hit leads; `slot` is the one after the hit's own.
-    std::int32_t next_node(std::int32_t hit, std::int32_t slot);
+    std::int32_t next_place(std::int32_t hit, std::int32_t slot);
+    // `column`: of the slot before, kNone at the start.
+    std::int32_t place_of(std::int32_t node, std::int32_t column) {
+        return lattice_->has_transitions() ? find_place(node, column) : node;
+    }
+    std::int32_t node_at(std::int32_t place) const {
+        return lattice_->has_transitions() ? places_[static_cast<std::size_t>(place)].node : place;
+    }
+    const Place& place(std::int32_t index) const { return places_[static_cast<std::size_t>(index)]; }
+    std::size_t num_places() const { return lattice_->has_transitions() ? places_.size() : nodes_.size(); }
+    // log_prob and transition of the column `first + c` behind a place.
+    void weights(std::int32_t place, double* out) const;
 
     std::int32_t slot_of(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)].slot; }
     Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
     Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
     std::span<Hit> hits(const Node& node) { return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)}; }
     std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return layers_[static_cast<std::size_t>(slot)].nodes; }
-    std::size_t num_nodes() const { return nodes_.size(); }
     const Lattice& lattice() const { return *lattice_; }
 
     // All columns of an opened node. `steps` holds at least as many.
@@ -85,6 +103,8 @@ class Graph {
     void set_buckets(Layer& layer, std::size_t size);
     void add_hit(std::int32_t column, std::uint32_t next_state, float cost) { hits_[num_hits_++] = {column, next_state, kNone, cost}; }
     std::int32_t add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state);
+    std::int32_t find_place(std::int32_t node, std::int32_t column);
+    std::size_t bucket_of(std::int32_t node, std::int32_t column) const;
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
     void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);
@@ -98,6 +118,8 @@ class Graph {
     std::vector<Hit> hits_;      // num_hits_ of them, and room for a slot's columns more
     std::size_t num_hits_ = 0;
     std::vector<Layer> layers_;
+    std::vector<Place> places_;
+    std::vector<std::int32_t> place_buckets_;  // places by node and column, a power of two of them
     std::vector<Pending> pending_;
     std::vector<std::pair<const Node*, double>> chain_;  // scratch of resolve(): nodes, and what backing off to them costs
 };

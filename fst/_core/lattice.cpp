@@ -35,6 +35,7 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
     slots_.clear();
     tokens_.clear();
     labels_.clear();
+    given_.clear();
     log_probs_.clear();
     keys_.clear();
     key_bounds_.clear();
@@ -42,6 +43,8 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
     buckets_.clear();
     filter_.clear();
     max_columns_ = 0;
+    transitions_ = view.slots > 1 ? view.transitions : nullptr;
+    k_ = view.k;
     for (std::int64_t t = 0; t < view.slots; ++t) {
         const std::int32_t* tokens = view.tokens + t * view.k;
         const double* log_probs = view.log_probs + t * view.k;
@@ -64,6 +67,7 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
             if (log_probs[c] <= -kLargestWeight) continue;
             tokens_.push_back(token);
             log_probs_.push_back(log_probs[c]);
+            given_.push_back(c);
             labels_.push_back(model != nullptr ? model->label_of(token) : Model::kNoLabel);
         }
         slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
@@ -72,6 +76,22 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
         if (model != nullptr) index_labels(slot);
         slots_.push_back(slot);
     }
+    if (transitions_ != nullptr) check_transitions(name);
+}
+
+// One quick pass shows that all is well (NaN fails too); what stands at columns that are left out does not matter.
+void Lattice::check_transitions(const char* name) const {
+    bool fine = true;
+    for (std::int64_t i = 0; i < std::int64_t{slots() - 1} * k_ * k_; ++i) fine &= transitions_[i] <= static_cast<float>(kLargestWeight);
+    if (fine) return;
+    for (std::int32_t t = 1; t < slots(); ++t)
+        for (std::int32_t from = slot(t - 1).first; from < slot(t).first; ++from)
+            for (std::int32_t to = slot(t).first; to < slot(t).first + slot(t).size; ++to) {
+                const float* const row = transitions_ + (std::int64_t{t - 1} * k_ + given_[static_cast<std::size_t>(from)]) * k_;
+                if (const float value = row[given_[static_cast<std::size_t>(to)]]; !(value <= static_cast<float>(kLargestWeight)))
+                    refuse(name, t, "expected transitions of at most 1e30, got " + spelled(value) + " from token " + std::to_string(token(from)) +
+                                        " to token " + std::to_string(token(to)));
+            }
 }
 
 bool Lattice::has_more_paths(std::uint64_t most) const {

@@ -73,11 +73,17 @@ std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const 
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-// Lattices as the searches take them: tokens and log_probs [n, slots, k], contexts [n, c] with -1 as padding on the left;
-// or a single lattice, all without the n.
+// Lattices as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none, contexts
+// [n, c] with -1 as padding on the left; or a single lattice, all without the n.
 struct Batch {
-    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
-        : tokens(std::move(tokens_in)), log_probs(std::move(log_probs_in)), contexts(std::move(contexts_in)), model(model_in), alpha(alpha_in) {
+    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, std::optional<Array<float>> transitions_in, const BorrowingModel* model_in,
+          double alpha_in, Array<std::int64_t> contexts_in)
+        : tokens(std::move(tokens_in)),
+          log_probs(std::move(log_probs_in)),
+          transitions(std::move(transitions_in)),
+          contexts(std::move(contexts_in)),
+          model(model_in),
+          alpha(alpha_in) {
         single = tokens.ndim() == 2;
         if (!(single || tokens.ndim() == 3) || log_probs.ndim() != tokens.ndim() ||
             !std::equal(tokens.shape(), tokens.shape() + tokens.ndim(), log_probs.shape()))
@@ -86,6 +92,14 @@ struct Batch {
         size = single ? 1 : tokens.shape(0);
         slots = tokens.shape(tokens.ndim() - 2);
         k = tokens.shape(tokens.ndim() - 1);
+        if (transitions) {
+            std::vector<py::ssize_t> wanted(tokens.shape(), tokens.shape() + tokens.ndim());
+            wanted[wanted.size() - 2] = std::max<py::ssize_t>(slots - 1, 0);
+            wanted.push_back(k);
+            if (transitions->ndim() != tokens.ndim() + 1 || !std::equal(wanted.begin(), wanted.end(), transitions->shape()))
+                throw std::invalid_argument("expected transitions [slots - 1, k, k] or [n, slots - 1, k, k], got " + shape(*transitions) + " for lattices " +
+                                            shape(tokens));
+        }
         if (contexts.ndim() != tokens.ndim() - 1 || (!single && contexts.shape(0) != size))
             throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) + " for lattices " + shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
@@ -96,7 +110,10 @@ struct Batch {
     }
     static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
 
-    LatticeView lattice(std::int64_t i) const { return {tokens.data() + i * slots * k, log_probs.data() + i * slots * k, slots, k}; }
+    LatticeView lattice(std::int64_t i) const {
+        const float* const gains = transitions ? transitions->data() + i * (slots - 1) * k * k : nullptr;
+        return {tokens.data() + i * slots * k, log_probs.data() + i * slots * k, gains, slots, k};
+    }
     std::uint32_t start_state(std::int64_t i) const {
         if (model == nullptr) return 0;
         std::span<const std::int64_t> context{contexts.data() + i * context_length, static_cast<std::size_t>(context_length)};
@@ -108,6 +125,7 @@ struct Batch {
 
     Array<std::int32_t> tokens;
     Array<double> log_probs;
+    std::optional<Array<float>> transitions;
     Array<std::int64_t> contexts;
     const BorrowingModel* model;
     double alpha;
@@ -202,9 +220,9 @@ Array<std::int32_t> counts(const std::vector<std::vector<double>>& rows) {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t p, double alpha,
-                Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
+                std::int64_t p, double alpha, Array<std::int64_t> contexts, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(contexts));
     if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> paths(size);
@@ -242,9 +260,9 @@ py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads
                           counts(path_log_probs));
 }
 
-py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
-               Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), model, alpha, std::move(contexts));
+py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
+               std::int64_t num_nodes, double alpha, Array<std::int64_t> contexts, std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(contexts));
     return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
         return workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
     });
@@ -252,7 +270,7 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, const Borrow
 
 py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
                           const Array<double>& weights, std::int64_t num_nodes, Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), model, 1, std::move(contexts));
+    const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(contexts));
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " + std::to_string(texts.size()));
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
@@ -265,7 +283,7 @@ py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, c
 
 py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const SharedIndex& text,
                    const Array<std::int64_t>& path, Array<std::int64_t> context) {
-    const Batch batch(std::move(tokens), std::move(log_probs), model, 1, std::move(context));
+    const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(context));
     if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
     CalibratedSearch::Description found;
@@ -320,8 +338,10 @@ PYBIND11_MODULE(_core, module) {
              }, "tokens"_a, "Append tokens to the text.")
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
-    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
-    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "num_nodes"_a, "alpha"_a, "contexts"_a, "threads"_a);
+    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a,
+               "threads"_a);
+    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "num_nodes"_a, "alpha"_a,
+               "contexts"_a, "threads"_a);
     module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a,
                "contexts"_a, "threads"_a);
     module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "text"_a, "path"_a, "context"_a);

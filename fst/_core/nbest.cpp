@@ -35,7 +35,7 @@ double highest(const std::vector<double>& row) {
 
 }  // namespace
 
-// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every node gets the exact
+// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every place gets the exact
 // score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn: each
 // of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
 const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha) {
@@ -47,8 +47,10 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
     if (steps_.size() < columns) steps_.resize(columns);
     stride_ = (columns + kLanes - 1) / kLanes * kLanes;
 
-    const std::int32_t root = graph_.node_of(0, start_state);
+    if (weights_.size() < columns) weights_.resize(columns);
+    const std::int32_t root = graph_.place_of(graph_.node_of(0, start_state), Graph::kNone);
     for (std::int32_t t = 0; t < lattice.slots(); ++t) graph_.open_slot(t);
+    values_.resize(graph_.num_places());
     for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
     enumerate(root, p);
     collect();
@@ -67,7 +69,8 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
 
 // value(node) = the highest of its row, row[column] = log_prob - alpha * cost + value(next): the row of the backoff
 // node, lowered by the cost of backing off, with the node's own hits written over it. Without a branch for any column
-// this is quicker than to look at those only that may matter.
+// this is quicker than to look at those only that may matter. Transitions are added last, so that the row serves all
+// places of the node.
 void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     if (depth > Model::kMaxFailures)
         throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
@@ -86,39 +89,47 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     const double* const log_probs = graph_.lattice().log_probs(node.slot);
     for (const Graph::Hit& hit : graph_.hits(node))
         row[static_cast<std::size_t>(hit.column)] =
-            log_probs[hit.column] - alpha_ * hit.cost + (hit.next_node != Graph::kNone ? graph_.node(hit.next_node).value : 0.0);
-    node.value = highest(row);
+            log_probs[hit.column] - alpha_ * hit.cost + (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
+    if (!graph_.lattice().has_transitions()) values_[static_cast<std::size_t>(index)] = highest(row);
+    for (std::int32_t at = node.first_place; at != Graph::kNone; at = graph_.place(at).next) values_[static_cast<std::size_t>(at)] = value_behind(at, row);
     --unevaluated_;
     for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer) evaluate(longer, depth + 1);
 }
 
-// The first column in order of a node, whose choices are made when it is first visited.
+double NbestSearch::value_behind(std::int32_t place, const std::vector<double>& row) {
+    const std::int32_t column = graph_.place(place).column;
+    if (column == Graph::kNone) return highest(row);
+    gains_.assign(row.size(), 0.0);
+    graph_.lattice().transitions(graph_.slot_of(graph_.node_at(place)), column, gains_.data());
+    for (std::size_t c = 0; c < row.size(); ++c) gains_[c] += row[c];
+    return highest(gains_);
+}
+
+// The first column in order behind a place, whose choices are made when it is first visited; kNone where no path goes on.
 std::int32_t NbestSearch::best_column(std::int32_t index) {
-    const Graph::Node& node = graph_.node(index);
-    const std::int32_t size = graph_.lattice().slot(node.slot).size;
+    const std::int32_t node = graph_.node_at(index);
+    const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
     std::int32_t& first = first_choice_[static_cast<std::size_t>(index)];
     if (first == Graph::kNone) {
         if (choices_.size() > kMostChoices)
             throw std::invalid_argument("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
         first = static_cast<std::int32_t>(choices_.size());
-        graph_.resolve(index, steps_.data());
-        const double* const log_probs = graph_.lattice().log_probs(node.slot);
+        graph_.resolve(node, steps_.data());
+        graph_.weights(index, weights_.data());
         for (std::int32_t c = 0; c < size; ++c) {
-            const double step = log_probs[c] + alpha_ * -steps_[static_cast<std::size_t>(c)].cost;
-            const std::int32_t next = graph_.hit(steps_[static_cast<std::size_t>(c)].hit).next_node;
-            choices_.push_back({step + (next != Graph::kNone ? graph_.node(next).value : 0.0), step, next, kUnknown});
+            const double step = weights_[static_cast<std::size_t>(c)] + alpha_ * -steps_[static_cast<std::size_t>(c)].cost;
+            const std::int32_t next = graph_.hit(steps_[static_cast<std::size_t>(c)].hit).next;
+            choices_.push_back({step + (next != Graph::kNone ? values_[static_cast<std::size_t>(next)] : 0.0), step, next, kUnknown});
         }
     }
-    const std::int32_t column = next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
-    if (column == Graph::kNone) throw std::logic_error("scores beyond the range of numbers: alpha and log-probabilities were not checked");
-    return column;
+    return next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
 }
 
 // kNone after the last.
 std::int32_t NbestSearch::follower(const Candidate& candidate) {
     Choice& chosen = choice(candidate);
     if (chosen.follower == kUnknown) {
-        const std::int32_t size = graph_.lattice().slot(graph_.node(candidate.node).slot).size;
+        const std::int32_t size = graph_.lattice().slot(graph_.slot_of(graph_.node_at(candidate.place))).size;
         chosen.follower = next_in_order(&chosen - candidate.column, size, chosen.value, candidate.column);
     }
     return chosen.follower;
@@ -152,13 +163,13 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
 }
 
 void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
-    first_choice_.assign(graph_.num_nodes(), Graph::kNone);
+    first_choice_.assign(graph_.num_places(), Graph::kNone);
     choices_.clear();
     prefixes_.clear();
     heap_.clear();
     complete_.clear();
     const auto later = [&](const Candidate& a, const Candidate& b) { return before(b, a); };
-    heap_.push_back({graph_.node(root).value, Graph::kNone, root, best_column(root)});
+    if (const std::int32_t best = best_column(root); best != Graph::kNone) heap_.push_back({values_[static_cast<std::size_t>(root)], Graph::kNone, root, best});
     while (!heap_.empty() && static_cast<std::int64_t>(complete_.size()) < p) {
         std::pop_heap(heap_.begin(), heap_.end(), later);
         Candidate at = heap_.back();
@@ -176,12 +187,13 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
                 throw std::invalid_argument("expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
             prefixes_.push_back({score + chosen.step, at.prefix, at.column});
             const auto prefix = static_cast<std::int32_t>(prefixes_.size() - 1);
-            if (chosen.next_node == Graph::kNone) {
+            if (chosen.next == Graph::kNone) {
                 complete_.push_back(prefix);
                 break;
             }
-            const std::int32_t next = chosen.next_node;
+            const std::int32_t next = chosen.next;
             at = {at.bound, prefix, next, best_column(next)};
+            if (at.column == Graph::kNone) throw std::logic_error("a best completion that no column begins");
         }
     }
 }

@@ -11,7 +11,8 @@ namespace latticebpd {
 // What the search keeps between calls: memory, nothing else.
 class NbestSearch {
   public:
-    // Best first, ties by token: tokens [found, slots], scores [found]; valid until the next call.
+    // Best first, ties by token: tokens [found, slots], scores [found]; valid until the next call. None where masked
+    // transitions leave no path.
     struct Result {
         std::vector<std::int32_t> tokens;
         std::vector<double> scores;
@@ -23,8 +24,8 @@ class NbestSearch {
     static constexpr std::int32_t kUnknown = -2;
     struct Choice {  // a column as the next step from a node
         double value;  // step + best completion behind it
-        double step;   // log_prob - alpha * cost
-        std::int32_t next_node;
+        double step;   // log_prob + transition - alpha * cost
+        std::int32_t next;  // place
         std::int32_t follower;  // the column after this one in the order of value and column
     };
     struct Prefix {
@@ -35,17 +36,18 @@ class NbestSearch {
     struct Candidate {  // a prefix, and a next column after it: stands for itself and all columns that follow in order
         double bound;
         std::int32_t prefix;
-        std::int32_t node;
+        std::int32_t place;
         std::int32_t column;
     };
     void evaluate_slot(std::int32_t slot);
     void evaluate(std::int32_t node, std::size_t depth);
-    std::int32_t best_column(std::int32_t node);
+    double value_behind(std::int32_t place, const std::vector<double>& row);
+    std::int32_t best_column(std::int32_t place);
     std::int32_t follower(const Candidate& candidate);
     std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
-    // A candidate comes from best_column() or follower(), so its node has choices and its column is one of them.
+    // A candidate comes from best_column() or follower(), so its place has choices and its column is one of them.
     Choice& choice(const Candidate& candidate) {
-        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.node)] + candidate.column)];
+        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.place)] + candidate.column)];
     }
     bool before(const Candidate& a, const Candidate& b);
     void enumerate(std::int32_t root, std::int64_t p);
@@ -55,9 +57,11 @@ class NbestSearch {
     double alpha_ = 0;
     std::size_t stride_ = 0;                 // columns, padded
     std::vector<std::vector<double>> rows_;  // [length of the history, column]: of the chain of nodes being evaluated
+    std::vector<double> values_;             // [place]: best score of a completion from there
+    std::vector<double> gains_, weights_;    // [column]: scratch
     std::size_t unevaluated_ = 0;            // nodes of the slot at hand
     std::vector<Graph::Step> steps_;
-    std::vector<std::int32_t> first_choice_;  // [node] into choices_, kNone until visited
+    std::vector<std::int32_t> first_choice_;  // [place] into choices_, kNone until visited
     std::vector<Choice> choices_;
     std::vector<Prefix> prefixes_;
     std::vector<Candidate> heap_;

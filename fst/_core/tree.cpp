@@ -33,43 +33,47 @@ const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* m
     first_of_.clear();
     conditionals_.clear();
     hits_.clear();
-    return search_.run(*this, graph_.node_of(0, start_state), num_nodes);
+    return search_.run(*this, graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), num_nodes);
 }
 
-// log q(column) = log softmax over the slot's columns of log_prob - alpha * cost.
-Followers TreeSearch::expand(State node) {
-    const Lattice& lattice = graph_.lattice();
-    const Lattice::Slot& columns = lattice.slot(graph_.node(node).slot);
-    if (first_of_.size() <= static_cast<std::size_t>(node)) first_of_.resize(std::max(graph_.num_nodes(), std::size_t{64}), -1);
-    if (const std::int32_t known = first_of_[static_cast<std::size_t>(node)]; known >= 0) return {known, columns.size};
+// log q(column) = log softmax over the slot's columns of log_prob + transition - alpha * cost.
+Followers TreeSearch::expand(State place) {
+    const std::int32_t node = graph_.node_at(place);
+    const Lattice::Slot& columns = graph_.lattice().slot(graph_.node(node).slot);
+    if (first_of_.size() <= static_cast<std::size_t>(place)) first_of_.resize(std::max(graph_.num_places(), std::size_t{64}), -1);
+    if (const std::int32_t known = first_of_[static_cast<std::size_t>(place)]; known >= 0) return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
     check_opened(conditionals_.size());
     const auto first = static_cast<std::int32_t>(conditionals_.size());
+    first_of_[static_cast<std::size_t>(place)] = first;
+    conditionals_.resize(conditionals_.size() + static_cast<std::size_t>(columns.size));
+    double* const conditionals = conditionals_.data() + first;
+    graph_.weights(place, conditionals);
     double best = -std::numeric_limits<double>::infinity();
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
-        conditionals_.push_back(lattice.log_prob(columns.first + c) + alpha_ * -step.cost);
+        conditionals[c] += alpha_ * -step.cost;
         hits_.push_back(step.hit);
-        best = std::max(best, conditionals_.back());
+        best = std::max(best, conditionals[c]);
     }
+    if (best == -std::numeric_limits<double>::infinity()) return {first, columns.size};  // every transition is masked
     double total = 0;
-    for (std::int32_t c = 0; c < columns.size; ++c) total += std::exp(conditionals_[static_cast<std::size_t>(first + c)] - best);
+    for (std::int32_t c = 0; c < columns.size; ++c) total += std::exp(conditionals[c] - best);
     const double normaliser = best + std::log(total);
-    for (std::int32_t c = 0; c < columns.size; ++c) conditionals_[static_cast<std::size_t>(first + c)] -= normaliser;
-    first_of_[static_cast<std::size_t>(node)] = first;
+    for (std::int32_t c = 0; c < columns.size; ++c) conditionals[c] -= normaliser;
     return {first, columns.size};
 }
 
-std::int32_t TreeSearch::token(State node, std::int32_t follower) const {
-    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(node)];
-    return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(node)).first + column);
+std::int32_t TreeSearch::token(State place, std::int32_t follower) const {
+    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(place)];
+    return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(graph_.node_at(place))).first + column);
 }
 
-bool TreeSearch::next(State node, std::int32_t follower, State& out) {
-    const std::int32_t slot = graph_.slot_of(node) + 1;
+bool TreeSearch::next(State place, std::int32_t follower, State& out) {
+    const std::int32_t slot = graph_.slot_of(graph_.node_at(place)) + 1;
     if (slot == graph_.lattice().slots()) return false;
-    out = graph_.next_node(hits_[static_cast<std::size_t>(follower)], slot);
+    out = graph_.next_place(hits_[static_cast<std::size_t>(follower)], slot);
     return true;
 }
 

@@ -23,7 +23,9 @@ from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import shard_files
 
 BLOCK = 16384
-"""Lattices read at a time."""
+"""Lattices read at a time, at most; fewer where they are large, as with transitions."""
+LARGEST_BLOCK = 1 << 28
+"""Bytes of them."""
 UNIT = 256
 """Lattices that are one unit where texts are not known: neighbours are alike."""
 
@@ -143,8 +145,9 @@ def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
 
 def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
     with _opened(path) as (columns, words):
-        for begin in range(0, columns["tokens"].length, BLOCK):
-            count = min(BLOCK, columns["tokens"].length - begin)
+        most = max(1, min(BLOCK, LARGEST_BLOCK // max(1, sum(rows.row for rows in columns.values()))))
+        for begin in range(0, columns["tokens"].length, most):
+            count = min(most, columns["tokens"].length - begin)
             arrays: dict[str, Any] = {name: rows.take(count) for name, rows in columns.items()}
             yield LatticeSet(**arrays, **words)
 

@@ -10,6 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -94,7 +95,7 @@ class Heads:
             raise ValueError("expected states with the hidden state that predicted the last token, which heads read, got some without")
         logits = self.model.head_logits(torch.stack(hidden), reachable if self.slots is None else min(reachable, self.slots))
         found = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
-        return [_first(lattice, state.max_depth) for lattice, state in zip(found, states, strict=True)]
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
 
 
 class Masks:
@@ -187,7 +188,7 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
     """Saved top-k outputs: a lattice file (``.npz``), or safetensors.
 
     A safetensors file holds ``tokens [n, slots, k]`` and ``log_probs [n, slots, k]``, and may hold ``continuation
-    [n, slots]`` and ``context [n, c]`` as lattice files do.
+    [n, slots]``, ``context [n, c]`` and ``transitions [n, slots - 1, k, k]`` as lattice files do.
 
     Raises:
         ValueError: no such content, or arrays that make no lattices; the message names the file.
@@ -209,6 +210,7 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
             arrays["log_probs"].astype(np.float32),
             arrays.get("continuation", unknown),
             arrays.get("context", unknown[:, :0]),
+            transitions=arrays.get("transitions"),
         )
     except FileNotFoundError:
         raise
@@ -216,14 +218,10 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
         raise ValueError(f"{os.fspath(path)}: not saved top-k outputs: {error}") from error
 
 
-def _first(lattice: SausageLattice, slots: int) -> SausageLattice:
-    return lattice if lattice.slots <= slots else SausageLattice(lattice.tokens[:slots], lattice.log_probs[:slots])
-
-
 def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLattice:
     """The first ``slots`` slots, up to the first whose best token is among ``ends``."""
     ended = np.flatnonzero(np.isin(lattice.tokens[:, 0], ends))
-    return _first(lattice, min(slots, int(ended[0]) + 1) if ended.size else slots)
+    return lattice.first_slots(min(slots, int(ended[0]) + 1) if ended.size else slots)
 
 
 def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = None) -> list[SausageLattice]:
@@ -237,7 +235,7 @@ def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = 
     found = _lattices_of_places(logits, k)
     if shortlist is None:
         return found
-    return [SausageLattice(np.where(each.tokens < 0, PADDING, shortlist[each.tokens]), each.log_probs) for each in found]
+    return [replace(each, tokens=np.where(each.tokens < 0, PADDING, shortlist[each.tokens])) for each in found]
 
 
 def _lattices_of_places(logits: Tensor, k: int) -> list[SausageLattice]:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fst.files import replacing
+from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
 from latticebpd.lattices.npz import check_names, opened, read_array
 from latticebpd.lattices.sausage import PADDING, SausageLattice
@@ -32,10 +33,11 @@ class LatticeSet(ArrayValues):
     entropy: ``[n, slots + 1]`` nats, where it is known: of all heads' whole distributions, head 1 (the base model's own) first.
     origin: the model and the text that the lattices are from, in words, where they are known.
     vocab_size: how many tokens the vocabulary has, where it is known.
+    transitions: ``[n, slots - 1, k, k]`` float16 or float32, as of ``SausageLattice``, where the lattices have them.
     """
 
     ARRAYS: ClassVar = ("tokens", "log_probs", "continuation", "context")
-    OPTIONAL: ClassVar = ("sequence", "entropy")
+    OPTIONAL: ClassVar = ("sequence", "entropy", "transitions")
     WORDS: ClassVar = ("fingerprint", "origin")
 
     tokens: np.ndarray
@@ -47,6 +49,7 @@ class LatticeSet(ArrayValues):
     entropy: np.ndarray | None = None
     origin: str | None = None
     vocab_size: int | None = None
+    transitions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         shapes = {name: getattr(self, name).shape for name in self.ARRAYS}
@@ -107,6 +110,9 @@ class LatticeSet(ArrayValues):
             )
         if self.entropy is not None and not (np.isfinite(self.entropy).all() and self.entropy.min(initial=0) >= 0):
             raise ValueError("entropy: expected finite values >= 0 (nats), got others")
+        if self.transitions is not None:
+            arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
+            object.__setattr__(self, "transitions", checked_transitions(self.transitions, arcs))
 
     @classmethod
     def joined(cls, parts: Sequence[LatticeSet]) -> LatticeSet:
@@ -134,7 +140,8 @@ class LatticeSet(ArrayValues):
     def __getitem__(self, index: int) -> SausageLattice:
         """The ``index``-th lattice; a lattice that is not valid is named by its index."""
         try:
-            return SausageLattice(self.tokens[index], self.log_probs[index])
+            transitions = None if self.transitions is None else self.transitions[index]
+            return SausageLattice(self.tokens[index], self.log_probs[index], transitions)
         except ValueError as error:
             raise ValueError(f"lattice {index}: {error}") from error
 

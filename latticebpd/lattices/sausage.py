@@ -4,12 +4,16 @@ A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row.  B
 there is one arc for each of the ``k`` best tokens of one prediction head, weighted with the head's
 log-probability.  Every path from the first state to the last is one draft; there are up to ``k ** slots``.
 
+A drafter may tie neighbouring slots (DSpark's bigram head): *transitions* weigh an arc by the arc before it.  The automaton then has
+a state for each slot and arc.
+
 Head 1 is the base model's own output, whose token is committed without being drafted, so the lattice of ``h``
 heads has ``h - 1`` slots: those of heads 2..h.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import fst
+from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
 from latticebpd.lattices.values import ArrayValues, read_only
 
@@ -45,6 +50,9 @@ class SausageLattice(ArrayValues):
         tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
         log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30.  They need not be normalised; -1e30 or
             less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded places are ignored.
+        transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of slot ``s + 1`` where
+            the path has come by arc ``i`` of slot ``s``; numbers as of ``log_probs``.  A masked one keeps the second arc from
+            following the first, so that drafts may end early.  What the first slot gains behind the text belongs into its ``log_probs``.
 
     Raises:
         ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
@@ -52,6 +60,7 @@ class SausageLattice(ArrayValues):
 
     tokens: np.ndarray
     log_probs: np.ndarray
+    transitions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         tokens, log_probs = _as_numpy(self.tokens), _as_numpy(self.log_probs)
@@ -83,6 +92,9 @@ class SausageLattice(ArrayValues):
             raise ValueError(f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc")
         object.__setattr__(self, "tokens", read_only(np.ascontiguousarray(tokens, dtype=np.int32)))
         object.__setattr__(self, "log_probs", read_only(np.ascontiguousarray(log_probs, dtype=np.float32)))
+        if self.transitions is not None:
+            gains = checked_transitions(_as_numpy(self.transitions), arcs)
+            object.__setattr__(self, "transitions", read_only(gains.astype(np.float32, copy=False)))
 
     @classmethod
     def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
@@ -120,14 +132,16 @@ class SausageLattice(ArrayValues):
     def num_paths(self) -> int:
         """Number of distinct drafts; exact, however large."""
         arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
-        product = 1
-        for count in arcs.sum(axis=1).tolist():
-            product *= count
-        return product
+        if self.transitions is None or not (self.transitions == -np.inf).any():
+            return math.prod(arcs.sum(axis=1).tolist())
+        paths = arcs[0].astype(object)  # that end in each arc: Python's integers, which are of any size
+        for taken, there in zip(self.transitions > -np.inf, arcs[1:], strict=True):
+            paths = np.where(there, (paths[:, None] * taken).sum(axis=0), 0)
+        return int(paths.sum())
 
     def to_fst(self) -> pywrapfst.VectorFst:
-        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob."""
-        return fst.lattice_to_fst(self.tokens, self.log_probs)
+        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob; linear where there are no transitions."""
+        return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
 
     @classmethod
     def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
@@ -141,7 +155,22 @@ class SausageLattice(ArrayValues):
     def top_arcs(self, k: int) -> SausageLattice:
         """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
         order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
-        return SausageLattice(np.take_along_axis(self.tokens, order, axis=1), np.take_along_axis(self.log_probs, order, axis=1))
+        tokens, log_probs = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.log_probs))
+        return SausageLattice(tokens, log_probs, None if self.transitions is None else permuted(self.transitions, order))
+
+    def first_slots(self, slots: int) -> SausageLattice:
+        """The lattice of its first ``slots`` slots, or all that there are."""
+        if self.slots <= slots:
+            return self
+        return SausageLattice(
+            self.tokens[:slots], self.log_probs[:slots], None if self.transitions is None else self.transitions[: max(slots - 1, 0)]
+        )
+
+
+def permuted(transitions: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """``[..., slots - 1, k', k']``: transitions ``[..., slots - 1, k, k]`` between the arcs that ``order [..., slots, k']`` picks."""
+    behind = np.take_along_axis(transitions, order[..., :-1, :, None], axis=-2)
+    return np.take_along_axis(behind, order[..., 1:, None, :], axis=-1)
 
 
 def top_k(values: np.ndarray, k: int) -> np.ndarray:
@@ -160,14 +189,35 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token; of equally good ones the lowest id."""
+    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token, whatever came before; of equally good ones the lowest id."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
     best: np.ndarray = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(axis=-1)
     return best
 
 
+def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> np.ndarray:
+    """``[..., slots, k]`` -> ``[..., slots]`` slot by slot the best token behind the one before (DSpark); ties go to the lowest id.
+
+    Without transitions these are each slot's best tokens.  -1 stands from where masked transitions let no token follow.
+    """
+    chain = np.full(tokens.shape[:-1], PADDING, tokens.dtype)
+    weights = np.where(tokens == PADDING, -np.inf, log_probs).astype(np.float64)
+    going_on, place = np.ones(tokens.shape[:-2], bool), np.zeros(tokens.shape[:-2], np.int64)
+    for slot in range(tokens.shape[-2]):
+        reached = weights[..., slot, :]
+        if slot and transitions is not None:
+            behind = np.take_along_axis(transitions[..., slot - 1, :, :], place[..., None, None], axis=-2)[..., 0, :]
+            reached = reached + behind
+        best = reached.max(axis=-1, keepdims=True)
+        going_on = going_on & (best[..., 0] > -np.inf)
+        ids = np.where(reached == best, tokens[..., slot, :], np.iinfo(tokens.dtype).max)
+        place = ids.argmin(axis=-1)
+        chain[..., slot] = np.where(going_on, ids.min(axis=-1), PADDING)
+    return chain
+
+
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3).
+    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3); transitions do not matter to it.
 
     Args:
         lattice: the candidates.

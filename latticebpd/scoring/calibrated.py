@@ -79,7 +79,7 @@ class CalibratedScorer:
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         found: dict[int, DraftTree] = {}
-        for rows, tokens, log_probs in batches_of_one_shape(lattices):
+        for rows, tokens, log_probs, _ in batches_of_one_shape(lattices):
             texts = [_text(contexts[row]) for row in rows]
             trees = self._search(tokens, log_probs, texts, num_nodes)
             for row, tree in zip(rows, trees, strict=True):

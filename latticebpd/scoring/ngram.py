@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -31,18 +32,19 @@ class NgramScorer:
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         found: dict[int, Drafts] = {}
-        for rows, tokens, log_probs in batches_of_one_shape(lattices):
+        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
             histories = padded_histories([contexts[row] for row in rows])
-            paths, scores, counts = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories)
+            paths, scores, counts = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, transitions=transitions)
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
                 found[row] = Drafts(paths[i, :count], scores[i, :count])
         return [found[row] for row in range(len(lattices))]
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         found: dict[int, DraftTree] = {}
-        for rows, tokens, log_probs in batches_of_one_shape(lattices):
+        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
             histories = padded_histories([contexts[row] for row in rows])
-            nodes, parents, weights, counts = fst.best_first_tree_batch(tokens, log_probs, self.lm, num_nodes, self.alpha, histories)
+            batch = fst.best_first_tree_batch(tokens, log_probs, self.lm, num_nodes, self.alpha, histories, transitions=transitions)
+            nodes, parents, weights, counts = batch
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
                 found[row] = DraftTree(nodes[i, :count], parents[i, :count], weights[i, :count], lattices[row])
         return [found[row] for row in range(len(lattices))]
@@ -50,13 +52,13 @@ class NgramScorer:
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``paths`` of stored lattices as arrays: ``[n, p, slots]`` tokens and ``[n]`` how many paths there are."""
         arguments = (lattices.tokens, lattices.log_probs, self.lm, p, self.alpha)
-        paths, _, counts = fst.nbest_paths_batch(*arguments, contexts=lattices.context, threads=threads)
+        paths, _, counts = fst.nbest_paths_batch(*arguments, lattices.context, threads, lattices.transitions)
         return paths, counts
 
     def tree_arrays(self, lattices: LatticeSet, num_nodes: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last."""
         arguments = (lattices.tokens, lattices.log_probs, self.lm, num_nodes, self.alpha)
-        tokens, parents, _, _ = fst.best_first_tree_batch(*arguments, contexts=lattices.context, threads=threads)
+        tokens, parents, _, _ = fst.best_first_tree_batch(*arguments, lattices.context, threads, lattices.transitions)
         return tokens, parents
 
     def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
@@ -80,13 +82,16 @@ class NgramScorer:
             )
 
 
-def batches_of_one_shape(lattices: Sequence[SausageLattice]) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """The lattices of each shape: their indices, tokens and log-probabilities ``[rows, slots, k]``."""
-    shapes: dict[tuple[int, ...], list[int]] = {}
+def batches_of_one_shape(lattices: Sequence[SausageLattice]) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]]:
+    """The lattices of each shape, with transitions and without: their indices, tokens and log-probabilities ``[rows, slots, k]``, and
+    transitions ``[rows, slots - 1, k, k]``."""
+    shapes: dict[tuple[Any, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
-        shapes.setdefault(lattice.tokens.shape, []).append(row)
+        shapes.setdefault((lattice.tokens.shape, lattice.transitions is None), []).append(row)
     for rows in shapes.values():
-        yield rows, np.stack([lattices[row].tokens for row in rows]), np.stack([lattices[row].log_probs for row in rows])
+        tokens, log_probs = np.stack([lattices[row].tokens for row in rows]), np.stack([lattices[row].log_probs for row in rows])
+        transitions = [gains for row in rows if (gains := lattices[row].transitions) is not None]
+        yield rows, tokens, log_probs, np.stack(transitions) if transitions else None
 
 
 def padded_histories(contexts: Sequence[Context]) -> np.ndarray:

@@ -25,7 +25,7 @@ def arc_posteriors(lattice: SausageLattice, lm: LanguageModel, alpha: float | No
     """
     scorer = as_scorer(lm, alpha)
     if isinstance(scorer, NgramScorer):
-        return fst.arc_posteriors(lattice.tokens, lattice.log_probs, scorer.lm, scorer.alpha, context)
+        return fst.arc_posteriors(lattice.tokens, lattice.log_probs, scorer.lm, scorer.alpha, context, lattice.transitions)
     (drafts,) = scorer.paths([lattice], [context], BEAM)
     shares = drafts.scores - np.logaddexp.reduce(drafts.scores)
     taken = drafts.tokens[:, :, None] == lattice.tokens  # [paths, slots, k]

@@ -61,6 +61,23 @@ def lattices(draw: st.DrawFn, max_slots: int = 4, max_k: int = 4) -> tuple[np.nd
     return tokens, log_probs
 
 
+@st.composite
+def lattices_with_transitions(draw: st.DrawFn, max_slots: int = 4, max_k: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same, and transitions: some masked, ties, and anything where no column is."""
+    tokens, log_probs = draw(lattices(max_slots, max_k))
+    slots, k = tokens.shape
+    size = (slots - 1) * k * k
+    values = draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.25, -1.0, -3.0, -math.inf, -1e30]), min_size=size, max_size=size))
+    transitions = np.array(values).reshape(slots - 1, k, k)
+    there = (tokens >= 0) & (log_probs > -math.inf)
+    transitions[~(there[:-1, :, None] & there[1:, None, :])] = draw(st.sampled_from([0.0, math.nan, math.inf]))
+    return tokens, log_probs, transitions
+
+
+def masked(transitions: np.ndarray) -> np.ndarray:
+    return np.where(transitions <= -1e30, -math.inf, transitions)
+
+
 CONTEXTS = st.lists(st.integers(0, VOCAB + 1), max_size=5)
 ALPHAS = st.sampled_from([0.0, 0.5, 1.0, 2.0])
 
@@ -117,6 +134,103 @@ def test_tree_equals_enumeration(
     weights = dict(expected)
     for prefix, weight in found:
         assert weight == pytest.approx(weights[prefix], abs=1e-9)
+
+
+@settings(max_examples=400)
+@given(tables(), lattices_with_transitions(), st.integers(1, 300), ALPHAS, CONTEXTS)
+def test_nbest_with_transitions_equals_enumeration(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray, np.ndarray], p: int, alpha: float, context: list[int]
+) -> None:
+    tokens, log_probs, transitions = lattice
+    lm = reference.ReferenceLM(table)
+    expected = reference.nbest_paths(tokens, log_probs, lm, p, alpha, context, masked(transitions))
+    found = search.nbest_paths(tokens, log_probs, NgramModel.from_table(table), p, alpha, context, transitions)
+    assert as_list(*found) == expected
+
+
+@given(lattices_with_transitions(), st.integers(1, 300))
+def test_nbest_with_transitions_alone_equals_enumeration(lattice: tuple[np.ndarray, np.ndarray, np.ndarray], p: int) -> None:
+    tokens, log_probs, transitions = lattice
+    expected = reference.nbest_paths(tokens, log_probs, None, p, 1.0, (), masked(transitions))
+    assert as_list(*search.nbest_paths(tokens, log_probs, None, p, transitions=transitions)) == expected
+
+
+@settings(max_examples=400)
+@given(tables(), lattices_with_transitions(), st.integers(1, 100), ALPHAS, CONTEXTS, st.booleans())
+def test_tree_with_transitions_equals_enumeration(
+    table: NgramTable,
+    lattice: tuple[np.ndarray, np.ndarray, np.ndarray],
+    num_nodes: int,
+    alpha: float,
+    context: list[int],
+    with_model: bool,
+) -> None:
+    tokens, log_probs, transitions = lattice
+    lm, model = (reference.ReferenceLM(table), NgramModel.from_table(table)) if with_model else (None, None)
+    expected = reference.best_first_tree(tokens, log_probs, lm, 10_000, alpha, context, masked(transitions))
+    found = prefixes(*search.best_first_tree(tokens, log_probs, model, num_nodes, alpha, context, transitions))
+    assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected[:num_nodes]], abs=1e-9)
+    assert len({prefix for prefix, _ in found}) == len(found)
+    weights = dict(expected)
+    for prefix, weight in found:
+        assert weight == pytest.approx(weights[prefix], abs=1e-9)
+
+
+@given(tables(), lattices(), st.integers(1, 50), ALPHAS, CONTEXTS)
+def test_transitions_of_zero_change_nothing(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], count: int, alpha: float, context: list[int]
+) -> None:
+    lm, (slots, k) = NgramModel.from_table(table), lattice[0].shape
+    nothing = np.zeros((slots - 1, k, k))
+    for find in (search.nbest_paths, search.best_first_tree):
+        with_them, without = find(*lattice, lm, count, alpha, context, nothing), find(*lattice, lm, count, alpha, context)
+        assert all(np.array_equal(a, b) for a, b in zip(with_them, without, strict=True))
+
+
+def test_transitions_tie_towards_the_lower_tokens() -> None:
+    tokens, log_probs = np.array([[5, 3], [2, 7]]), np.zeros((2, 2))
+    transitions = np.array([[[1.0, 0.0], [0.0, 1.0]]])  # 5 2 and 3 7
+    paths, scores = search.nbest_paths(tokens, log_probs, None, 4, transitions=transitions)
+    assert paths.tolist() == [[3, 7], [5, 2], [3, 2], [5, 7]]
+    assert scores.tolist() == [1, 1, 0, 0]
+
+
+def test_masked_transitions_may_leave_no_path_but_prefixes() -> None:
+    tokens, log_probs, transitions = np.array([[1, 2], [3, 4]]), np.zeros((2, 2)), np.full((1, 2, 2), -np.inf)
+    paths, scores = search.nbest_paths(tokens, log_probs, None, 4, transitions=transitions)
+    assert (paths.size, scores.size) == (0, 0)
+    assert prefixes(*search.best_first_tree(tokens, log_probs, None, 9, transitions=transitions)) == [
+        ((1,), math.log(0.5)), ((2,), math.log(0.5)),
+    ]  # fmt: skip
+    both = np.stack([transitions, np.zeros((1, 2, 2))])
+    _, _, counts = search.nbest_paths_batch(np.stack([tokens] * 2), np.stack([log_probs] * 2), None, 4, transitions=both)
+    assert counts.tolist() == [0, 4]
+
+
+def test_tokens_that_are_one_word_to_the_model_keep_their_own_transitions() -> None:
+    table = NgramTable([np.array([[UNK], [1]], np.int32)], [np.array([-1.0, -2.0])], [np.zeros(2)])
+    tokens, log_probs = np.array([[8, 9], [1, 7]]), np.zeros((2, 2))  # 7, 8 and 9 are all <unk>
+    transitions = np.array([[[0.0, 0.5], [0.75, 0.0]]])
+    paths, scores = search.nbest_paths(tokens, log_probs, NgramModel.from_table(table), 4, transitions=transitions)
+    assert paths.tolist() == [[8, 7], [9, 7], [9, 1], [8, 1]]
+    assert scores.tolist() == [-1.5, -2.0, -2.25, -3.0]
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 2), (1, 2), (1, 2, 3), (0, 2, 2)])
+def test_transitions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected transitions \[slots - 1, k, k\]"):
+        search.nbest_paths([[1, 2], [3, 4]], np.zeros((2, 2)), transitions=np.zeros(shape))
+
+
+@pytest.mark.parametrize(("value", "spelled"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (1e300, r"\+inf"), (2e30, r"2\.0.*e\+30")])
+def test_transitions_beyond_numbers_are_refused(value: float, spelled: str) -> None:
+    transitions = np.zeros((2, 1, 2, 2))
+    transitions[1, 0, 1, 0] = value
+    tokens = np.array([[[1, 2], [3, 4]]] * 2)
+    with pytest.raises(
+        ValueError, match=rf"lattice 1, slot 1: expected transitions of at most 1e30, got {spelled} from token 2 to token 3"
+    ):
+        search.nbest_paths_batch(tokens, np.zeros((2, 2, 2)), transitions=transitions)
 
 
 def test_tree_breaks_ties_by_tokens_with_prefixes_first() -> None:
@@ -213,27 +327,29 @@ def test_many_paths_through_many_slots_are_distinct_and_in_order() -> None:
         assert scores[i] == pytest.approx(total, abs=1e-4)  # the automaton's weights are float32
 
 
-def test_batch_equals_single_calls_whatever_the_threads() -> None:
+@pytest.mark.parametrize("given_transitions", [False, True])
+def test_batch_equals_single_calls_whatever_the_threads(given_transitions: bool) -> None:
     rng = np.random.default_rng(1)
     lm = NgramModel.from_table(random_model(rng, 80, 4, 3000))
     tokens, log_probs = (np.stack(parts) for parts in zip(*(random_lattice(rng, 80, 6, 8) for _ in range(40)), strict=True))
     tokens[3, :, 1:] = -1  # one path only
     contexts = rng.integers(0, 80, (40, 3))
     contexts[::2, :2] = -1
-    batches = [search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads) for threads in (1, 2, 5)]
-    trees = [search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, threads) for threads in (1, 2, 5)]
+    transitions = rng.normal(0, 1, (40, 5, 8, 8)).astype(np.float32) if given_transitions else None
+    batches = [search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads, transitions) for threads in (1, 2, 5)]
+    trees = [search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, threads, transitions) for threads in (1, 2, 5)]
     for other in batches[1:] + trees[1:]:
         for a, b in zip(batches[0] if len(other) == 3 else trees[0], other, strict=True):
             assert np.array_equal(a, b)
     for i in range(40):
-        context = contexts[i][contexts[i] >= 0].tolist()
-        paths, scores = search.nbest_paths(tokens[i], log_probs[i], lm, 12, 0.5, context)
+        context, own = contexts[i][contexts[i] >= 0].tolist(), None if transitions is None else transitions[i]
+        paths, scores = search.nbest_paths(tokens[i], log_probs[i], lm, 12, 0.5, context, own)
         count = batches[0][2][i]
         assert count == len(paths) == (1 if i == 3 else 12)
         assert np.array_equal(batches[0][0][i, :count], paths)
         assert np.array_equal(batches[0][1][i, :count], scores)
         assert (batches[0][0][i, count:] == -1).all()
-        nodes, parents, weights = search.best_first_tree(tokens[i], log_probs[i], lm, 20, 0.5, context)
+        nodes, parents, weights = search.best_first_tree(tokens[i], log_probs[i], lm, 20, 0.5, context, own)
         count = trees[0][3][i]
         assert np.array_equal(trees[0][0][i, :count], nodes)
         assert np.array_equal(trees[0][1][i, :count], parents)

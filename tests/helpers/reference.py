@@ -55,16 +55,32 @@ def columns(tokens: np.ndarray, log_probs: np.ndarray) -> list[list[tuple[int, f
     ]
 
 
+def gain(tokens: np.ndarray, transitions: np.ndarray | None, prefix: Sequence[int], token: int) -> float:
+    """The transition from the last token of a prefix to the one behind it."""
+    if transitions is None or not prefix:
+        return 0.0
+    slot = len(prefix)
+    return float(transitions[slot - 1, tokens[slot - 1].tolist().index(prefix[-1]), tokens[slot].tolist().index(token)])
+
+
 def nbest_paths(
-    tokens: np.ndarray, log_probs: np.ndarray, lm: ReferenceLM | None, p: int, alpha: float, context: Sequence[int] = ()
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
+    lm: ReferenceLM | None,
+    p: int,
+    alpha: float,
+    context: Sequence[int] = (),
+    transitions: np.ndarray | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
     """The p best of all paths, enumerated."""
     scored = []
     for path in itertools.product(*columns(tokens, log_probs)):
         words, total = [token for token, _ in path], 0.0
         for t, (token, log_prob) in enumerate(path):
-            total += log_prob + (alpha * lm.log_prob(token, [*context, *words[:t]]) if lm is not None else 0.0)
-        scored.append((tuple(words), total))
+            weight = log_prob + gain(tokens, transitions, words[:t], token)
+            total += weight + (alpha * lm.log_prob(token, [*context, *words[:t]]) if lm is not None else 0.0)
+        if total > -math.inf:
+            scored.append((tuple(words), total))
     return sorted(scored, key=lambda item: (-item[1], item[0]))[:p]
 
 
@@ -75,6 +91,7 @@ def best_first_tree(
     num_nodes: int,
     alpha: float,
     context: Sequence[int] = (),
+    transitions: np.ndarray | None = None,
 ) -> list[tuple[tuple[int, ...], float]]:
     """The num_nodes best of all prefixes, enumerated: (prefix, log probability)."""
     slots = columns(tokens, log_probs)
@@ -83,9 +100,13 @@ def best_first_tree(
     for slot in slots:
         grown = []
         for prefix, total in layer:
-            scores = [lp + (alpha * lm.log_prob(token, [*context, *prefix]) if lm is not None else 0.0) for token, lp in slot]
+            reached = [(token, lp + gain(tokens, transitions, prefix, token)) for token, lp in slot]
+            reached = [(token, lp) for token, lp in reached if lp > -math.inf]
+            if not reached:
+                continue
+            scores = [lp + (alpha * lm.log_prob(token, [*context, *prefix]) if lm is not None else 0.0) for token, lp in reached]
             normaliser = max(scores) + math.log(sum(math.exp(score - max(scores)) for score in scores))
-            grown += [((*prefix, token), total + (score - normaliser)) for (token, _), score in zip(slot, scores, strict=True)]
+            grown += [((*prefix, token), total + (score - normaliser)) for (token, _), score in zip(reached, scores, strict=True)]
         everything += grown
         layer = grown
     return sorted(everything, key=lambda item: (-item[1], item[0]))[:num_nodes]
