@@ -1,4 +1,4 @@
-"""A model's cost curve, measured: passes of several sizes in turn, the median of each."""
+"""A model's cost curve, measured: passes of several sizes and the making of drafts in turn, the median of each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from latticebpd.drafting.base import Drafter, State
 from latticebpd.drafting.costs import CostCurve
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import BaseModel, Model
@@ -26,6 +27,7 @@ def profile(
     context: int = 200,
     rounds: int = 5,
     seed: int = 0,
+    drafter: Drafter | None = None,
     on_pass: Callable[[], object] | None = None,
 ) -> CostCurve:
     """How long passes over ``columns`` tokens of ``rows`` texts take, behind ``context`` tokens of a random text.
@@ -34,6 +36,7 @@ def profile(
     verification needs them.
 
     Args:
+        drafter: makes drafts of these texts, from random hidden states; None for costs without drafting.
         on_pass: called after each pass, for progress.
 
     Raises:
@@ -47,9 +50,18 @@ def profile(
         raise ValueError("expected rows, columns, context and rounds of at least 1")
     rng = np.random.default_rng(seed)
     times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
+    drafting: dict[int, list[float]] = {batch: [] for batch in batches}
+
+    def synchronize() -> None:
+        if stock.device.type == "cuda":
+            torch.cuda.synchronize(stock.device)
+
     for batch in batches:
         verifier = verifier_for(model)
-        verifier.prefill(rng.integers(0, stock.vocab_size, (batch, context)).tolist())
+        texts = rng.integers(0, stock.vocab_size, (batch, context)).tolist()
+        verifier.prefill(texts)
+        hidden = torch.randn(batch, stock.hidden_size, generator=torch.Generator().manual_seed(seed)).to(stock.device, stock.dtype)
+        states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
         for turn in range(rounds + 1):
             for width in widths:
                 nodes = np.arange(width - 1, dtype=np.int32)
@@ -57,13 +69,18 @@ def profile(
                 started = time.perf_counter()
                 verified = verifier.verify([1] * batch, [tree] * batch)
                 verified.logits_of([row for row in range(batch) for _ in range(width)], list(range(width)) * batch)
-                if stock.device.type == "cuda":
-                    torch.cuda.synchronize(stock.device)
+                synchronize()
                 if turn:  # the first one warms up
                     times[batch, width].append(time.perf_counter() - started)
                 verifier.forget()
                 if on_pass is not None:
                     on_pass()
+            started = time.perf_counter()
+            if drafter is not None:
+                drafter.propose(states)
+                synchronize()
+            if turn:
+                drafting[batch].append(time.perf_counter() - started)
     seconds = tuple(tuple(float(np.median(times[batch, width])) for width in widths) for batch in batches)
     about = {
         "model": str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1],
@@ -75,4 +92,5 @@ def profile(
         "machine": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    return CostCurve(tuple(batches), tuple(widths), seconds, about)
+    drafts = () if drafter is None else tuple(float(np.median(drafting[batch])) for batch in batches)
+    return CostCurve(tuple(batches), tuple(widths), seconds, about, drafts)

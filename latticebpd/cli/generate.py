@@ -109,7 +109,7 @@ def generate(
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
-        with_heads = default_system(rescored, alpha, 16 if costs is None else 64) if isinstance(served, BlockwiseLM) else "16-copies"
+        with_heads = default_system(rescored, alpha, costs is not None) if isinstance(served, BlockwiseLM) else "16-copies"
         system = with_heads if drafter_model is None else with_masks
     source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size)
     if source is None and lm is not None:

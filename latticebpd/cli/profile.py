@@ -1,4 +1,4 @@
-"""``latticebpd profile``: what a verifying pass costs by its size."""
+"""``latticebpd profile``: what a call costs by its size."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import NARROW, narrowed
+from latticebpd.cli.language_models import arcs, default_system
 
 MOST = 4096
 """Tokens, or texts, of the largest pass."""
@@ -23,11 +24,16 @@ def profile(
     rounds: int = typer.Option(5, min=1, help="Passes of every size."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default what PyTorch takes."),
     narrow: bool = NARROW,
+    lm: Path | None = typer.Option(None, help="Language model of the drafts; that beside the model by default."),
+    system: str | None = typer.Option(
+        None, "--system", "-s", help="Trees whose making is measured; by default what `generate --costs` drafts: 64-calibrated or 64-tree."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the costs as JSON."),
 ) -> None:
-    """Measure what a verifying pass costs by the number of its tokens, on this machine.
+    """Measure what a verifying pass costs by the number of its tokens, and the making of drafts, on this machine.
 
-    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second.
+    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second, and drafts nothing
+    for a while where that does not pay.
 
     Example: [bold]latticebpd profile --model smollm2-135m --narrow -o costs.json[/bold]
     """
@@ -36,16 +42,26 @@ def profile(
 
     from latticebpd.analysis.profiling import profile as profiled
     from latticebpd.cli.analysis import table_of
+    from latticebpd.drafting import Heads, drafter_named
     from latticebpd.models import bundle
-    from latticebpd.models.pretrained import load_model
+    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.pretrained import lm_beside, load_model
 
     widths, batches = (sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows)))
-    served = narrowed(load_model(model or bundle.MODEL), narrow)
+    directory = model or bundle.MODEL
+    served = narrowed(load_model(directory), narrow)
+    drafter = None
+    if isinstance(served, BlockwiseLM):
+        rescored = lm or (bundle.LM if model is None else lm_beside(directory))
+        name = system or default_system(rescored, None, by_cost=True)
+        drafter = drafter_named(name, Heads(served, arcs(None, name, rescored)), rescored)
+    elif lm is not None or system is not None:
+        raise ValueError("expected a model with heads for --lm and --system, got one without; leave them out or train heads")
     if threads is not None:
         torch.set_num_threads(threads)
     with progress() as bar:
         task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
-        found = profiled(served, widths, batches, context, rounds, on_pass=lambda: bar.advance(task))
+        found = profiled(served, widths, batches, context, rounds, drafter=drafter, on_pass=lambda: bar.advance(task))
     if output is not None:
         found.save(output)
         err.print(f"{output}: written")
@@ -57,5 +73,7 @@ def profile(
     )
     for column, width in enumerate(found.columns):
         table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in found.seconds))
+    if found.drafting:
+        table.add_row("drafts", *(f"{each * 1e3:.1f}" for each in found.drafting))
     out.print(table)
     err.print("|".join(f"{name}:{value}" for name, value in found.about.items()), style="dim")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from latticebpd.drafting.base import State
 from latticebpd.drafting.gold import by_row, remaining
 from latticebpd.drafting.sources import HasHeads, Heads, Masks, SavedTopK, Source
-from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
+from latticebpd.drafting.strategies import Best, Oracle, Sized, Strategy, Tree, Vanilla
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models.mask_filling import NonAutoregressiveModel
@@ -32,6 +32,8 @@ class LatticeDrafter:
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        if isinstance(self.strategy, Sized) and not self.strategy.worthwhile():
+            return [DraftTree.empty()] * len(states)
         found = self.source.lattices(states)
         rows = [row for row, lattice in enumerate(found) if lattice is not None]
         trees = [DraftTree.empty()] * len(states)

@@ -7,7 +7,7 @@ arrays of the same drafts (``draft_stored``), for analyses that have no model at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -116,37 +116,74 @@ class Tree:
         return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
 
 
+class Pauses:
+    """When drafting is left alone: for a while after drafts that promised to save no time, for longer each time."""
+
+    LONGEST = 15
+    """Calls: one draft in 16, at a sixth of a call, costs one per cent."""
+    RECENT = 8
+    """Drafts that the mean is taken over, the later the more."""
+
+    def __init__(self) -> None:
+        self._mean, self._pause, self._left = 0.0, 0, 0
+
+    def over(self) -> bool:
+        """Whether to draft at this call."""
+        self._left -= 1
+        return self._left < 0
+
+    def hear(self, saved: float) -> None:
+        """What a draft promised to save, in seconds, its own making counted."""
+        self._mean += (saved - self._mean) / self.RECENT
+        self._pause = 0 if self._mean >= 0 else min(2 * self._pause + 1, self.LONGEST)
+        self._left = self._pause
+
+
 @dataclass(frozen=True, eq=False)
 class Sized:
-    """Trees of another strategy, cut to the size that promises the most tokens a second.
+    """Trees of another strategy, cut to the size that promises the most tokens a second; none for a while where they do not pay.
 
     Of a tree whose nodes come best first, its first ``n`` are the best tree of ``n`` nodes, and ``1 + the sum of their probabilities``
-    the tokens that a call is expected to commit.  All rows of a batch are padded to one width, so they share one size, down to none:
-    that which maximises the expected tokens of all rows over the seconds of their pass.
+    the tokens that a call is expected to commit.  All rows of a batch are padded to the widest, so that a node up to that width costs
+    no row anything, and one size for all is the best choice of sizes: that which maximises the expected tokens of all rows over the
+    seconds of their call, those of drafting among them, down to none.
 
-    trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of the verifying pass.
+    trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of a call.
     """
 
     trees: Tree
     costs: CostCurve
+    pauses: Pauses = field(default_factory=Pauses, repr=False)
 
     @property
     def scorer(self) -> Scorer:
         return self.trees.scorer
 
+    def worthwhile(self) -> bool:
+        """Whether to draft at this call, by what the last drafts promised: neither heads nor search need to be asked where not."""
+        return self.pauses.over()
+
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        trees, saved = self._cut(lattices, contexts)
+        self.pauses.hear(saved)
+        return trees
+
+    def _cut(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> tuple[list[DraftTree], float]:
+        """The trees, and the seconds that they promise to save."""
         drafted = self.trees.draft(lattices, contexts)
-        size = best_size([tree.log_probs for tree in drafted], self.costs)
-        return [tree.first(size) for tree in drafted]
+        size, saved = best_size([tree.log_probs for tree in drafted], self.costs)
+        return [tree.first(size) for tree in drafted], saved
 
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
-        """One by one, as texts that are decoded alone."""
-        trees = [self.draft([lattices[row]], [lattices.context_of(row)])[0] for row in range(len(lattices))]
+        """One by one, as texts that are decoded alone, and without pauses."""
+        trees = [self._cut([lattices[row]], [lattices.context_of(row)])[0][0] for row in range(len(lattices))]
         return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
 
 
-def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> int:
+def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[int, float]:
     """Nodes of each row's tree that promise the most tokens a second; of equal sizes the least.
+
+    And the seconds that the call promises to save, beside calls without drafts that commit as many tokens.
 
     Args:
         log_probs: of every row ``[nodes]``, best first.
@@ -154,14 +191,17 @@ def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> int:
     Raises:
         ValueError: trees that do not tell probabilities.
     """
-    most = max((0 if each is None else len(each) for each in log_probs), default=0)
-    gains = np.zeros((len(log_probs), most))
+    rows, most = len(log_probs), max((0 if each is None else len(each) for each in log_probs), default=0)
+    gains = np.zeros((rows, most))
     for row, each in enumerate(log_probs):
         if each is None:
             raise ValueError("expected trees that tell probabilities to cut them by their costs, got some without")
         gains[row, : len(each)] = np.exp(each)
-    expected = len(log_probs) + np.concatenate([[0.0], np.cumsum(gains.sum(axis=0))])
-    return int(np.argmax(expected / costs.of(len(log_probs), np.arange(1, most + 2))))
+    expected = rows + np.concatenate([[0.0], np.cumsum(gains.sum(axis=0))])
+    passes = costs.of(rows, np.arange(1, most + 2))
+    seconds = passes + costs.drafting_of(rows)
+    size = int(np.argmax(expected / seconds))
+    return size, float(expected[size] / rows * passes[0] - seconds[size])
 
 
 def _one_path(tokens: np.ndarray) -> StoredPaths:

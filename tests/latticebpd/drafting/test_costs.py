@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +14,12 @@ import torch
 
 from latticebpd import DraftTree, SausageLattice
 from latticebpd.analysis.profiling import profile
+from latticebpd.drafting.base import State
 from latticebpd.drafting.costs import CostCurve
-from latticebpd.drafting.strategies import Sized, Tree, best_size
+from latticebpd.drafting.lattice_drafter import LatticeDrafter
+from latticebpd.drafting.strategies import Pauses, Sized, Tree, best_size
 from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.verification.choice import verifier_for
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 
@@ -27,6 +32,9 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
     np.testing.assert_allclose(CURVE.of(4, columns), [2, 2.5, 3, 4.5, 6, 12])
     np.testing.assert_allclose(CURVE.of(2, np.array([1, 9])), [1 + 1 / 3, 2 + 4 / 3])
     np.testing.assert_allclose(CURVE.of(8, np.array([1])), [4])
+    assert CURVE.drafting_of(3) == 0
+    drafting = replace(CURVE, drafting=(1.0, 4.0))
+    assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
 
 
 def test_the_size_is_the_best_of_all() -> None:
@@ -34,14 +42,19 @@ def test_the_size_is_the_best_of_all() -> None:
     sizes = set()
     for _ in range(200):
         rows = int(rng.integers(1, 5))
-        curve = CostCurve((1,), (1, 4, 16, 40), (tuple(np.sort(rng.uniform(1, 6, 4)).tolist()),))
+        seconds = tuple(np.sort(rng.uniform(1, 6, 4)).tolist())
+        curve = CostCurve((1,), (1, 4, 16, 40), (seconds,), drafting=(float(rng.uniform(0, 1)),))
         trees = [np.sort(np.log(rng.uniform(0, rng.choice([0.1, 1.0]), int(rng.integers(0, 40)))))[::-1] for _ in range(rows)]
         promised = [
-            (rows + sum(float(np.exp(tree[:size]).sum()) for tree in trees)) / float(curve.of(rows, np.array([size + 1]))[0])
+            (rows + sum(float(np.exp(tree[:size]).sum()) for tree in trees))
+            / (float(curve.of(rows, np.array([size + 1]))[0]) + curve.drafting_of(rows))
             for size in range(max(map(len, trees)) + 1)
         ]
-        found = best_size(list(trees), curve)
+        found, saved = best_size(list(trees), curve)
         assert promised[found] == pytest.approx(max(promised))
+        took = float(curve.of(rows, np.array([found + 1]))[0]) + curve.drafting_of(rows)
+        alone = promised[found] * took / rows * float(curve.of(rows, np.array([1]))[0])  # seconds of as many tokens without drafts
+        assert saved == pytest.approx(alone - took)
         sizes.add(found)
     assert len(sizes) > 10
     assert 0 in sizes  # where drafting does not pay, nothing is drafted
@@ -49,12 +62,82 @@ def test_the_size_is_the_best_of_all() -> None:
         best_size([None], CURVE)
 
 
+def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
+    """All choices tried: rows are padded to the widest, so what a pass costs is that of its widest row, times all rows."""
+    rng = np.random.default_rng(1)
+    unequal = 0
+    for _ in range(60):
+        rows = int(rng.integers(2, 5))
+        curve = CostCurve((1, 4), (1, 3, 6), tuple(tuple(np.sort(rng.uniform(1, 4, 3)).tolist()) for _ in range(2)), drafting=(0.1, 0.3))
+        trees = [np.sort(np.log(rng.uniform(0, rng.choice([0.05, 1.0]), int(rng.integers(0, 6)))))[::-1] for _ in range(rows)]
+        best = 0.0
+        for sizes in product(*(range(len(tree) + 1) for tree in trees)):
+            expected = rows + sum(float(np.exp(tree[:size]).sum()) for tree, size in zip(trees, sizes, strict=True))
+            seconds = float(curve.of(rows, np.array([max(sizes) + 1]))[0]) + curve.drafting_of(rows)
+            best = max(best, expected / seconds)
+        size, _ = best_size(list(trees), curve)
+        kept = [min(size, len(tree)) for tree in trees]
+        expected = rows + sum(float(np.exp(tree[:each]).sum()) for tree, each in zip(trees, kept, strict=True))
+        seconds = float(curve.of(rows, np.array([max(kept) + 1]))[0]) + curve.drafting_of(rows)
+        assert expected / seconds == pytest.approx(best)
+        unequal += len({round(float(np.exp(tree).sum()), 1) for tree in trees}) > 1
+    assert unequal > 40  # rows were worth different things
+
+
+def test_a_pass_is_padded_to_its_widest_row() -> None:
+    """What the choice of one size for all rows rests on."""
+    verifier = verifier_for(tiny("llama", 0))
+    verifier.prefill([[1, 2], [3, 4, 5]])
+    wide = DraftTree(np.array([4, 5, 6]), np.array([-1, 0, 0]))
+    assert verifier.verify([1, 2], [wide, DraftTree.empty()]).hidden.shape[:2] == (2, 4)
+
+
+@dataclass
+class Asked:
+    """One lattice for every moment, and how often it was asked for."""
+
+    lattice: SausageLattice
+    times: int = 0
+    needs_hidden: bool = False
+    fingerprint: str | None = None
+    vocab_size: int | None = None
+    owner: str = "nobody"
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        self.times += 1
+        return [self.lattice] * len(states)
+
+
+def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked() -> None:
+    """And so it is never slower than greedy decoding by more than 2 %, though a draft costs as much as a sixth of a pass."""
+    state = State(0, [1, 2], 1, None, 9)
+    lattice = SausageLattice([list(range(9))], np.log(np.full((1, 9), 1 / 9)))
+    costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(1 / 6,))
+    source = Asked(lattice)
+    sized = Sized(Tree(NgramScorer(None), 9), costs)
+    _, saved = best_size([sized.trees.draft([lattice], [[1]])[0].log_probs], costs)
+    assert saved < 0
+    drafter, seconds = LatticeDrafter(source, sized), 0.0
+    for _ in range(2000):
+        asked = source.times
+        (tree,) = drafter.propose([state])
+        assert not len(tree)
+        seconds += 1 + (source.times - asked) / 6
+    assert 2000 / 20 < source.times < 2000 / 14  # it looks now and then
+    assert seconds < 1.02 * 2000
+    source.lattice = SausageLattice([[3], [4], [5], [6]], np.zeros((4, 1)))  # the text repeats itself now
+    drafted = [len(drafter.propose([state])[0]) for _ in range(40)]
+    first = next(number for number, size in enumerate(drafted) if size)
+    assert first <= Pauses.LONGEST
+    assert drafted[first:] == [4] * (40 - first)
+
+
 def test_trees_are_cut_and_texts_stay() -> None:
     lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
     whole = Tree(NgramScorer(None), 9)
     (full,) = whole.draft([lattice], [[1]])
     (cut,) = Sized(whole, CURVE).draft([lattice], [[1]])
-    size = best_size([full.log_probs], CURVE)
+    size, _ = best_size([full.log_probs], CURVE)
     assert 0 < size < len(full)
     assert cut == full.first(size)
     assert full.first(99) is full
@@ -81,7 +164,18 @@ def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
     assert CostCurve.load(path) == CURVE
     record = {"format_version": 1, **asdict(CURVE)}
     odd = {"seconds": [[1.0, 1.0, float("nan")]] * 2}
-    for change in ({"format_version": 2}, {"rows": [4, 1]}, {"columns": [0, 5, 9]}, odd, {"seconds": 3}, {"x": 1}):
+    path.write_text(json.dumps({name: value for name, value in record.items() if name != "drafting"}))
+    assert CostCurve.load(path) == CURVE  # the first files had none
+    for change in (
+        {"format_version": 2},
+        {"drafting": [1.0]},
+        {"drafting": [1.0, -1.0]},
+        {"rows": [4, 1]},
+        {"columns": [0, 5, 9]},
+        odd,
+        {"seconds": 3},
+        {"x": 1},
+    ):
         path.write_text(json.dumps({**record, **change}))
         with pytest.raises(ValueError, match=r"costs\.json: expected costs as `latticebpd profile` writes them"):
             CostCurve.load(path)
@@ -92,9 +186,15 @@ def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
     found = profile(tiny("llama", 0), (1, 4), (1, 2), context=6, rounds=2, on_pass=lambda: passes.append(1))
     assert (found.rows, found.columns, len(passes)) == ((1, 2), (1, 4), 12)
     assert found.about["threads"] == str(torch.get_num_threads())
+    assert found.drafting == ()  # nobody drafts
     status, printed, _ = run("profile", "--columns", "1,3", "--rounds", 1, "--context", 8, "-o", tmp_path / "costs.json", "--json")
     assert (status, json.loads(printed)["columns"]) == (0, [1, 3])
-    assert CostCurve.load(tmp_path / "costs.json").columns == (1, 3)
+    measured = CostCurve.load(tmp_path / "costs.json")
+    assert measured.columns == (1, 3)
+    assert len(measured.drafting) == 1
+    assert measured.drafting[0] > 0
+    status, _, _ = run("profile", "--columns", "1", "--rounds", 1, "--context", 8, "--system", "16-copies+best")
+    assert status == 2
     status, _, told = run("profile", "--columns", "0,3")
     assert (status, "expected --columns as numbers from 1" in told) == (2, True)
     with pytest.raises(ValueError, match="decoder-only"):

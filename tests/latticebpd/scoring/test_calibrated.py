@@ -128,6 +128,7 @@ def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
     assert default_system(stored, None) == "16-calibrated"
     assert default_system(stored, 0.5) == "copies+16-tree"  # whoever gives a weight wants it used
     assert default_system(LM, None) == "copies+16-tree"
+    assert [default_system(lm, None, by_cost=True) for lm in (stored, LM)] == ["64-calibrated", "64-tree"]  # trees that can be cut
     assert [arcs(None, "16-calibrated", stored), arcs(7, "16-calibrated", stored), arcs(None, "16-tree", stored)] == [WEIGHTS.k, 7, 16]
 
 
