@@ -18,8 +18,9 @@ from html import escape
 
 import numpy as np
 import numpy.typing as npt
+import pywrapfst
 
-from fst.lattices import slots_of
+from fst.lattices import lattice_to_fst, slots_of
 from fst.model import NgramModel
 
 MOST_ARCS = 500
@@ -28,8 +29,15 @@ MOST_ARCS = 500
 SECONDS_FOR_GRAPHVIZ = 60
 
 
-def lattice_dot(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, symbols: Sequence[str] | None = None) -> str:
-    """DOT text of a sausage lattice, ``tokens`` and ``log_probs`` ``[slots, k]``; ``symbols`` gives the word of every id."""
+def lattice_dot(
+    tokens: npt.ArrayLike, log_probs: npt.ArrayLike, symbols: Sequence[str] | None = None, transitions: npt.ArrayLike | None = None
+) -> str:
+    """DOT text of a sausage lattice, ``tokens`` and ``log_probs`` ``[slots, k]``; ``symbols`` gives the word of every id.
+
+    With ``transitions [slots - 1, k, k]`` there is a state for each slot and column, as in `fst.lattice_to_fst`.
+    """
+    if transitions is not None:
+        return _branching_dot(lattice_to_fst(tokens, log_probs, transitions), _namer(symbols))
     slots = slots_of(tokens, log_probs)
     _limit(sum(map(len, slots)))
     name = _namer(symbols)
@@ -38,6 +46,14 @@ def lattice_dot(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, symbols: Sequen
         for token, log_prob in sorted(arcs, key=lambda arc: (-arc[1], arc[0])):
             lines.append(_arc(slot, slot + 1, f"{name(token)} {log_prob:.2f}"))
     return _graph(lines)
+
+
+def _branching_dot(automaton: pywrapfst.VectorFst, name: Callable[[int], str]) -> str:
+    arcs = [(state, arc.nextstate, arc.ilabel - 1, -float(arc.weight)) for state in automaton.states() for arc in automaton.arcs(state)]
+    _limit(len(arcs))
+    lines = [_node(state, str(state), final=float(automaton.final(state)) < np.inf) for state in automaton.states()]
+    ranked = sorted(arcs, key=lambda arc: (arc[0], -arc[3], arc[2]))
+    return _graph(lines + [_arc(source, target, f"{name(token)} {weight:.2f}") for source, target, token, weight in ranked])
 
 
 SLOT_WIDTH, ROW_HEIGHT, RADIUS, MARGIN = 156, 30, 11, 22
@@ -53,7 +69,7 @@ def lattice_svg(
     most: int = 5,
     after: npt.ArrayLike | None = None,
 ) -> str:
-    """SVG of a sausage lattice in a row, each slot's best arcs from above (Kim 2024, figure 4).
+    """SVG of a sausage lattice in a row, each slot's best arcs from above (Kim 2024, figure 4); transitions have no room in it.
 
     Colours are CSS variables (``--ink``, ``--faint``, ``--c2``, ``--c3``) where the page around defines them, else fit for white.
 

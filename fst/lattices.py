@@ -53,10 +53,12 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
 
 Arc = tuple[int, float, int]
 """A token, its log-probability with the transition to it, its column."""
+START = -1
+"""The column before the first slot."""
 
 
 def followers(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> Callable[[int, int], list[Arc]]:
-    """Of a slot and the column before it (-1 at the first slot), the arcs that may follow, by rising token.
+    """Of a slot and the column before it (`START` at the first slot), the arcs that may follow, by rising token.
 
     tokens, log_probs: ``[slots, k]``. transitions: ``[slots - 1, k, k]``; without them the column before does not matter. ValueError
     where the arrays are no lattice.
@@ -124,8 +126,8 @@ def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions:
 def _branching(following: Callable[[int, int], list[Arc]], slots: int) -> pywrapfst.VectorFst:
     """The acceptor with a state for each column."""
     automaton = pywrapfst.VectorFst()
-    states = {-1: automaton.add_state()}  # by column
-    automaton.set_start(states[-1])
+    states = {START: automaton.add_state()}  # by column
+    automaton.set_start(states[START])
     for slot in range(slots):
         behind: dict[int, int] = {}
         for before, state in states.items():

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pywrapfst
 
 from fst.automaton import LOG_ZERO, Automaton
-from fst.lattices import followers
+from fst.lattices import START, followers
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
@@ -50,15 +50,15 @@ def product(
         for token in context:
             _, history = walk.step(history, token)
     result = pywrapfst.VectorFst()
-    layer = {(history, -1): result.add_state()}
-    result.set_start(layer[history, -1])
+    layer = {(history, START): result.add_state()}
+    result.set_start(layer[history, START])
     arcs = followers(tokens, log_probs, transitions)
     for slot in range(len(np.asarray(tokens))):
         following: dict[tuple[int, int], int] = {}
         for (history, before), state in layer.items():
             for token, log_prob, column in arcs(slot, before):
                 cost, next_history = walk.step(history, token) if walk is not None else (0.0, 0)
-                reached = next_history, -1 if transitions is None else column
+                reached = next_history, START if transitions is None else column
                 if reached not in following:
                     following[reached] = result.add_state()
                 result.add_arc(state, pywrapfst.Arc(token + 1, token + 1, alpha * cost - log_prob, following[reached]))

@@ -241,13 +241,16 @@ def containers(value: Any) -> Iterator[Any]:
             yield from containers(inner)
 
 
-def good_lattices() -> LatticeSet:
+def good_lattices(half: bool = False) -> LatticeSet:
     rng = np.random.default_rng(0)
     tokens = np.stack([np.stack([rng.permutation(9)[:4] for _ in range(3)]) for _ in range(5)]).astype(np.int32)
     log_probs = np.log(rng.dirichlet(np.ones(4), (5, 3))).astype(np.float32)
     context = np.array([[-1, -1], [-1, 3], [3, 4], [4, 1], [-1, -1]], np.int32)
     entropy = rng.uniform(0, 2, (5, 4)).astype(np.float32)
-    return LatticeSet(tokens, log_probs, tokens[:, :, 0], context, "sha256:0", np.array([0, 0, 0, 0, 1]), entropy, "a model, a text")
+    sequence, transitions = np.array([0, 0, 0, 0, 1]), rng.normal(0, 1, (5, 2, 4, 4)).astype(np.float16 if half else np.float32)
+    return LatticeSet(
+        tokens, log_probs, tokens[:, :, 0], context, "sha256:0", sequence, entropy, "a model, a text", transitions=transitions
+    )
 
 
 def use_model(path: Path) -> None:
@@ -283,10 +286,11 @@ def use_lattices(path: Path) -> None:
 
 def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.ndarray) -> None:
     for lm in (None, MODEL):
-        paths, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, lm, p=3, context=context)
+        paths, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, lm, p=3, context=context, transitions=lattice.transitions)
         assert len(paths) == min(3, lattice.num_paths)
         assert np.isfinite(scores).all()
-        fst.best_first_tree(lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context)
+        fst.best_first_tree(lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context, transitions=lattice.transitions)
+        fst.arc_posteriors(lattice.tokens, lattice.log_probs, lm, context=context, transitions=lattice.transitions)
     assert (oracle_path(lattice, continuation) >= 0).all()
     lattice.top_arcs(2).to_fst()
 
@@ -315,6 +319,7 @@ def formats(folder: Path) -> list[Format]:
     fst.NgramModel(MODEL.automaton, [*"abcdefg", "h\u00a0i", "j"]).save(folder / "words.fst")
     pywrapfst.convert(pywrapfst.Fst.read(str(folder / "good.fst")), "vector").write(str(folder / "vector.fst"))
     good_lattices().save(folder / "good.npz")
+    good_lattices(half=True).save(folder / "half.npz")
     Texts.of_rows([[1, 2, 3], [4, 5], [6]], [1, 2, 1]).save(folder / "texts.npz")
     tuning = {
         "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5], "unit": "text",
@@ -330,6 +335,7 @@ def formats(folder: Path) -> list[Format]:
         Format(".arpa", good("good.arpa"), lines, use_model),
         Format(".npz", good("good.npz"), arrays, use_lattices),
         Format(".fst", good("vector.fst"), records, use_model),
+        Format(".npz", good("half.npz"), arrays, use_lattices),
         Format(".npz", good("texts.npz"), arrays, use_texts),
         Format(".fst", good("words.fst"), records, use_model),
         Format(".alpha.json", json.dumps({"format_version": 2, "tunings": [tuning]}).encode(), values, use_weights),

@@ -11,6 +11,7 @@ import numpy as np
 import fst
 from latticebpd.analysis.signature import Signature
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import permuted
 from latticebpd.scoring.ngram import NgramScorer
 
 P = (1, 2, 4, 8, 16)
@@ -69,11 +70,12 @@ def rescoring_latency(
     def median(shape: tuple[int, int], p: int) -> float:
         part = _shaped(lattices, *shape, count)
         contexts = [part.context_of(index) for index in range(len(part))]
+        gains = [None] * len(part) if part.transitions is None else list(part.transitions.astype(np.float32))
         best = np.full(len(part), np.inf)
         for _ in range(repeats):  # round all lattices, so that none stays in cache
             for index, context in enumerate(contexts):
                 begin = clock()
-                fst.nbest_paths(part.tokens[index], part.log_probs[index], lm, p, alpha, context)
+                fst.nbest_paths(part.tokens[index], part.log_probs[index], lm, p, alpha, context, gains[index])
                 best[index] = min(best[index], clock() - begin)
         return float(np.median(best) * 1e3)
 
@@ -93,4 +95,10 @@ def _shaped(lattices: LatticeSet, slots: int, k: int, count: int) -> LatticeSet:
         np.take_along_axis(values, order, axis=2).reshape(n, -1, order.shape[2])[:, :slots] for values in (part.tokens, part.log_probs)
     )
     continuation = part.continuation.reshape(n, -1)[:, :slots]
-    return LatticeSet(np.ascontiguousarray(tokens), np.ascontiguousarray(log_probs), continuation, part.context[::together])
+    arrays = np.ascontiguousarray(tokens), np.ascontiguousarray(log_probs), continuation, part.context[::together]
+    if part.transitions is None:
+        return LatticeSet(*arrays)
+    # Nothing ties a lattice to the one that is joined to its end.
+    gains = np.pad(permuted(part.transitions, order), ((0, 0), (0, 1), (0, 0), (0, 0)))
+    transitions = gains.reshape(n, -1, *gains.shape[2:])[:, : tokens.shape[1] - 1]
+    return LatticeSet(*arrays, transitions=np.ascontiguousarray(transitions))

@@ -50,7 +50,8 @@ class Drafted:
         return found
 
     def slot(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities; none without a lattice."""
+        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities, whatever came before; none
+        without a lattice."""
         tree, node = self.trees[i], self.nodes[i]
         depth = 0 if node == ROOT else int(tree.depths[node])
         if tree.lattice is None or depth >= tree.lattice.slots:

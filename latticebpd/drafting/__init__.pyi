@@ -27,6 +27,7 @@ from .sources import Source as Source
 from .sources import lattices_from_logits as lattices_from_logits
 from .sources import load_top_k as load_top_k
 from .strategies import Best as Best
+from .strategies import GreedyChain as GreedyChain
 from .strategies import Oracle as Oracle
 from .strategies import Strategy as Strategy
 from .strategies import Tree as Tree

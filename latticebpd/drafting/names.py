@@ -1,6 +1,7 @@
 """Drafting systems by name, as people say them: the one parser.
 
     vanilla             the best token of every slot (Stern 2018)
+    chain               slot by slot the best token behind the one before, by the lattice's transitions (DSpark)
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
     64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafting.strategies import Best, Oracle, Sized, Strategy, Tree, Vanilla
+from latticebpd.drafting.strategies import Best, GreedyChain, Oracle, Sized, Strategy, Tree, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from latticebpd.drafting.costs import CostCurve
     from latticebpd.drafting.sources import Source
 
-VANILLA, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "oracle", "0-gram", "greedy", "copies"
+VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
 _FORMS = "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name behind, such as 16-best:0-gram"
 _SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
@@ -44,7 +45,7 @@ Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 class SystemName:
     """A strategy's name, taken apart.
 
-    kind: vanilla, oracle, best, tree or calibrated.  size: paths or nodes, 0 where there is none to tell.
+    kind: vanilla, chain, oracle, best, tree or calibrated.  size: paths or nodes, 0 where there is none to tell.
     model: the language model's name, or None.
     """
 
@@ -55,10 +56,10 @@ class SystemName:
     @classmethod
     def parse(cls, name: str) -> SystemName:
         """Raises ValueError for a name that is no system's."""
-        if name in (VANILLA, ORACLE):
+        if name in (VANILLA, CHAIN, ORACLE):
             return cls(name)
         if (match := _SIZED.fullmatch(name)) is None:
-            raise ValueError(f"expected vanilla, oracle, {_FORMS}, got {name!r}")
+            raise ValueError(f"expected vanilla, chain, oracle, {_FORMS}, got {name!r}")
         return cls(match[2], int(match[1]), match[3])
 
     def chosen(self, models: Mapping[str, LanguageModel]) -> str:
@@ -85,6 +86,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
     system = SystemName.parse(name)
     if system.kind == VANILLA:
         return Vanilla()
+    if system.kind == CHAIN:
+        return GreedyChain()
     if system.kind == ORACLE:
         return Oracle()
     models: Mapping[str, LanguageModel] = lm if isinstance(lm, Mapping) else {"": lm}
@@ -135,8 +138,8 @@ def drafter_named(
         return PromptNgramDrafter(block_size=int(copies[1]), num_nodes=int(copies[1]))
     with_copies = name.startswith(f"{COPIES}+")
     lattices = name.removeprefix(f"{COPIES}+")
-    if lattices not in (VANILLA, ORACLE) and not _SIZED.fullmatch(lattices):
-        raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, {_FORMS}, got {name!r}")
+    if lattices not in (VANILLA, CHAIN, ORACLE) and not _SIZED.fullmatch(lattices):
+        raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, got {name!r}")
     system = SystemName.parse(lattices)
     if system.kind == ORACLE:
         raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")

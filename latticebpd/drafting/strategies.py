@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from latticebpd.drafting.costs import CostCurve
-from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, oracle_path
+from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, greedy_chain, oracle_path
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
@@ -49,7 +49,7 @@ class Strategy(Protocol):
 
 @dataclass(frozen=True)
 class Vanilla:
-    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest."""
+    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest.  Transitions are not looked at."""
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         return [DraftTree.from_paths(best_tokens(lattice.tokens, lattice.log_probs)[None], lattice) for lattice in lattices]
@@ -59,8 +59,24 @@ class Vanilla:
 
 
 @dataclass(frozen=True)
+class GreedyChain:
+    """Slot by slot the best token behind the one before, by the lattice's transitions: DSpark's draft; without them, vanilla's.
+
+    It is what a search for the best path finds with one beam and no language model.
+    """
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        chains = (greedy_chain(lattice.tokens, lattice.log_probs, lattice.transitions) for lattice in lattices)
+        return [DraftTree.from_paths(chain[None], lattice) for chain, lattice in zip(chains, lattices, strict=True)]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        tokens = greedy_chain(lattices.tokens, lattices.log_probs, lattices.transitions)
+        return StoredTrees(tokens, np.where(tokens == PADDING, ROOT, np.arange(-1, tokens.shape[1] - 1, dtype=np.int32)))
+
+
+@dataclass(frozen=True)
 class Oracle:
-    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3)."""
+    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3), whatever its transitions."""
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         """contexts: what follows each lattice's place in the base model's own text, instead of what comes before it."""

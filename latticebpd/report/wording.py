@@ -21,7 +21,7 @@ def slug(name: str) -> str:
 
 def system_label(name: str, model: str | None) -> str:
     """A system's name for readers: ``16-best:0-gram`` -> ``16-best, no LM``."""
-    if name in ("vanilla", "oracle"):
+    if name in ("vanilla", "chain", "oracle"):
         return name
     kind, _, chosen = name.partition(":")
     kind = kind.replace("-tree", "-node tree").replace("-calibrated", "-node calibrated tree")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fst.lattices import slots_of
+from fst.lattices import START, followers
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.scorer import Context, checked_count, listed
@@ -82,45 +82,48 @@ class KenlmScorer:
         return [self._tree(lattice, listed(context), num_nodes) for lattice, context in zip(lattices, contexts, strict=True)]
 
     def _paths(self, lattice: SausageLattice, context: list[int], p: int) -> Drafts:
-        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state, which decides all that follows."""
-        beams: dict[Any, list[tuple[float, tuple[int, ...]]]] = {self.state_after(context): [(0.0, ())]}
-        for arcs in slots_of(lattice.tokens, lattice.log_probs):
-            longer: dict[Any, list[tuple[float, tuple[int, ...]]]] = {}
-            for state, prefixes in beams.items():
-                for token, log_prob in arcs:
+        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state and column, which decide all that follows."""
+        arcs = followers(lattice.tokens, lattice.log_probs, lattice.transitions)
+        beams: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {(self.state_after(context), START): [(0.0, ())]}
+        for slot in range(lattice.slots):
+            longer: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {}
+            for (state, before), prefixes in beams.items():
+                for token, log_prob, column in arcs(slot, before):
                     following, lm_log_prob = self.step(state, token)
                     gain = log_prob + self.alpha * lm_log_prob
-                    longer.setdefault(following, []).extend((score + gain, (*path, token)) for score, path in prefixes)
+                    reached = following, START if lattice.transitions is None else column
+                    longer.setdefault(reached, []).extend((score + gain, (*path, token)) for score, path in prefixes)
             beams = {state: heapq.nsmallest(p, prefixes, key=_rank) for state, prefixes in longer.items()}
         best = heapq.nsmallest(p, (prefix for prefixes in beams.values() for prefix in prefixes), key=_rank)
-        return Drafts(np.array([path for _, path in best], dtype=np.int32), np.array([score for score, _ in best]))
+        tokens = np.array([path for _, path in best], dtype=np.int32).reshape(len(best), lattice.slots)
+        return Drafts(tokens, np.array([score for score, _ in best]))
 
     def _tree(self, lattice: SausageLattice, context: list[int], num_nodes: int) -> DraftTree:
         """Exact best-first tree: the most probable prefix is taken from a heap and its continuations put on it."""
-        slots = slots_of(lattice.tokens, lattice.log_probs)
-        heap: list[tuple[float, tuple[int, ...], int, Any]] = []
+        following_arcs = followers(lattice.tokens, lattice.log_probs, lattice.transitions)
+        heap: list[tuple[float, tuple[int, ...], int, int, Any]] = []
         tokens: list[int] = []
         parents: list[int] = []
         log_probs: list[float] = []
 
-        def expand(node: int, weight: float, path: tuple[int, ...], state: Any) -> None:
-            if len(path) == len(slots):
+        def expand(node: int, weight: float, path: tuple[int, ...], column: int, state: Any) -> None:
+            arcs = following_arcs(len(path), column) if len(path) < lattice.slots else []
+            if not arcs:
                 return
-            arcs = slots[len(path)]
-            steps = [self.step(state, token) for token, _ in arcs]
-            values = np.array([log_prob + self.alpha * lm for (_, log_prob), (_, lm) in zip(arcs, steps, strict=True)])
+            steps = [self.step(state, token) for token, _, _ in arcs]
+            values = np.array([log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in zip(arcs, steps, strict=True)])
             top = values.max()
             conditionals = values - (top + math.log(np.exp(values - top).sum()))
-            for (token, _), (following, _), conditional in zip(arcs, steps, conditionals.tolist(), strict=True):
-                heapq.heappush(heap, (-(weight + conditional), (*path, token), node, following))
+            for (token, _, reached), (following, _), conditional in zip(arcs, steps, conditionals.tolist(), strict=True):
+                heapq.heappush(heap, (-(weight + conditional), (*path, token), node, reached, following))
 
-        expand(ROOT, 0.0, (), self.state_after(context))
+        expand(ROOT, 0.0, (), START, self.state_after(context))
         while heap and len(tokens) < num_nodes:
-            cost, path, parent, state = heapq.heappop(heap)
+            cost, path, parent, column, state = heapq.heappop(heap)
             tokens.append(path[-1])
             parents.append(parent)
             log_probs.append(-cost)
-            expand(len(tokens) - 1, -cost, path, state)
+            expand(len(tokens) - 1, -cost, path, column, state)
         return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs), lattice)
 
 

@@ -29,6 +29,18 @@ def test_lattice_is_drawn_best_arcs_first() -> None:
     assert '2 [label="2", peripheries=2]' in text
 
 
+def test_lattice_with_transitions_has_a_state_for_each_column() -> None:
+    text = drawing.lattice_dot([[5, 7], [6, 9]], [[-1.0, -0.5], [0.0, -2.0]], transitions=[[[0.5, 0.0], [-np.inf, 0.25]]])
+    assert re.findall(r"(\d+) -> (\d+) \[label=(\".*\")", text) == [
+        ("0", "2", '"7 -0.50"'),
+        ("0", "1", '"5 -1.00"'),
+        ("1", "3", '"6 0.50"'),
+        ("1", "4", '"9 -2.00"'),
+        ("2", "4", '"9 -1.75"'),
+    ]
+    assert text.count("peripheries=2") == 2
+
+
 def texts(svg: str) -> list[str]:
     return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 

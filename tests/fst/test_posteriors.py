@@ -17,8 +17,8 @@ from tests.helpers.trigrams import trigram
 LM = trigram(7)
 
 
-@given(data=st.data(), alpha=st.sampled_from([0.0, 0.5, 2.0]), with_model=st.booleans())
-def test_posteriors_are_the_shares_of_all_paths(data: st.DataObject, alpha: float, with_model: bool) -> None:
+@given(data=st.data(), alpha=st.sampled_from([0.0, 0.5, 2.0]), with_model=st.booleans(), tied=st.booleans())
+def test_posteriors_are_the_shares_of_all_paths(data: st.DataObject, alpha: float, with_model: bool, tied: bool) -> None:
     slots, k = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     tokens, log_probs = np.full((slots, k), -1), np.zeros((slots, k))
     for slot in range(slots):
@@ -27,7 +27,11 @@ def test_posteriors_are_the_shares_of_all_paths(data: st.DataObject, alpha: floa
         log_probs[slot, 1 : len(ids)] = data.draw(st.sampled_from([-2.0, -0.5, -np.inf]))
     context = data.draw(st.lists(st.integers(0, 6), max_size=3))
     lm = LM if with_model else None
-    found = fst.arc_posteriors(tokens, log_probs, lm, alpha, context)
+    transitions = None
+    if tied:
+        values = data.draw(st.lists(st.sampled_from([0.0, 1.5, -1.0, -np.inf]), min_size=(slots - 1) * k * k, max_size=(slots - 1) * k * k))
+        transitions = np.array(values).reshape(slots - 1, k, k)
+    found = fst.arc_posteriors(tokens, log_probs, lm, alpha, context, transitions)
     scores: dict[tuple[int, ...], float] = {}
     for path in itertools.product(range(k), repeat=slots):
         score, text = 0.0, list(context)
@@ -35,14 +39,19 @@ def test_posteriors_are_the_shares_of_all_paths(data: st.DataObject, alpha: floa
             token = int(tokens[slot, column])
             score += log_probs[slot, column] if token >= 0 else -np.inf
             score += alpha * lm.log_prob(token, text) if lm is not None and token >= 0 else 0.0
+            score += transitions[slot - 1, path[slot - 1], column] if transitions is not None and slot else 0.0
             text.append(token)
         scores[path] = score
     expected = np.zeros((slots, k))
+    if max(scores.values()) == -np.inf:  # masked transitions leave no path
+        assert np.isneginf(found).all()
+        return
     for path, score in scores.items():
         expected[np.arange(slots), path] += np.exp(score - max(scores.values()))
     expected /= expected[0].sum()
     assert np.exp(found) == pytest.approx(expected, abs=1e-9)
-    assert np.array_equal(np.isneginf(found), (tokens < 0) | np.isneginf(log_probs))
+    assert np.array_equal(np.isneginf(found), expected == 0)
+    assert tied or np.array_equal(np.isneginf(found), (tokens < 0) | np.isneginf(log_probs))
 
 
 def test_posteriors_are_openfsts_sums_over_the_product() -> None:

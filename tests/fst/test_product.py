@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fst
-from fst.product import product, shortest_paths
+from fst.product import _Walk, product, shortest_paths
 from tests.helpers.ngram_models import Ngrams, arpa, ngrams
+from tests.helpers.trigrams import trigram
 
 fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 Lattice = tuple[np.ndarray, np.ndarray]
@@ -71,6 +72,52 @@ def test_lattice_and_acceptor_turn_into_each_other(lattice: Lattice) -> None:
     slots = [{(int(t), float(v)) for t, v in zip(*slot, strict=True) if t >= 0} for slot in zip(*lattice, strict=True)]
     assert [{(int(t), float(v)) for t, v in zip(*slot, strict=True) if t >= 0} for slot in zip(tokens, log_probs, strict=True)] == slots
     assert (log_probs[:, 1:] <= log_probs[:, :-1]).all()
+
+
+def resolved(lm: fst.NgramModel, tokens: np.ndarray, context: list[int]) -> pywrapfst.VectorFst:
+    """The model as an automaton without failure arcs: from every history that the tokens reach, an arc for each of them."""
+    automaton, states = pywrapfst.VectorFst(), {}
+    walk = _Walk(lm.automaton)
+    history = lm.automaton.unigram_state
+    for token in context:
+        _, history = walk.step(history, token)
+    queue = [history]
+    states[history] = automaton.add_state()
+    automaton.set_start(states[history])
+    for history in queue:
+        automaton.set_final(states[history])
+        for token in np.unique(tokens[tokens >= 0]).tolist():
+            cost, following = walk.step(history, token)
+            if following not in states:
+                states[following] = automaton.add_state()
+                queue.append(following)
+            automaton.add_arc(states[history], pywrapfst.Arc(token + 1, token + 1, cost, states[following]))
+    return automaton.arcsort("ilabel")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_lattice_with_transitions_composed_by_openfst_has_our_paths(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lm, slots, k = trigram(20, seed), 5, 6
+    tokens = np.stack([rng.permutation(22)[:k] for _ in range(slots)])  # 20 and 21 are unknown to the model
+    log_probs, transitions = rng.normal(-2, 1, (slots, k)), rng.normal(0, 1.5, (slots - 1, k, k))
+    transitions[rng.random(transitions.shape) < 0.2] = -np.inf
+    tokens[2, 4:], log_probs[3, 1] = -1, -np.inf
+    context = [3, 8]
+    lattice = fst.lattice_to_fst(tokens, log_probs, transitions)
+    assert lattice.verify()
+    assert lattice.num_states() == 1 + ((tokens >= 0) & (log_probs > -np.inf)).sum()  # one for each column
+    composed = pywrapfst.compose(lattice.arcsort("olabel"), resolved(lm, tokens, context))
+    for automaton in (composed, product(tokens, log_probs, lm, 1.0, context, transitions)):
+        expected, costs = shortest_paths(automaton, 40)
+        found, scores = fst.nbest_paths(tokens, log_probs, lm, 40, 1.0, context, transitions)
+        assert found.tolist() == expected.tolist()
+        np.testing.assert_allclose(scores, costs, atol=1e-4)
+
+
+def test_lattice_with_transitions_is_no_sausage_automaton() -> None:
+    with pytest.raises(ValueError, match="it is no sausage"):
+        fst.fst_to_lattice(fst.lattice_to_fst([[1, 2], [3, 4]], np.zeros((2, 2)), np.zeros((1, 2, 2))))
 
 
 def test_pyninis_own_acceptors_are_lattices() -> None:

@@ -12,8 +12,8 @@ VOCAB = 7
 
 
 @st.composite
-def lattice_sets(draw: st.DrawFn, min_size: int = 1) -> LatticeSet:
-    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice."""
+def lattice_sets(draw: st.DrawFn, min_size: int = 1, transitions: bool = False) -> LatticeSet:
+    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice; with transitions, some masked."""
     n, slots, k = draw(st.integers(min_size, 12)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
@@ -26,7 +26,12 @@ def lattice_sets(draw: st.DrawFn, min_size: int = 1) -> LatticeSet:
         text = draw(st.lists(st.integers(0, VOCAB - 1), max_size=slots))
         continuation[i, : len(text)] = text
     sequence = np.sort(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))))
-    return LatticeSet(tokens, log_probs, continuation, np.zeros((n, 1), np.int32), sequence=sequence)
+    gains = None
+    if transitions:
+        size = n * (slots - 1) * k * k
+        values = draw(st.lists(st.sampled_from([0.0, 0.5, -1.0, -np.inf]), min_size=size, max_size=size))
+        gains = np.array(values, draw(st.sampled_from([np.float16, np.float32]))).reshape(n, slots - 1, k, k)
+    return LatticeSet(tokens, log_probs, continuation, np.zeros((n, 1), np.int32), sequence=sequence, transitions=gains)
 
 
 def by_hand() -> LatticeSet:

@@ -29,7 +29,7 @@ class NeuralRescorer(CausalRescorer):
 
     Drafts are found by beam search over the lattice, ``max(beams, p)`` prefixes wide, so one draft alone is chosen
     greedily (Algorithm 2), and the p best are exact where the lattice has no more than that many prefixes of a length.  The
-    prefix tree is always the exact one.
+    prefix tree is always the exact one.  Lattices with transitions are refused.
 
     Args:
         model, alpha, tokenizer_fingerprint, use_cache: as for ``CausalRescorer``.
@@ -54,6 +54,7 @@ class NeuralRescorer(CausalRescorer):
         width = max(self.beams, checked_count("p", p))
         if not self.alpha:
             return NgramScorer(None).paths(lattices, contexts, p)
+        _refuse_transitions(lattices)
         found: list[Drafts] = []
         for own, texts in self._groups(lattices, contexts):
             if width == 1:
@@ -65,6 +66,7 @@ class NeuralRescorer(CausalRescorer):
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         checked_count("num_nodes", num_nodes)
+        _refuse_transitions(lattices)
         found: list[DraftTree] = []
         for own, texts in self._groups(lattices, contexts):
             trees = best_trees(self.reader, texts, Arcs.of(own), num_nodes, self.alpha)
@@ -75,8 +77,8 @@ class NeuralRescorer(CausalRescorer):
 class ParallelNeuralRescorer(CausalRescorer):
     """Conditions each slot on the best arcs of the slots before it, whatever rescoring makes of those.
 
-    That takes one pass of the model, and leaves a lattice whose slots do not depend on each other: drafts and trees are
-    the exact best of that lattice.
+    That takes one pass of the model, and leaves a lattice whose slots depend on each other by its own transitions alone: drafts and
+    trees are the exact best of that lattice.
     """
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
@@ -101,5 +103,13 @@ class ParallelNeuralRescorer(CausalRescorer):
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
             said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
             weights = arcs.weights + self.alpha * said.reshape(arcs.weights.shape)
-            found += [SausageLattice(lattice.tokens, weights[row, : lattice.slots, : lattice.k]) for row, lattice in enumerate(own)]
+            found += [replace(lattice, log_probs=weights[row, : lattice.slots, : lattice.k]) for row, lattice in enumerate(own)]
         return found
+
+
+def _refuse_transitions(lattices: Sequence[SausageLattice]) -> None:
+    if any(lattice.transitions is not None for lattice in lattices):
+        raise ValueError(
+            "expected lattices without transitions for NeuralRescorer, got some with; rank them by an n-gram model, by "
+            "ParallelNeuralRescorer or without a model"
+        )

@@ -331,7 +331,7 @@ def test_interval_holds_the_gain_and_narrows_with_data(monkeypatch: pytest.Monke
 
 def test_bad_requests_are_named() -> None:
     for name in ("best", "0-best", "16-best:", "tree-4", ""):
-        with pytest.raises(ValueError, match="expected vanilla, oracle, P-best or N-tree"):
+        with pytest.raises(ValueError, match="expected vanilla, chain, oracle, P-best or N-tree"):
             compare([by_hand()], [name])
     with pytest.raises(ValueError, match="at least one lattice"):
         compare([], ["1-best"])

@@ -237,7 +237,7 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     [
         (("--grid", "a,b"), "expected --grid as weights"),
         (("--grid", "-1"), "expected weights >= 0"),
-        (("--system", "best"), "expected vanilla, oracle, P-best or N-tree"),
+        (("--system", "best"), "expected vanilla, chain, oracle, P-best or N-tree"),
         (("--system", "vanilla"), "expected --system P-best or N-tree"),
     ],
 )

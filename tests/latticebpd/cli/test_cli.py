@@ -201,7 +201,7 @@ def _bad_inputs(directory: Path, lattices: Path) -> dict[str, tuple[tuple[object
     return {
         "missing lattices": (("oracle", directory / "none.npz"), "none.npz: expected a file, found none"),
         "corrupt lattices": (("oracle", directory / "garbage.npz"), "garbage.npz: expected a lattice file"),
-        "no system": (("compare", lattices, "-s", "best"), "expected vanilla, oracle, P-best or N-tree"),
+        "no system": (("compare", lattices, "-s", "best"), "expected vanilla, chain, oracle, P-best or N-tree"),
         "no tally": (("merge", directory / "garbage.npz"), "garbage.npz: "),
         "no shard": (("oracle", directory / "garbage.npz", "--shard", "2/2"), "expected a shard i/n"),
         "k that is no number": (("oracle", directory / "garbage.npz", "--k", "x"), "expected --k as numbers"),

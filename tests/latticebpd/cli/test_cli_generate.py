@@ -194,7 +194,7 @@ def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatc
         (("x", "--model", "."), "the base model cannot be read"),
         (("",), "at least one token"),
         (("x", "-s", "oracle"), "the oracle, which has to know the text beforehand"),
-        (("x", "-s", "tree"), "expected greedy, N-copies, copies+N-tree, vanilla, P-best or N-tree"),
+        (("x", "-s", "tree"), "expected greedy, N-copies, copies+N-tree, vanilla, chain, P-best or N-tree"),
         (("x", "-s", "copies+4-best"), "expected copies+N-tree, since only trees tell how sure they are"),
         (("x", "-s", "heads+4-tree"), "expected greedy, N-copies, copies+N-tree"),
         (("x", "--accept", "all"), "expected an acceptance rule exact, top-k:K"),

@@ -33,7 +33,7 @@ from latticebpd.analysis import run_system
 from latticebpd.analysis.replay import accept_length, collect_lattices
 from latticebpd.drafting import Best, Heads, Oracle, SavedTopK, Strategy, Tree, Vanilla, drafter_named, needs_hidden, strategy_named
 from latticebpd.drafting.names import SystemName
-from latticebpd.drafting.strategies import StoredPaths, StoredTrees
+from latticebpd.drafting.strategies import GreedyChain, StoredPaths, StoredTrees
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.models.blockwise import BlockwiseLM
@@ -57,6 +57,12 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+WITH_TRANSITIONS: dict[str, Strategy] = {
+    "chain": GreedyChain(),
+    **{name: STRATEGIES[name] for name in ("vanilla", "oracle", "paths", "all paths", "tree")},
+}
+
+
 def trees_of(drafted: StoredPaths | StoredTrees) -> list[DraftTree]:
     if isinstance(drafted, StoredPaths):
         return [DraftTree.from_paths(paths[:count]) for paths, count in zip(drafted.tokens, drafted.counts, strict=True)]
@@ -67,13 +73,58 @@ def trees_of(drafted: StoredPaths | StoredTrees) -> list[DraftTree]:
 @given(found=lattice_sets(), name=st.sampled_from(list(STRATEGIES)))
 @settings(max_examples=60, deadline=None)
 def test_stored_lattices_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
-    strategy, rows = STRATEGIES[name], range(len(found))
+    drafted_alike(found, name, STRATEGIES[name])
+
+
+@given(found=lattice_sets(transitions=True), name=st.sampled_from(list(WITH_TRANSITIONS)))
+@settings(max_examples=60, deadline=None)
+def test_stored_lattices_with_transitions_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
+    drafted_alike(found, name, WITH_TRANSITIONS[name])
+
+
+def drafted_alike(found: LatticeSet, name: str, strategy: Strategy) -> None:
+    rows = range(len(found))
     context = [found.continuation[i].tolist() if name == "oracle" else found.context_of(i) for i in rows]
     live = strategy.draft([found[i] for i in rows], context)
     for i, (tree, stored) in enumerate(zip(live, trees_of(strategy.draft_stored(found)), strict=True)):
         assert (tree.tokens.tolist(), tree.parents.tolist()) == (stored.tokens.tolist(), stored.parents.tolist())
         assert tree.lattice is not None
         assert np.array_equal(tree.lattice.tokens, found[i].tokens)
+
+
+@given(found=lattice_sets(transitions=True))
+@settings(max_examples=60, deadline=None)
+def test_chain_takes_the_best_token_behind_the_one_before(found: LatticeSet) -> None:
+    assert found.transitions is not None
+    for i, tree in enumerate(GreedyChain().draft([found[i] for i in range(len(found))], [[]] * len(found))):
+        chain: list[int] = []
+        for slot, tokens in enumerate(found.tokens[i].tolist()):
+            before = found.tokens[i, slot - 1].tolist().index(chain[-1]) if chain else None
+            weights = [
+                (
+                    float(found.log_probs[i, slot, j]) + (float(found.transitions[i, slot - 1, before, j]) if before is not None else 0),
+                    -token,
+                )
+                for j, token in enumerate(tokens)
+                if token >= 0
+            ]
+            best, negated = max(weights)
+            if best == -np.inf:
+                break
+            chain.append(-negated)
+        assert (tree.tokens.tolist(), tree.parents.tolist()) == (chain, list(range(-1, len(chain) - 1)))
+
+
+def test_chain_needs_no_transitions_to_be_vanilla() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -1.0], [-2.0, -0.5]])
+    assert GreedyChain().draft([lattice], [[]])[0].tokens.tolist() == Vanilla().draft([lattice], [[]])[0].tokens.tolist() == [1, 5]
+
+
+def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -2.0], [-2.0, -0.5]], np.array([[[9.0, -np.inf], [-9.0, 0.0]]]))
+    assert Vanilla().draft([lattice], [[]])[0].tokens.tolist() == [3, 5]
+    assert Oracle().draft([lattice], [[3, 5]])[0].tokens.tolist() == [3, 5]
+    assert GreedyChain().draft([lattice], [[]])[0].tokens.tolist() == [3, 2]
 
 
 @given(found=lattice_sets())
@@ -90,6 +141,7 @@ def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
     ("name", "expected"),
     [
         ("vanilla", Vanilla()),
+        ("chain", GreedyChain()),
         ("oracle", Oracle()),
         ("16-best", (Best, 16, "a", 0.5)),
         ("8-tree", (Tree, 8, "a", 0.5)),
@@ -113,7 +165,7 @@ def test_names_stand_for_strategies(name: str, expected: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "best", "0-best", "16-best:", "tree-4", "16-copies", "copies+16-tree", "greedy"])
 def test_names_that_are_no_strategies_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="expected vanilla, oracle, P-best or N-tree"):
+    with pytest.raises(ValueError, match="expected vanilla, chain, oracle, P-best or N-tree"):
         strategy_named(name)
 
 

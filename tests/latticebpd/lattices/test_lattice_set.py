@@ -14,6 +14,7 @@ import pytest
 
 from latticebpd import LatticeSet
 from latticebpd.analysis import blocks
+from latticebpd.analysis.stream import Shard
 
 
 def _lattice_set(n: int = 3) -> LatticeSet:
@@ -30,15 +31,41 @@ def _lattice_set(n: int = 3) -> LatticeSet:
 def test_lattice_file_round_trips(tmp_path: Path) -> None:
     plain = _lattice_set()
     told = replace(plain, sequence=np.array([0, 0, 1]), entropy=np.ones((3, 3), np.float32), fingerprint="v", origin="model, its text")
-    for lattices in (plain, told):
+    transitions = np.random.default_rng(1).normal(size=(3, 1, 4, 4))
+    transitions[1, 0, 2, 3] = -np.inf
+    tied = [replace(plain, transitions=transitions.astype(dtype)) for dtype in (np.float16, np.float32)]
+    for lattices in (plain, told, *tied):
         for compressed in (False, True):
             lattices.save(tmp_path / "l.npz", compressed)
             (streamed,) = blocks([tmp_path / "l.npz"])
             for again in (LatticeSet.load(tmp_path / "l.npz"), streamed):
                 for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
                     np.testing.assert_array_equal(getattr(again, name), getattr(lattices, name))
+                    assert getattr(getattr(again, name), "dtype", None) == getattr(getattr(lattices, name), "dtype", None)
                 assert (again.fingerprint, again.origin) == (lattices.fingerprint, lattices.origin)
     assert [path.name for path in tmp_path.iterdir()] == ["l.npz"]
+
+
+def test_lattices_of_a_set_carry_its_transitions(tmp_path: Path) -> None:
+    transitions = np.random.default_rng(1).normal(size=(3, 1, 4, 4)).astype(np.float16)
+    lattices = replace(_lattice_set(), transitions=transitions)
+    for index in range(3):
+        np.testing.assert_array_equal(lattices[index].transitions, transitions[index].astype(np.float32))
+    np.testing.assert_array_equal(lattices.take(np.array([2, 0])).transitions, transitions[[2, 0]])
+    assert LatticeSet.joined([lattices.take(np.array([0])), lattices.take(np.array([1, 2]))]) == lattices
+    assert lattices != _lattice_set()
+    lattices.save(tmp_path / "l.npz")
+    assert LatticeSet.joined(list(blocks([tmp_path / "l.npz"], Shard(0, 1)))) == lattices
+
+
+def test_large_lattices_are_read_in_smaller_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lattices = replace(_lattice_set(7), transitions=np.zeros((7, 1, 4, 4), np.float32))
+    lattices.save(tmp_path / "l.npz")
+    row = sum(getattr(lattices, name)[0].nbytes for name in (*LatticeSet.ARRAYS, "transitions"))
+    monkeypatch.setattr("latticebpd.analysis.stream.LARGEST_BLOCK", 3 * row)
+    found = list(blocks([tmp_path / "l.npz"]))
+    assert [len(block) for block in found] == [3, 3, 1]
+    assert LatticeSet.joined(found) == lattices
 
 
 def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.ndarray:
@@ -69,6 +96,18 @@ def _changed(name: str, value: object, at: tuple[int, ...] = (1, 0, 2)) -> np.nd
         ("entropy", np.ones((3, 2), np.float32), r"entropy: expected floats \[n, slots . 1\] \(3, 3\)"),
         ("entropy", np.full((3, 3), -1.0), "entropy: expected finite values >= 0"),
         ("entropy", np.full((3, 3), np.nan), "entropy: expected finite values >= 0"),
+        (
+            "transitions",
+            np.zeros((3, 1, 4, 3), np.float32),
+            r"expected transitions \[n, slots - 1, k, k\] \(3, 1, 4, 4\), got \(3, 1, 4, 3\)",
+        ),
+        ("transitions", np.zeros((3, 1, 4, 4), "U3"), "expected real transitions, got <U3"),
+        (
+            "transitions",
+            np.pad([[[[np.nan]]]], ((1, 1), (0, 0), (1, 2), (2, 1))),
+            "lattice 1, slot 1, arc 2 behind arc 1: expected a transition of at most 1e.30, got nan",
+        ),
+        ("transitions", np.full((3, 1, 4, 4), np.inf, np.float16), "lattice 0, slot 1, arc 0 behind arc 0: .* got inf"),
     ],
 )
 def test_bad_arrays_are_refused_by_file_and_name(tmp_path: Path, name: str, array: np.ndarray, message: str) -> None:

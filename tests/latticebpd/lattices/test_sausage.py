@@ -115,6 +115,82 @@ def test_number_of_paths_is_exact_beyond_64_bits() -> None:
     assert lattice.num_paths == 16**40
 
 
+def tied(seed: int, slots: int = 4, k: int = 5) -> SausageLattice:
+    """A lattice with transitions, padding and masks."""
+    rng = np.random.default_rng(seed)
+    tokens = np.stack([rng.permutation(9)[:k] for _ in range(slots)])
+    tokens[1, 3] = -1
+    log_probs, transitions = rng.normal(-2, 1, (slots, k)), rng.normal(0, 1, (slots - 1, k, k))
+    log_probs[2, 0] = -np.inf
+    transitions[rng.random(transitions.shape) < 0.3] = -np.inf
+    return SausageLattice(tokens, log_probs, transitions)
+
+
+def paths_of(lattice: SausageLattice) -> list[tuple[tuple[int, ...], float]]:
+    found = rescore(lattice, None, p=10_000)
+    return list(zip(map(tuple, found.tokens.tolist()), found.scores.tolist(), strict=True))
+
+
+def test_transitions_are_kept_as_read_only_float32_and_compared() -> None:
+    plain = SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)))
+    lattice = SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)), torch.tensor([[[0.5, -1e30], [1.0, -math.inf]]], dtype=torch.bfloat16))
+    assert lattice.transitions is not None
+    assert (lattice.transitions.dtype, lattice.transitions.tolist()) == (np.float32, [[[0.5, -math.inf], [1.0, -math.inf]]])
+    assert not lattice.transitions.flags.writeable
+    assert plain != lattice == SausageLattice(lattice.tokens, lattice.log_probs, lattice.transitions)
+    assert SausageLattice([[1, 2]], [[0.0, 0.0]], np.zeros((0, 2, 2))).num_paths == 2
+
+
+@pytest.mark.parametrize(
+    ("transitions", "message"),
+    [
+        (np.zeros((2, 2)), r"expected transitions \[slots - 1, k, k\] \(1, 2, 2\), got \(2, 2\)"),
+        (np.zeros((2, 2, 2)), r"got \(2, 2, 2\)"),
+        (np.array([[["a", "b"]] * 2]), "expected real transitions"),
+        ([[[0.0, 0.0], [0.0, math.nan]]], "slot 1, arc 1 behind arc 1: expected a transition of at most 1e.30, got nan"),
+        ([[[0.0, math.inf], [0.0, 0.0]]], "slot 1, arc 1 behind arc 0: .* got inf"),
+        ([[[0.0, 0.0], [1e300, 0.0]]], "slot 1, arc 0 behind arc 1: .* got inf"),
+    ],
+)
+def test_malformed_transitions_are_refused_by_name(transitions: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)), transitions)
+
+
+def test_transitions_of_arcs_that_are_none_may_be_anything() -> None:
+    lattice = SausageLattice([[1, -1], [3, 4]], [[0.0, 0.0], [0.0, -math.inf]], [[[0.5, math.nan], [math.inf, math.nan]]])
+    assert paths_of(lattice) == [((1, 3), 0.5)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_number_of_paths_leaves_out_what_transitions_mask(seed: int) -> None:
+    lattice = tied(seed)
+    assert lattice.num_paths == len(paths_of(lattice))
+
+
+def test_number_of_paths_with_masked_transitions_is_exact_beyond_64_bits() -> None:
+    transitions = np.zeros((39, 16, 16))
+    transitions[0, 0, 0] = -np.inf
+    lattice = SausageLattice(np.tile(np.arange(16), (40, 1)), np.zeros((40, 16)), transitions)
+    assert lattice.num_paths == 16**40 - 16**38
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_order_of_arcs_and_cuts_keep_transitions_with_their_arcs(seed: int) -> None:
+    lattice = tied(seed)
+    assert sorted(paths_of(lattice.top_arcs(9))) == sorted(paths_of(lattice))
+    best = lattice.top_arcs(2)
+    kept = [set(row[weights > -np.inf].tolist()) for row, weights in zip(best.tokens, best.log_probs, strict=True)]
+    assert paths_of(best) == [each for each in paths_of(lattice) if all(token in row for token, row in zip(each[0], kept, strict=True))]
+    for slots in (1, 2, 3):
+        short = lattice.first_slots(slots)
+        tree = draft_tree(short, None, 10_000)
+        longer = [node for node, depth in enumerate(draft_tree(lattice, None, 10_000).depths) if depth <= slots]
+        assert short.slots == slots
+        assert len(tree) == len(longer)
+    assert lattice.first_slots(9) is lattice
+
+
 @given(st.data())
 def test_oracle_path_has_the_longest_matching_prefix_of_all_paths(data: st.DataObject) -> None:
     slots, k = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))

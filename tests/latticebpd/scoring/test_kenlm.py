@@ -30,13 +30,17 @@ def arpa(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("context", [[], [3], [5, 2], [1, 4, 7]])
-def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int]) -> None:
+def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int], tied: bool) -> None:
     theirs, ours = kenlm.Model(str(arpa)), fst.NgramModel.from_arpa(arpa)
     rng = np.random.default_rng(len(context))
     for _ in range(5):
         tokens = np.stack([rng.permutation(14)[:4] for _ in range(4)])  # 12 and 13 are unknown words
-        lattice = SausageLattice(tokens, rng.normal(-2, 1, (4, 4)))
+        transitions = rng.normal(0, 1, (3, 4, 4)) if tied else None
+        if transitions is not None:
+            transitions[1, 2, :] = -np.inf
+        lattice = SausageLattice(tokens, rng.normal(-2, 1, (4, 4)), transitions)
         expected, got = rescore(lattice, ours, p=20, alpha=0.7, context=context), rescore(lattice, theirs, p=20, alpha=0.7, context=context)
         np.testing.assert_allclose(got.scores, expected.scores, atol=1e-4)
         assert got.tokens.tolist() == expected.tokens.tolist()
@@ -44,6 +48,12 @@ def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int]) -> None:
         assert their_tree.tokens.tolist() == tree.tokens.tolist()
         assert their_tree.parents.tolist() == tree.parents.tolist()
         np.testing.assert_allclose(their_tree.log_probs, tree.log_probs, atol=1e-4)
+
+
+def test_kenlm_finds_no_path_where_transitions_leave_none(arpa: Path) -> None:
+    lattice = SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)), np.full((1, 2, 2), -np.inf))
+    assert rescore(lattice, kenlm.Model(str(arpa)), p=4).tokens.shape == (0, 2)
+    assert len(draft_tree(lattice, kenlm.Model(str(arpa)), 9)) == 2
 
 
 def test_ids_become_words_through_a_vocabulary(arpa: Path) -> None:

@@ -290,6 +290,21 @@ def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> N
         contexts = [[*context, 9, 8] for context in contexts]
 
 
+def test_parallel_rescoring_keeps_transitions_and_the_other_refuses_them() -> None:
+    rng = np.random.default_rng(8)
+    plain = random_lattice(rng, 3, 4)
+    lattice = SausageLattice(plain.tokens, plain.log_probs, rng.normal(0, 2, (2, 4, 4)))
+    parallel = ParallelNeuralRescorer(LLAMA, 0.7)
+    (mended,) = parallel.rescored([lattice], [[1, 2]])
+    assert np.array_equal(mended.transitions, lattice.transitions)
+    assert np.array_equal(mended.log_probs, parallel.rescored([plain], [[1, 2]])[0].log_probs)
+    best = rescore(lattice, parallel, p=5, context=[1, 2])
+    assert best.tokens.tolist() == rescore(mended, None, p=5).tokens.tolist()
+    for draft in (rescore, draft_tree):
+        with pytest.raises(ValueError, match="expected lattices without transitions for NeuralRescorer"):
+            draft(lattice, NeuralRescorer(LLAMA), context=[1, 2])
+
+
 @pytest.mark.parametrize("kind", [NeuralRescorer, ParallelNeuralRescorer])
 def test_order_of_equally_good_arcs_changes_nothing(kind: type[CausalRescorer]) -> None:
     """Parallel rescoring conditions on the best arcs, of equal ones the lowest token's, wherever it stands."""
