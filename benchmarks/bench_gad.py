@@ -302,7 +302,7 @@ def memory(setting: Setting) -> list[list[Any]]:
         masks = Masks(setting.drafter, 1, setting.block_size)
         drafter, filler = LatticeDrafter(masks, Vanilla()), masks.filler
         generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)])
-        layers = [*filler.cache.past.self_attention_cache.layers, *filler.cache.past.cross_attention_cache.layers]
+        layers = [*filler.read.cache.past.self_attention_cache.layers, *filler.read.cache.past.cross_attention_cache.layers]
         kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + filler.source.hidden.nbytes)
     sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
     rows = [[name, sum(parameter.nbytes for parameter in model.parameters()) / 2**20] for name, model in sizes.items()]

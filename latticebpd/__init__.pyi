@@ -20,7 +20,9 @@ from .decoding.loop import generate as generate
 from .decoding.lossless import Divergence as Divergence
 from .decoding.lossless import Losslessness as Losslessness
 from .decoding.lossless import check_lossless as check_lossless
+from .drafting import Blocks as Blocks
 from .drafting import Drafter as Drafter
+from .drafting import DrafterHeads as DrafterHeads
 from .drafting import GadDrafter as GadDrafter
 from .drafting import GadPathsDrafter as GadPathsDrafter
 from .drafting import GadTreeDrafter as GadTreeDrafter
@@ -43,6 +45,8 @@ from .lattices.drafts import DraftTree as DraftTree
 from .lattices.lattice_set import LatticeSet as LatticeSet
 from .lattices.sausage import SausageLattice as SausageLattice
 from .lattices.sausage import oracle_path as oracle_path
+from .models.block_checkpoints import load_block_drafter as load_block_drafter
+from .models.block_drafter import BlockDrafter as BlockDrafter
 from .models.blockwise import BlockwiseLM as BlockwiseLM
 from .models.heads import BlockHeads as BlockHeads
 from .models.medusa import load_medusa as load_medusa

@@ -28,7 +28,7 @@ from latticebpd.analysis.signature import GIVEN_TEXT, OWN_TEXT
 from latticebpd.analysis.stream import answers_alone, num_lattices
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
-from latticebpd.drafting.sources import lattices_from_logits
+from latticebpd.drafting.logits import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares

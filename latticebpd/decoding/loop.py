@@ -20,7 +20,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.session import Frontier, Session
 from latticebpd.decoding.stopping import Text
-from latticebpd.drafting.base import Drafter, State, needs_hidden
+from latticebpd.drafting.base import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
 
@@ -168,12 +168,13 @@ def decode(
     session: Session, drafter: Drafter, acceptance: Acceptance, stream: Stream, trace: bool = False, merged: bool = True
 ) -> Generated:
     """The loop itself, from the prompts of a new session to the end of its texts; arguments as for :func:`generate`."""
+    session.layers = needs_layers(drafter)
     frontier = Frontier(session.verifier, session.prompts.tokens)
 
     texts = session.texts
     rows = list(range(len(texts)))  # those that have not ended
     early = merged and not needs_hidden(drafter)
-    trees = _draft(drafter, rows, session, [None] * len(rows), frontier.max_nodes) if early else [DraftTree.empty()] * len(rows)
+    trees = _draft(drafter, rows, session, [None] * len(rows), frontier) if early else [DraftTree.empty()] * len(rows)
     prefilled = tuple(not len(tree) for tree in trees)
     called = [not prefill for prefill in prefilled]  # whether the pass is a call for a row
     heard = early  # whether the drafter was asked
@@ -209,7 +210,7 @@ def decode(
         if len(going_on) < len(rows):  # rows that have ended cost nothing more
             frontier.select(going_on)
             rows = [rows[place] for place in going_on]
-        trees = _draft(drafter, rows, session, hidden, frontier.max_nodes)
+        trees = _draft(drafter, rows, session, hidden, frontier)
         called, heard = [True] * len(rows), True
     stream.end()
 
@@ -226,7 +227,7 @@ def decode(
     )
 
 
-def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], max_nodes: int | None) -> list[DraftTree]:
+def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: Frontier) -> list[DraftTree]:
     """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted for."""
     prompts, texts = session.prompts, [session.texts[row] for row in rows]
     trees = [DraftTree.empty()] * len(rows)
@@ -234,7 +235,15 @@ def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence
     if not places:
         return trees
     states = [
-        State(rows[at], texts[at].tokens, texts[at].prompt_length, hidden[at], texts[at].max_depth, prompts.sources[rows[at]])
+        State(
+            rows[at],
+            texts[at].tokens,
+            texts[at].prompt_length,
+            hidden[at],
+            texts[at].max_depth,
+            prompts.sources[rows[at]],
+            frontier.layer_states(at),
+        )
         for at in places
     ]
     proposed = drafter.propose(states)
@@ -243,7 +252,7 @@ def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence
     if len(proposed) != len(states):
         raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}")
     for place, tree in zip(places, proposed, strict=True):
-        trees[place] = tree.pruned(texts[place].max_depth).first(max_nodes)
+        trees[place] = tree.pruned(texts[place].max_depth).first(frontier.max_nodes)
         if len(tree) and int(tree.tokens.max()) >= prompts.vocab_size:
             raise ValueError(
                 f"expected drafted tokens below {prompts.vocab_size} (the model's vocabulary), got {int(tree.tokens.max())} "

@@ -47,6 +47,7 @@ class Session:
     base: the model.  settings: its generation config and the caller's arguments.
     prompts: what it starts from.  texts: what has been written, a row each.
     use_cache: whether the verifier may keep what it has read.
+    layers: the model's layers whose states are kept, from 0; to be set before the verifier is asked for.
     """
 
     base: BaseModel
@@ -54,6 +55,7 @@ class Session:
     prompts: Prompts
     texts: list[Text]
     use_cache: bool = True
+    layers: tuple[int, ...] = ()
 
     @classmethod
     def begin(
@@ -87,7 +89,7 @@ class Session:
     @cached_property
     def verifier(self) -> Verifier:
         """The quickest one that is right for the model."""
-        return verifier_for(self.base, self.prompts.encoded, self.use_cache)
+        return verifier_for(self.base, self.prompts.encoded, self.use_cache, self.layers)
 
     @property
     def sequences(self) -> Tensor:
@@ -142,6 +144,10 @@ class Frontier:
         verified = self._read(accepted)
         self.keep([range(len(tree)) for tree in accepted], next_tokens)
         return verified
+
+    def layer_states(self, row: int) -> Tensor | None:
+        """``[tokens, layers * hidden]`` what the session's layers handed on of a row's text, so far as it was read; None without any."""
+        return self.verifier.layer_states(row)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only."""

@@ -5,7 +5,8 @@ and returns a tree of guesses for each; ``observe`` hears which tokens were comm
 class with these two methods; nothing else changes.
 
 A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read the
-prompt, so that the first pass verifies a draft already.
+prompt, so that the first pass verifies a draft already.  One that looks at what some of the model's layers handed on says which,
+``needs_layers = (1, 9)``, counted from 0.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class State:
     hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is read.
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
+    layers: ``[tokens - 1, layers * hidden]``, what the layers that the drafter needs handed on, side by side, for every token but the
+        last; None where it needs none.  Good until the next pass.
     """
 
     row: int
@@ -40,6 +43,7 @@ class State:
     hidden: Tensor | None
     max_depth: int
     source: Sequence[int] = ()
+    layers: Tensor | None = None
 
     @property
     def is_first(self) -> bool:
@@ -60,3 +64,15 @@ class Drafter(Protocol):
 def needs_hidden(drafter: Drafter) -> bool:
     """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of it."""
     return bool(getattr(drafter, "needs_hidden", True))
+
+
+def needs_layers(*drafters: Drafter) -> tuple[int, ...]:
+    """The base model's layers whose states a drafter, or each of several, has to see, from 0; none for most.
+
+    Raises:
+        ValueError: two drafters need different ones.
+    """
+    wanted = dict.fromkeys(layers for drafter in drafters if (layers := tuple(getattr(drafter, "needs_layers", ()))))
+    if len(wanted) > 1:
+        raise ValueError(f"expected drafters that need the same layers of the model, got {' and '.join(map(str, wanted))}")
+    return next(iter(wanted), ())

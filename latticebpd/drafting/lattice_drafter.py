@@ -29,6 +29,7 @@ class LatticeDrafter:
         if scorer is not None:
             check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.owner)
         self.source, self.strategy, self.needs_hidden = source, strategy, source.needs_hidden
+        self.needs_layers: tuple[int, ...] = getattr(source, "needs_layers", ())
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:

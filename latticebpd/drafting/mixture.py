@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from latticebpd.drafting.base import Drafter, State, needs_hidden
+from latticebpd.drafting.base import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
 
@@ -33,6 +33,7 @@ class MixtureDrafter:
             raise ValueError(f"expected num_nodes >= 1, got {num_nodes}")
         self.first, self.second, self.num_nodes, self.sure = first, second, num_nodes, sure
         self.needs_hidden = needs_hidden(first) or needs_hidden(second)
+        self.needs_layers = needs_layers(first, second)
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         trees = list(self.first.propose(states))

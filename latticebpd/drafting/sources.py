@@ -1,4 +1,4 @@
-"""Where lattices come from while a text is decoded: prediction heads, filled masks, saved outputs.
+"""Where lattices come from while a text is decoded: prediction heads, filled masks, block drafters, saved outputs.
 
 A *source* gives, for each row that is about to be drafted for, the lattice that starts right after its tokens, or None where
 it has none.  What is drafted from the lattices is the strategy's business (``strategies.py``).
@@ -10,7 +10,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -21,9 +20,13 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from latticebpd.drafting.base import State
+from latticebpd.drafting.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
+from latticebpd.drafting.logits import lattices_from_logits
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
-from latticebpd.models.base import BaseModel
+from latticebpd.models.base import BaseModel, Model
+from latticebpd.models.block_drafter import BlockDrafter
+from latticebpd.models.block_filler import BlockFiller
 from latticebpd.models.mask_filler import MaskFiller
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 
@@ -144,6 +147,42 @@ class Masks:
         return [_cut(found, state.max_depth, ends) for found, state in zip(lattices_from_logits(logits, self.k), states, strict=True)]
 
 
+class Blocks:
+    """The outputs of a block drafter, which reads what layers of the target handed on (DFlash, JetSpec, DSpark).
+
+    Args:
+        drafter: fills the blocks.
+        target: the model that it was trained for, which decodes.
+        k: arcs per slot.
+        slots: the first so many only; the drafter still fills a whole block, as it was trained to.
+        heads: which of the drafter's further heads are used, all by default.
+
+    Raises:
+        ValueError: a drafter of another target, or more arcs than it has tokens.
+    """
+
+    needs_hidden = True
+    owner = "the target"
+
+    def __init__(
+        self, drafter: BlockDrafter, target: Model, k: int = 16, slots: int | None = None, heads: DrafterHeads = ALL_HEADS
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
+        self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
+        self.filler = BlockFiller(drafter, target, self.fingerprint)
+        self.drafter, self.k, self.slots, self.heads = drafter, k, slots, heads
+        self.vocab_size = drafter.config.vocab_size
+        self.needs_layers = drafter.config.target_layer_ids
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        reachable = max(state.max_depth for state in states)
+        hidden = self.filler.states(states)[:, : reachable if self.slots is None else min(reachable, self.slots)]
+        anchors = [state.tokens[-1] for state in states]
+        found = block_lattices(self.drafter, self.filler.output, hidden, anchors, self.k, self.heads)
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
+
+
 class SavedTopK:
     """Top-k outputs that were saved before: lattices made by other programs, or by an earlier run.
 
@@ -222,32 +261,3 @@ def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLat
     """The first ``slots`` slots, up to the first whose best token is among ``ends``."""
     ended = np.flatnonzero(np.isin(lattice.tokens[:, 0], ends))
     return lattice.first_slots(min(slots, int(ended[0]) + 1) if ended.size else slots)
-
-
-def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = None) -> list[SausageLattice]:
-    """``SausageLattice.from_logits`` for ``[rows, slots, vocab]`` tensors, the top-k taken on the tensor's own device.
-
-    Ties at the k-th place go to the lower token id, as in ``from_logits``.
-
-    Args:
-        shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
-    """
-    found = _lattices_of_places(logits, k)
-    if shortlist is None:
-        return found
-    return [replace(each, tokens=np.where(each.tokens < 0, PADDING, shortlist[each.tokens])) for each in found]
-
-
-def _lattices_of_places(logits: Tensor, k: int) -> list[SausageLattice]:
-    # One spare candidate shows whether the k-th place is tied; then the exact rule decides over all tokens.
-    values, tokens = logits.topk(min(k + 1, logits.shape[-1]), dim=-1)
-    log_probs = values[..., :k] - logits.logsumexp(dim=-1, keepdim=True)
-    host_values, host_tokens, host_log_probs = values.cpu().float().numpy(), tokens.cpu().numpy(), log_probs.cpu().float().numpy()
-    if host_values.shape[-1] > k:
-        tied = (host_values[..., k] == host_values[..., k - 1]).any(axis=-1)
-    else:
-        tied = np.zeros(len(host_values), dtype=bool)
-    return [
-        SausageLattice.from_logits(logits[row], k) if tied[row] else SausageLattice(host_tokens[row, :, :k], host_log_probs[row])
-        for row in range(len(host_values))
-    ]

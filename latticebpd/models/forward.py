@@ -26,10 +26,12 @@ class Verified:
     hidden: ``[rows, nodes + 1, hidden]``, the final, normalised hidden states; columns behind a row's own nodes are
         meaningless.
     logits_of: rows and columns, equally many -> ``[n, vocab]`` logits.
+    layers: ``[rows, columns of the pass, layers * hidden]`` what chosen layers handed on, side by side, where they were asked for.
     """
 
     hidden: Tensor
     logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
+    layers: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,11 +66,12 @@ class Forward:
     Args:
         model: a causal LM or an encoder–decoder.
         source: what an encoder–decoder reads; None for a causal LM.
+        layers: from 0, those of a causal LM whose states are wanted too; the last one's as the model's output embedding reads it.
     """
 
-    def __init__(self, model: Model, source: Source | None) -> None:
+    def __init__(self, model: Model, source: Source | None, layers: Sequence[int] = ()) -> None:
         self.base = BaseModel.of(model)
-        self.source = source
+        self.source, self.layers = source, tuple(layers)
 
     def nodes(self, arguments: dict[str, Any]) -> Verified:
         """Hidden states of every position, logits of those that will be asked for."""
@@ -76,26 +79,31 @@ class Forward:
         if projection is None:
             return _known(*self._full(arguments))
         read = {} if self.source is None else {"encoder_hidden_states": self.source.hidden, "encoder_attention_mask": self.source.mask}
-        hidden = self.base.decoder(**arguments, **read).last_hidden_state
+        out = self.base.decoder(**arguments, **read, **({"output_hidden_states": True} if self.layers else {}))
+        hidden = out.last_hidden_state
 
         @torch.inference_mode()
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
             return projection(_picked(hidden, rows, columns))
 
-        return Verified(hidden, logits_of)
+        return Verified(hidden, logits_of, self._chosen(out.hidden_states) if self.layers else None)
 
     def last(self, arguments: dict[str, Any], last: Tensor) -> Verified:
         """Hidden states and logits at one position of each row, ``last`` ``[rows]``."""
         rows = torch.arange(len(last), device=last.device)
         if self.base.exact_projection is None and self.base.takes("logits_to_keep"):
             positions, place = torch.unique(last, return_inverse=True)
-            hidden, logits = self._full({**arguments, "logits_to_keep": positions})
-            return _known(hidden[rows, last][:, None], logits[rows, place][:, None])
+            hidden, logits, layers = self._full({**arguments, "logits_to_keep": positions})
+            return _known(hidden[rows, last][:, None], logits[rows, place][:, None], layers)
         read, last = self.nodes(arguments), last.cpu()
-        return Verified(read.hidden[rows, last][:, None], lambda rows, _: read.logits_of(rows, last[list(rows)].tolist()))
+        return Verified(read.hidden[rows, last][:, None], lambda rows, _: read.logits_of(rows, last[list(rows)].tolist()), read.layers)
 
-    def _full(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Hidden states and logits of a call of the whole model."""
+    def _chosen(self, states: Sequence[Tensor]) -> Tensor:
+        """Of the embeddings and every layer's states, those of the chosen layers, side by side."""
+        return torch.cat([states[layer + 1] for layer in self.layers], dim=-1)
+
+    def _full(self, arguments: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Hidden states, logits and chosen layers' states of a call of the whole model."""
         if self.source is not None:
             own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
             arguments = {f"decoder_{name}" if name in own else name: value for name, value in arguments.items()} | self.source.arguments
@@ -108,11 +116,11 @@ class Forward:
         states = getattr(read[-1], "last_hidden_state", None) if read else None
         if states is None:  # the whole model calls other parts of itself
             states = (output.decoder_hidden_states if self.source is not None else output.hidden_states)[-1]
-        return states, output.logits
+        return states, output.logits, self._chosen(output.hidden_states) if self.layers else None
 
 
-def _known(hidden: Tensor, logits: Tensor) -> Verified:
-    return Verified(hidden, lambda rows, columns: _picked(logits, rows, columns))
+def _known(hidden: Tensor, logits: Tensor, layers: Tensor | None) -> Verified:
+    return Verified(hidden, lambda rows, columns: _picked(logits, rows, columns), layers)
 
 
 def _picked(values: Tensor, rows: Sequence[int], columns: Sequence[int]) -> Tensor:

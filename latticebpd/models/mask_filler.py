@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,51 +12,34 @@ from torch.nn.utils.rnn import pad_sequence
 from latticebpd.models.base import BaseModel
 from latticebpd.models.forward import Source
 from latticebpd.models.mask_filling import NonAutoregressiveModel, masked_columns
-from latticebpd.models.row_cache import RowCache
-
-
-class GrowingText(Protocol):
-    """One row: its index in the batch, its tokens so far, and its source's tokens."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def source(self) -> Sequence[int]: ...
+from latticebpd.models.read_texts import GrowingText, ReadTexts
 
 
 class MaskFiller:
     """A non-autoregressive model beside growing texts: sources are encoded once, and what was read of a text is kept.
 
-    The cache is the tree verifier's: of a pass, the columns that are the text's stay, the masks are forgotten.  Of a bidirectional
-    model, whose text's columns have seen masks, only what was made of the source stays.
+    Of a bidirectional model, whose text's columns have seen masks, only what was made of the source stays.
     """
 
     def __init__(self, model: NonAutoregressiveModel) -> None:
         self.model = model
         self.device = model.base.device
         self.encoded: dict[tuple[int, ...], Tensor] = {}
-        self.rows: dict[int, int] = {}  # row of the batch -> row of the cache
-        self.texts: list[tuple[tuple[int, ...], list[int]]] = []  # of each row of the cache: its source, what was read of its text
-        self.cache = RowCache(encodes=True)
+        self.read = ReadTexts(encodes=True)
         self.source = Source(torch.empty(0), torch.empty(0))
 
     @torch.inference_mode()
     def logits(self, states: Sequence[GrowingText], slots: int) -> Tensor:
         """``[rows, slots', vocab]``: fill ``slots`` slots behind every text, fewer where the model's positions end, perhaps none."""
         self._align(states)
-        model, texts = self.model, [state.tokens for state in states]
-        read = [len(text) for _, text in self.texts]
+        model, texts, read = self.model, [state.tokens for state in states], self.read.lengths
         unread = max(len(text) - done for text, done in zip(texts, read, strict=True))
         slots = min(slots, model.max_positions - max(read) - unread + model.anchored)
         if slots < 1:
             return torch.empty(len(states), 0, model.vocab_size)
         columns = masked_columns(texts, read, slots, model.mask_token_id, None, model.anchored, model.bidirectional)
-        hidden = model(self.source, columns, self.cache.past)
-        self._keep(states)
+        hidden = model(self.source, columns, self.read.cache.past)
+        self.read.keep([() if model.bidirectional else text[done:] for text, done in zip(texts, read, strict=True)])
         return model.logits(hidden)
 
     @torch.inference_mode()
@@ -80,41 +62,13 @@ class MaskFiller:
         self.encoded = kept | {source: line[: len(source)] for source, line in zip(missing, hidden, strict=True)}
 
     def _align(self, states: Sequence[GrowingText]) -> None:
-        """Make the cache's rows those of ``states``: the same ones, some of them, or else new ones."""
-        places = [self._place(state) for state in states]
-        known = [place for place in places if place is not None]
-        if len(known) < len(states):
-            self._begin([tuple(state.source) for state in states])
-        elif known != list(range(len(self.texts))):
-            self.cache.select(known)
-            self.source = self.source.select(torch.tensor(known, device=self.device))
-            self.texts = [self.texts[place] for place in known]
-        self.rows = {state.row: place for place, state in enumerate(states)}
-
-    def _place(self, state: GrowingText) -> int | None:
-        """The row of the cache that has read a beginning of this text, if there is one."""
-        place = self.rows.get(state.row)
-        if place is None:
-            return None
-        source, text = self.texts[place]
-        known = source == tuple(state.source) and len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
-        return place if known else None
-
-    def _begin(self, sources: list[tuple[int, ...]]) -> None:
-        """An empty cache, one row for each source."""
+        """Have the rows of the cache and of the sources be those of ``states``."""
+        before, sources = len(self.source.hidden), [tuple(state.source) for state in states]
         self.encode(sources)
-        lines = [self.encoded[source] for source in sources]
-        masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
-        self.source = Source(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
-        self.cache = RowCache(encodes=True)
-        self.cache.lengths = [0] * len(sources)
-        self.texts = [(source, []) for source in sources]
-
-    def _keep(self, states: Sequence[GrowingText]) -> None:
-        """Make the text's columns of the last pass part of their rows; forget the masks."""
-        unread = [
-            [] if self.model.bidirectional else state.tokens[len(text) :] for (_, text), state in zip(self.texts, states, strict=True)
-        ]
-        self.cache.keep([range(len(new)) for new in unread])
-        for (_, text), new in zip(self.texts, unread, strict=True):
-            text.extend(new)
+        places = self.read.align(states)
+        if places is None:
+            lines = [self.encoded[source] for source in sources]
+            masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
+            self.source = Source(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
+        elif places != list(range(before)):
+            self.source = self.source.select(torch.tensor(places, device=self.device))

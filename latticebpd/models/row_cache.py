@@ -7,6 +7,8 @@ What lies between a row's text and the columns must never be looked at.
 
 The block is the beginning of a buffer with room for more, which a pass fills: nothing is copied but the new columns, until
 the room is used up.
+
+What else has a vector for every token, such as the states that some layers handed on, is kept beside keys and values in the same way.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class RowCache:
         self.text: Any = DynamicCache()
         self.text.layer_class_to_replicate = GrowingLayer
         self.source = DynamicCache() if encodes else None
+        self.beside = GrowingLayer()
         self.past: Any = self.text if self.source is None else EncoderDecoderCache(self.text, self.source)
         self.lengths: list[int] = []
 
@@ -82,6 +85,15 @@ class RowCache:
     def arguments(self) -> dict[str, Any]:
         """Of a decoder that is to append a pass."""
         return {"past_key_values": self.past, "use_cache": True}
+
+    def append(self, vectors: Tensor) -> None:
+        """Take up a vector, ``[rows, columns, size]``, for every column of the pass whose keys and values were just appended."""
+        self.beside.update(vectors[:, None], vectors[:, None, :, :0])
+
+    def vectors(self, row: int) -> Tensor | None:
+        """``[tokens, size]`` of a row's text; None where none were appended.  Good until the next pass."""
+        found: Tensor | None = self.beside.keys[row, 0, : self.lengths[row]] if self.beside.buffers else None
+        return found
 
     @torch.inference_mode()
     def keep(self, columns: Sequence[Sequence[int]]) -> None:
@@ -114,4 +126,4 @@ class RowCache:
 
     def _layers(self) -> list[GrowingLayer]:
         """All but those that share another's keys and values."""
-        return [layer for layer in self.text.layers if layer.buffers]
+        return [layer for layer in (*self.text.layers, self.beside) if layer.buffers]

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.forward import Verified
 
@@ -17,7 +19,8 @@ from latticebpd.models.forward import Verified
 class Verifier(Protocol):
     """The base model over a batch of growing texts.
 
-    ``prefill`` or ``begin`` comes first; ``keep`` or ``forget`` follows every ``verify``.
+    ``prefill`` or ``begin`` comes first; ``keep`` or ``forget`` follows every ``verify``.  A verifier may be asked, when it is made, to
+    keep what some of the model's layers handed on.
     """
 
     @property
@@ -41,3 +44,6 @@ class Verifier(Protocol):
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, renumbered in this order."""
+
+    def layer_states(self, row: int) -> Tensor | None:
+        """``[tokens, layers * hidden]`` what was kept of a row's text, so far as it was read; None where nothing was to be kept."""

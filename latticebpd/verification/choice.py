@@ -10,7 +10,7 @@ at every call, which is slow and always right.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,13 +46,14 @@ class _Trial:
 _trials: weakref.WeakKeyDictionary[PreTrainedModel, _Trial] = weakref.WeakKeyDictionary()
 
 
-def verifier_for(model: Model, source: Source | None = None, use_cache: bool = True) -> Verifier:
+def verifier_for(model: Model, source: Source | None = None, use_cache: bool = True, layers: Sequence[int] = ()) -> Verifier:
     """The quickest verifier that is right for the model.
 
     Args:
         model: a causal LM or an encoder–decoder.
         source: what an encoder–decoder reads.
         use_cache: False reads every text from the beginning at every call.
+        layers: those whose states are kept, from 0.
 
     Raises:
         ValueError: an attention implementation that takes no tree mask, or a model that does not read from left to right.
@@ -70,7 +71,7 @@ def verifier_for(model: Model, source: Source | None = None, use_cache: bool = T
             "can decode with it"
         )
     placement = tree_placement(stock) if use_cache else None
-    return RecomputingVerifier(stock, source) if placement is None else TreeVerifier(stock, placement, source)
+    return RecomputingVerifier(stock, source, layers) if placement is None else TreeVerifier(stock, placement, source, layers)
 
 
 def tree_placement(model: PreTrainedModel) -> Placement | None:

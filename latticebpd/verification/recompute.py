@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
@@ -29,14 +30,17 @@ class RecomputingVerifier:
     Args:
         model: any causal LM or encoder–decoder.
         source: an encoder–decoder's source.
+        layers: those whose states are kept.
     """
 
-    def __init__(self, model: Model, source: Source | None = None) -> None:
-        self.forward = Forward(model, source)
+    def __init__(self, model: Model, source: Source | None = None, layers: Sequence[int] = ()) -> None:
+        self.forward = Forward(model, source, layers)
         self.source = source
         self.device = self.forward.base.device
         self.texts: list[list[int]] = []
         self.pending: list[tuple[int, DraftTree]] = []
+        self.states: list[Tensor] = []
+        self.read_states: list[list[Tensor]] = []  # of the last pass: for each row and column, its whole sequence's
 
     @property
     def max_nodes(self) -> None:
@@ -46,10 +50,13 @@ class RecomputingVerifier:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
         self.texts = [list(prompt) for prompt in prompts]
         last = torch.tensor([len(text) - 1 for text in self.texts], device=self.device)
-        return self.forward.last(self._arguments(self.texts), last)
+        read = self.forward.last(self._arguments(self.texts), last)
+        if read.layers is not None:
+            self.states = [states[: len(text)] for states, text in zip(read.layers, self.texts, strict=True)]
+        return read
 
     def begin(self, rows: int) -> None:
-        self.texts = [[] for _ in range(rows)]
+        self.texts, self.states = [[] for _ in range(rows)], []
 
     @torch.inference_mode()
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
@@ -70,6 +77,8 @@ class RecomputingVerifier:
             self.forward.source = self.source.select(torch.tensor(owners, device=self.device))
         read = self.forward.nodes(self._arguments(sequences))
         sequence, place = found
+        if read.layers is not None:
+            self.read_states = [[read.layers[each] for each in row] for row in sequence.tolist()]
         return Verified(
             read.hidden[torch.from_numpy(sequence).to(self.device), torch.from_numpy(place).to(self.device)],
             lambda rows, at: read.logits_of(sequence[list(rows), list(at)].tolist(), place[list(rows), list(at)].tolist()),
@@ -78,14 +87,21 @@ class RecomputingVerifier:
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         for text, (next_token, tree), path in zip(self.texts, self.pending, paths, strict=True):
             text += [next_token, *tree.tokens[list(path)].tolist()]
+        if self.read_states:
+            ends = [path[-1] + 1 if len(path) else 0 for path in paths]
+            self.states = [row[end][: len(text)] for row, end, text in zip(self.read_states, ends, self.texts, strict=True)]
 
     def forget(self) -> None:
         self.pending = []
 
     def select(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
+        self.states = [self.states[row] for row in rows] if self.states else []
         if self.source is not None:
             self.source = self.source.select(torch.tensor(rows, device=self.device))
+
+    def layer_states(self, row: int) -> Tensor | None:
+        return self.states[row] if self.states else None
 
     def _arguments(self, sequences: list[list[int]]) -> dict[str, Any]:
         """Equally long rows; what is added on the right is out of the sight of everything before it."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models.base import Model
@@ -41,10 +42,11 @@ class TreeVerifier:
         model: a causal LM or encoder–decoder with SDPA or eager attention, full in every layer.
         placement: how it is told positions.
         source: an encoder–decoder's source.
+        layers: those whose states are kept.
     """
 
-    def __init__(self, model: Model, placement: Placement, source: Source | None = None) -> None:
-        self.forward = Forward(model, source)
+    def __init__(self, model: Model, placement: Placement, source: Source | None = None, layers: Sequence[int] = ()) -> None:
+        self.forward = Forward(model, source, layers)
         self.placement = placement
         self.device = self.forward.base.device
         self.cache = RowCache(source is not None)
@@ -61,7 +63,7 @@ class TreeVerifier:
         # Padding stands on the right, where causal attention keeps it out of sight; any token will do.
         tokens = torch.tensor([[*prompt, *[prompt[-1]] * (width - len(prompt))] for prompt in prompts], device=self.device)
         last = torch.tensor(self.cache.lengths, device=self.device) - 1
-        return self.forward.last({**self.forward.base.text(tokens), **self.cache.arguments}, last)
+        return self._kept(self.forward.last({**self.forward.base.text(tokens), **self.cache.arguments}, last))
 
     def begin(self, rows: int) -> None:
         self.cache.lengths = [0] * rows
@@ -82,7 +84,15 @@ class TreeVerifier:
     def read(self, tokens: np.ndarray, positions: np.ndarray, visible: np.ndarray) -> Verified:
         """One pass over any columns, ``[rows, columns]`` and ``[rows, columns, places + columns]``."""
         arrays = (torch.from_numpy(array).to(self.device) for array in (tokens, positions, visible))
-        return self.forward.nodes({**self.placement.arguments(*arrays), **self.cache.arguments})
+        return self._kept(self.forward.nodes({**self.placement.arguments(*arrays), **self.cache.arguments}))
+
+    def _kept(self, verified: Verified) -> Verified:
+        if verified.layers is not None:
+            self.cache.append(verified.layers)
+        return verified
+
+    def layer_states(self, row: int) -> Tensor | None:
+        return self.cache.vectors(row)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self.cache.keep([[0, *(node + 1 for node in path)] for path in paths])

@@ -124,7 +124,7 @@ def test_last_hidden_state_is_what_the_logits_are_made_of(family: str) -> None:
     assert BaseModel.of(model).exact_projection is not None
     forward: Any = verifier.forward
     with torch.inference_mode():
-        _, full = forward._full({"input_ids": torch.tensor([[1, 5, 6, 7]]), "use_cache": False})
+        _, full, _ = forward._full({"input_ids": torch.tensor([[1, 5, 6, 7]]), "use_cache": False})
     torch.testing.assert_close(lazy, full[0, 1:])
 
 
