@@ -152,6 +152,7 @@ def calibrated_tree_batch(
     num_nodes: int = 64,
     contexts: ArrayLike | None = None,
     threads: int | None = None,
+    further: int = 0,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree_batch` under calibrated probabilities: of a slot's tokens, of what followed the path's last tokens earlier in
     its text, and of all others.
@@ -163,15 +164,17 @@ def calibrated_tree_batch(
         tokens, log_probs: ``[n, slots, k]``; probabilities, of which a slot's sum tells what is outside.
         lm: n-gram model, or None.
         texts: for each lattice all the tokens before it, the next token included.
-        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6.
+        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further`` the last row is that
+            of slots behind the lattice, and the row before it is for all further slots of the lattice.
         num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back on.
+        further: slots behind the lattice's last, where copies are all that is drafted.
     """
     tokens, log_probs = _lattice(tokens, log_probs, 3)
     table = np.asarray(weights, np.float64)
     if table.ndim != 2 or table.shape[1] != len(FEATURES):
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
-    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, _contexts(contexts, len(tokens)), _threads(threads))
+    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, further, _contexts(contexts, len(tokens)), _threads(threads))
 
 
 def describe_arcs(
@@ -181,6 +184,7 @@ def describe_arcs(
     text: TextIndex,
     path: Sequence[int] | Ints,
     context: Sequence[int] | Ints = (),
+    further: int = 0,
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
     """What `calibrated_tree_batch` knows of the arcs that a path meets: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
 
@@ -191,7 +195,7 @@ def describe_arcs(
     following = _ids(path, np.int64)
     if following.size and following.min() < 0:
         raise ValueError(f"expected a path of token ids, got {following.min()}")
-    return _core.describe(ids, scores, None if lm is None else lm.core, text, following, _ids(context, np.int64))
+    return _core.describe(ids, scores, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:

@@ -61,11 +61,12 @@ def calibrated_tree(
     texts: list[TextIndex],
     weights: ArrayLike,
     num_nodes: int,
+    further: int,
     contexts: ArrayLike,
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
-    tokens: ArrayLike, log_probs: ArrayLike, model: Model | None, text: TextIndex, path: ArrayLike, context: ArrayLike
+    tokens: ArrayLike, log_probs: ArrayLike, model: Model | None, text: TextIndex, path: ArrayLike, further: int, context: ArrayLike
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 class AutomatonBuilder:

@@ -46,6 +46,8 @@ const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, co
         throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " + std::to_string(weights.size()));
     for (const double weight : weights)
         if (!(std::abs(weight) <= kLargestWeight)) throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
+    if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
+        throw std::invalid_argument("expected weights of the lattice's slots and of those behind it, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
     start(lattice, model, text);
@@ -87,11 +89,18 @@ double CalibratedSearch::outside_mass(std::int32_t slot) const {
     return std::log(std::max(mass, kLeastMass));
 }
 
+const double* CalibratedSearch::weights_of(std::int32_t slot) const {
+    const Lattice& lattice = graph_.lattice();
+    const std::size_t last = weights_.size() / kFeatures - 1;
+    const bool extended = lattice.slot(lattice.slots() - 1).size == 0;
+    const std::size_t row = lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
+    return weights_.data() + row * kFeatures;
+}
+
 Followers CalibratedSearch::expand(const State& state) {
     const Followers found = find_arcs(state);
     const std::int32_t slot = graph_.slot_of(state.node);
-    const std::size_t row = std::min(static_cast<std::size_t>(slot), weights_.size() / kFeatures - 1);
-    const double* const weights = weights_.data() + row * kFeatures;
+    const double* const weights = weights_of(slot);
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
     conditionals_.resize(arcs_.size());
@@ -143,6 +152,7 @@ void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t ch
 
 // The longest of the path's last tokens that the text has before each column's token.
 void CalibratedSearch::match_columns(const State& state, std::int32_t first, std::int32_t size) {
+    if (size == 0) return;
     Arc* const arcs = arcs_.data() + first;
     for (std::int32_t history = state.history; history != TextIndex::kNone; history = text_->node(history).shorter) {
         const TextIndex::Node& node = text_->node(history);

@@ -4,7 +4,8 @@
 //     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] . f(outside)))
 //
 // The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*); *outside* stands for
-// all other tokens. Every factor is below 1, so that the search stays exact.
+// all other tokens. Every factor is below 1, so that the search stays exact. Behind the drafter's slots a lattice may have slots
+// without a column, `Lattice::extend`: there copies are all arcs.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,9 @@ class CalibratedSearch {
     };
     using Result = BestFirst<CalibratedSearch>::Result;
 
-    // weights: [slots, kFeatures] row-major, the last row for all further slots; finite, within kLargestWeight. text: all tokens
-    // before the lattice. Other arguments as for TreeSearch.
+    // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a column if there are
+    // such slots, and the last row of the others for all further slots. text: all tokens before the lattice. Other arguments as for
+    // TreeSearch.
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text, std::span<const double> weights,
                       std::int64_t num_nodes);
 
@@ -82,6 +84,7 @@ class CalibratedSearch {
     void add_copies(const State& state, std::int32_t first, std::int32_t size);
     void set_match(Arc& arc, std::int32_t history, std::int32_t child) const;
     double outside_mass(std::int32_t slot) const;
+    const double* weights_of(std::int32_t slot) const;
     // Calls take(feature, value) for every feature of an arc that is not 0.
     template <typename Take>
     static void each_feature(const Arc& arc, const Take& take);

@@ -94,6 +94,15 @@ void Lattice::check_transitions(const char* name) const {
             }
 }
 
+void Lattice::extend(std::int64_t slots, const Model* model) {
+    for (std::int64_t t = 0; t < slots; ++t) {
+        Slot slot;
+        slot.first = static_cast<std::int32_t>(tokens_.size());
+        if (model != nullptr) index_labels(slot);
+        slots_.push_back(slot);
+    }
+}
+
 bool Lattice::has_more_paths(std::uint64_t most) const {
     std::uint64_t paths = 1;  // columns are fewer than 2^25, so that no product overflows before it is compared
     for (const Slot& slot : slots_)

@@ -45,6 +45,9 @@ class Lattice {
     // message of an error ("" or "lattice 3, "). Transitions are borrowed: a search reads few of them.
     void assign(const LatticeView& view, const Model* model, const char* name);
 
+    // Adds slots without any column behind the last; `model` as for `assign`.
+    void extend(std::int64_t slots, const Model* model);
+
     std::int32_t slots() const { return static_cast<std::int32_t>(slots_.size()); }
     const Slot& slot(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
     std::int32_t max_columns() const { return max_columns_; }

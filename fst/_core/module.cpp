@@ -268,8 +268,14 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optiona
     });
 }
 
+void check_further(std::int64_t further) {
+    constexpr std::int64_t kMost = 4096;
+    if (further < 0 || further > kMost) throw std::invalid_argument("expected 0 to 4096 further slots, got " + std::to_string(further));
+}
+
 py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
-                          const Array<double>& weights, std::int64_t num_nodes, Array<std::int64_t> contexts, std::int64_t threads) {
+                          const Array<double>& weights, std::int64_t num_nodes, std::int64_t further, Array<std::int64_t> contexts, std::int64_t threads) {
+    check_further(further);
     const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(contexts));
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " + std::to_string(texts.size()));
@@ -277,12 +283,14 @@ py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, c
     return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
         const SharedIndex& text = *texts[static_cast<std::size_t>(i)];
         const std::shared_lock lock(text.mutex);
+        workspace.lattice.extend(further, batch.model);
         return workspace.calibrated.run(workspace.lattice, batch.model, batch.start_state(i), text.index, all, num_nodes);
     });
 }
 
 py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const SharedIndex& text,
-                   const Array<std::int64_t>& path, Array<std::int64_t> context) {
+                   const Array<std::int64_t>& path, std::int64_t further, Array<std::int64_t> context) {
+    check_further(further);
     const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(context));
     if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
@@ -290,6 +298,7 @@ py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, const Bo
     {
         const std::shared_lock lock(text.mutex);
         (*workspace).lattice.assign(batch.lattice(0), batch.model, "");
+        (*workspace).lattice.extend(further, batch.model);
         (*workspace).calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index, tokens_of(path, "path"), found);
     }
     const auto arcs = static_cast<py::ssize_t>(found.tokens.size());
@@ -342,8 +351,8 @@ PYBIND11_MODULE(_core, module) {
                "threads"_a);
     module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "num_nodes"_a, "alpha"_a,
                "contexts"_a, "threads"_a);
-    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a,
+    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a, "further"_a,
                "contexts"_a, "threads"_a);
-    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "text"_a, "path"_a, "context"_a);
+    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "text"_a, "path"_a, "further"_a, "context"_a);
     bind_formats(module);
 }

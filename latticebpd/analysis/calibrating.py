@@ -1,12 +1,14 @@
 """How much each thing known of a token is worth: weights of calibrated trees, fitted by maximum likelihood.
 
-Every position of the base model's own text, and every slot of its lattice, is one observation: behind the text and the right tokens
-of the slots before, one of the slot's arcs was right, or none.  The weights of a slot maximise the probability of all of them; this
-is a concave problem, so that the result does not depend on where the search for it begins.
+Every position of the base model's own text, and every slot of its lattice that a tree can reach, is one observation: behind the text
+and the right tokens of the slots before, all of them arcs, one of the slot's arcs was right, or none.  The weights of a slot maximise
+the probability of all of them; this is a concave problem, so that the result does not depend on where the search for it begins.  All
+places behind the lattice, where copies go on, share one row of weights.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,6 +30,8 @@ from latticebpd.scoring.rescoring import check_vocabulary
 BINS = 20
 SLOPE = 1e-3
 """Weight of the squared weights in the loss: what decides about features that the examples hardly show."""
+FURTHER = 16
+"""Places behind each lattice that are looked at."""
 NOT_DRAFTED = FEATURES.index("not_drafted")
 NEVER = -1e3
 """Weight of copies where they are not to be drafted."""
@@ -109,33 +113,31 @@ def calibrate(
     if unknown:
         raise ValueError(f"expected features among {', '.join(FEATURES)}, got {', '.join(unknown)}")
     rng = np.random.default_rng(seed)
-    halves: list[list[list[tuple[np.ndarray, int]]]] = [[], []]
+    halves: tuple[dict[int, list[tuple[np.ndarray, int]]], ...] = defaultdict(list), defaultdict(list)
     side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
-    share, width = positions / sum(1 for _ in _chosen(paths, unit, drawn)), 0
+    share, slots, width = positions / sum(1 for _ in _chosen(paths, unit, drawn)), 0, 0
     indexes = TextIndexes()
     for lattices, row, example in _chosen(paths, unit, drawn):
-        width = lattices.tokens.shape[2]
+        slots, width = lattices.tokens.shape[1:]
         check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
         kept = rng.random() < share
         for slot, observed in enumerate(_observations(lattices, row, lm, indexes) if kept else []):
-            for half in halves:
-                if len(half) <= slot:
-                    half.append([])
-            halves[side[example]][slot].append(observed)
+            halves[side[example]][min(slot, slots)].append(observed)
         if on_lattice is not None:
             on_lattice()
-    if not halves[0] or not halves[1] or not halves[0][0] or not halves[1][0]:
+    if not all(half[0] for half in halves):
         raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
     allowed = torch.tensor([float(name in features) for name in FEATURES])
     weights, costs, sums = [], [], np.zeros((3, BINS))
-    for slot in range(max(map(len, halves))):
+    further = "not_drafted" in features and all(half[slots] for half in halves)
+    for slot in [slot for slot in range(slots + further) if halves[0][slot] or halves[1][slot]]:
         rows = [half[slot] for half in halves]
         both = [_seen(Observations.of(each), allowed) for each in rows]
         other = [_fitted(observed, allowed) for observed in reversed(both)]
         costs.append(_mean_loss(both, other))
         sums += sum(_binned(observed, own) for observed, own in zip(both, other, strict=True))
         weights.append(tuple(_fitted(_seen(Observations.of(rows[0] + rows[1]), allowed), allowed).tolist()))
-    found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs))
+    found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs), further)
     total = sums[2].clip(min=1)
     return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
 
@@ -148,20 +150,35 @@ def _chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[Lat
 
 
 def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes) -> list[tuple[np.ndarray, int]]:
-    """Slot by slot, the features of the arcs and which one is right: the last where none is, as what is outside is the last."""
-    text = np.array(lattices.context_of(row), np.int64)
-    path = lattices.continuation[row]
-    path = path[: int(np.argmax(path == PADDING))] if (path == PADDING).any() else path
+    """Slot by slot, the features of the arcs and which one is right: the last where none is, as what is outside is the last.
+
+    They end where a tree can no longer follow the text, for what lies behind it is never drafted.
+    """
+    text, path = np.array(lattices.context_of(row), np.int64), _following(lattices, row)
     if not len(path):
         return []
-    index = indexes.of([text])[0]
-    features, tokens, sizes = fst.describe_arcs(lattices.tokens[row], lattices.log_probs[row], lm, index, path, padded_histories([text])[0])
-    found, begin = [], 0
+    index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
+    features, tokens, sizes = fst.describe_arcs(
+        lattices.tokens[row], lattices.log_probs[row], lm, index, path, padded_histories([text])[0], max(len(path) - slots, 0)
+    )
+    found: list[tuple[np.ndarray, int]] = []
+    begin, reached = 0, True
     for token, size in zip(path.tolist(), sizes.tolist(), strict=True):
+        if not reached or size == 1:
+            break
         right = np.flatnonzero(tokens[begin : begin + size] == token)
         found.append((features[begin : begin + size], int(right[0]) if len(right) else size - 1))
-        begin += size
+        begin, reached = begin + size, len(right) > 0
     return found
+
+
+def _following(lattices: LatticeSet, row: int) -> np.ndarray:
+    """What the base model went on with: to the lattice's end, and behind it as far as the text's next lattices tell."""
+    path = lattices.continuation[row]
+    if lattices.sequence is not None:
+        behind = slice(row + 1, row + 1 + FURTHER)
+        path = np.concatenate([path, lattices.continuation[behind, -1][lattices.sequence[behind] == lattices.sequence[row]]])
+    return path[: int(np.argmax(path == PADDING))] if (path == PADDING).any() else path
 
 
 def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:

@@ -33,7 +33,7 @@ class Decoded:
     """Decodes of the same prompts by several drafters.
 
     names: of the drafters.
-    counts: ``[drafters, slots + 2]`` calls by tokens committed, 0..slots + 1.
+    counts: ``[drafters, at least slots + 2]`` calls by tokens committed, from 0; copies may go on behind the heads' slots.
     verified: ``[drafters]`` drafted tokens in all passes.
     texts: how many prompts.  differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the lattices are
         another model's, or were made in another precision.
@@ -110,6 +110,7 @@ def decode(
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
             out = generate(model, prompt, drafter_of(continuation), acceptance, max_new_tokens=len(continuation), eos_token_id=eos_ids)
             new = out.sequences[0, begin:].tolist()
+            counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
             differing[row] += new != continuation

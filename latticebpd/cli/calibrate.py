@@ -50,7 +50,8 @@ def calibrate(
         bar.update(task, completed=num_lattices(files))
     if write:
         found.save(path)
-        err.print(f"{path}: calibration of {len(found.weights)} slots, on {len(found.examples)} {found.unit}s, stored")
+        slots = f"{len(found.weights) - found.further} slots{' and of copies behind them' if found.further else ''}"
+        err.print(f"{path}: calibration of {slots}, on {len(found.examples)} {found.unit}s, stored")
     if plot is not None:
         save(reliability_curve(reliability), plot)
         err.print(f"{plot}: written")
@@ -60,7 +61,7 @@ def calibrate(
         return
     table = table_of(f"nats a token on {len(found.examples)} {found.unit}s, each by weights of the other half", "slot", "nats")
     for slot, nats in enumerate(found.nats, 1):
-        table.add_row(f"{slot}", f"{nats:.3f}")
+        table.add_row("behind" if found.further and slot == len(found.nats) else f"{slot}", f"{nats:.3f}")
     out.print(table)
     table = table_of("drafted tokens by predicted probability", "predicted", "right", "tokens")
     for predicted, observed, count in zip(reliability.predicted, reliability.observed, reliability.count, strict=True):

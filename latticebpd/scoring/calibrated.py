@@ -22,6 +22,8 @@ from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer, batches_of_one_shape, padded_histories
 from latticebpd.scoring.scorer import Context
 
+MOST_FURTHER = 64
+"""Slots behind a lattice that copies are drafted for, at most."""
 MOST_TEXTS = 256
 """Texts whose n-grams are kept; one that comes back later is read anew."""
 
@@ -81,23 +83,26 @@ class CalibratedScorer:
         found: dict[int, DraftTree] = {}
         for rows, tokens, log_probs, _ in batches_of_one_shape(lattices):
             texts = [_text(contexts[row]) for row in rows]
-            trees = self._search(tokens, log_probs, texts, num_nodes)
+            trees = self._search(tokens, log_probs, texts, num_nodes, min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0)
             for row, tree in zip(rows, trees, strict=True):
                 found[row] = DraftTree(*tree, lattices[row])
         return [found[row] for row in range(len(lattices))]
 
     def _search(
-        self, tokens: np.ndarray, log_probs: np.ndarray, texts: Sequence[np.ndarray], num_nodes: int
+        self, tokens: np.ndarray, log_probs: np.ndarray, texts: Sequence[np.ndarray], num_nodes: int, further: int = 0
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        table = self.calibration.table[: -1 if self.calibration.further and not further else None]
+        indexes, histories = self._texts.of(texts), padded_histories(texts)
         nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens, log_probs, self.ngram.lm, self._texts.of(texts), self.calibration.table, num_nodes, padded_histories(texts)
+            tokens, log_probs, self.ngram.lm, indexes, table, num_nodes, histories, further=further
         )
         return [(nodes[i, :count], parents[i, :count], scores[i, :count]) for i, count in enumerate(counts.tolist())]
 
     def tree_arrays(self, lattices: LatticeSet, num_nodes: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last.
 
-        One by one: each stands one token further in its text than the one before.
+        One by one: each stands one token further in its text than the one before.  They end with the lattice, for what is stored with it
+        does not tell how its text goes on behind it.
         """
         shape = (len(lattices), num_nodes)
         tokens, parents = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)

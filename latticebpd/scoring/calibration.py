@@ -19,7 +19,7 @@ from fst.search import FEATURES
 from latticebpd.lattices.values import read_only
 from latticebpd.scoring.weights import LATTICE, TEXT
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LARGEST = 1e6
 
 
@@ -28,6 +28,8 @@ class Calibration:
     """Weights of a log-linear model of the next token, and what they were fitted on.
 
     weights: ``[slots][features]``, in the order of ``fst.FEATURES``; the last row is for all further slots.
+    further: whether trees go on behind the lattice with copies: the last row is then that of slots behind it, and of the lattice's
+        further slots the row before.
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
     lattices: ``latticebpd.analysis.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
     nats: ``[slots]`` what a token costs on texts that the weights were not fitted on.
@@ -40,11 +42,14 @@ class Calibration:
     lattices: str
     k: int
     nats: tuple[float, ...] = ()
+    further: bool = False
 
     def __post_init__(self) -> None:
         table = self.table
         if table.ndim != 2 or not len(table) or table.shape[1] != len(FEATURES) or not (np.abs(table) <= LARGEST).all():
             raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
+        if type(self.further) is not bool or self.further and len(table) < 2:
+            raise ValueError(f"expected weights of the lattice's slots and of those behind it, got {len(table)} slots, further {self.further}")
         if self.unit not in (TEXT, LATTICE) or not all(type(number) is int for number in self.examples):
             raise ValueError(f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}...")
 

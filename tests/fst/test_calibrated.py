@@ -45,7 +45,8 @@ def expected_features(
             last = history[len(history) - length :]
             places = [end for end in range(length, len(text)) if text[end - length : end] == last]
             behind[length] = Counter(text[end] for end in places)
-    arcs = dict(zip(tokens[slot].tolist(), log_probs[slot].tolist(), strict=True))
+    inside = slot < len(tokens)
+    arcs = dict(zip(tokens[slot].tolist(), log_probs[slot].tolist(), strict=True)) if inside else {}
     copies = [token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs]
     assert len(set(copies)) <= 8  # all are arcs then
     rows = {}
@@ -69,7 +70,7 @@ def expected_features(
                 row[PLACE["share_1" if longest == 1 else "share_longer"]] = share
         rows[token] = row
     outside = np.zeros(len(FEATURES))
-    outside[PLACE["outside"]], outside[PLACE["mass"]] = 1, np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6))
+    outside[PLACE["outside"]], outside[PLACE["mass"]] = 1, np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6)) if inside else 0
     return {**rows, -1: outside}
 
 
@@ -86,8 +87,8 @@ def lm() -> fst.NgramModel:
 @pytest.mark.parametrize("seed", range(40))
 def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int) -> None:
     tokens, log_probs, text = drawn(seed)
-    path = np.random.default_rng(seed + 1).integers(0, VOCAB, len(tokens)).tolist()
-    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:])
+    path = np.random.default_rng(seed + 1).integers(0, VOCAB, len(tokens) + 2).tolist()
+    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:], further=2)
     begin = 0
     for slot, size in enumerate(sizes.tolist()):
         wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot)
@@ -98,19 +99,19 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int) -> 
     assert begin == len(arcs)
 
 
-def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray) -> list[tuple[float, tuple[int, ...]]]:
+def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray, further: int = 0) -> list[tuple[float, tuple[int, ...]]]:
     """Every prefix with its log-probability, the best first; equal ones by their tokens."""
     tokens, log_probs, text = drawn(seed)
     index, found = index_of(text), []
 
     def extend(path: tuple[int, ...], so_far: float) -> None:
         slot = len(path)
-        if slot == len(tokens):
+        if slot == len(tokens) + further:
             return
         # The path's arcs, and behind them those of the slot that follows, whatever is taken there.
-        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:])
+        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:], further)
         begin = int(sizes[:slot].sum())
-        scores = features[begin:].astype(np.float64) @ weights[min(slot, len(weights) - 1)]
+        scores = features[begin:].astype(np.float64) @ weights[min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1]
         conditionals = scores - np.logaddexp.reduce(scores)
         for token, conditional in zip(arcs[begin:].tolist(), conditionals.tolist(), strict=True):
             if token >= 0:
@@ -123,13 +124,16 @@ def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray) -> lis
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("with_model", [True, False])
-def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool) -> None:
-    weights = np.random.default_rng(seed).normal(0, 1, (2, len(FEATURES)))  # the last row is the third slot's too
-    wanted = enumerated(lm if with_model else None, seed, weights)
+@pytest.mark.parametrize("further", [0, 2])
+def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool, further: int) -> None:
+    weights = np.random.default_rng(seed).normal(0, 1, (2 + (further > 0), len(FEATURES)))  # the second row is the third slot's too
+    wanted = enumerated(lm if with_model else None, seed, weights, further)
+    if further:
+        assert any(len(path) > len(drawn(seed)[0]) for _, path in wanted)
     tokens, log_probs, text = drawn(seed)
     for size in (1, 7, 40, len(wanted) + 5):
         nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens[None], log_probs[None], lm if with_model else None, [index_of(text)], weights, size, [text[-3:]]
+            tokens[None], log_probs[None], lm if with_model else None, [index_of(text)], weights, size, [text[-3:]], further=further
         )
         assert counts.tolist() == [min(size, len(wanted))]
         paths: list[tuple[int, ...]] = []
@@ -175,6 +179,11 @@ def test_bad_input_is_refused(lm: fst.NgramModel) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fst.calibrated_tree_batch(*batch, [index], weights)
+    for further, weights, message in ((-1, good, "further slots"), (5000, good, "further slots"), (1, good[:1], "behind it")):
+        with pytest.raises(ValueError, match=message):
+            fst.calibrated_tree_batch(*batch, [index], weights, further=further)
+    with pytest.raises(ValueError, match="further slots"):
+        fst.describe_arcs(tokens, log_probs, lm, index, [0], further=-1)
     with pytest.raises(ValueError, match="one text for each"):
         fst.calibrated_tree_batch(*batch, [], good)
     with pytest.raises(ValueError, match="num_nodes"):

@@ -31,7 +31,8 @@ from latticebpd.scoring.ngram import NgramScorer
 from tests.helpers.trigrams import trigram
 
 LM = trigram()
-WEIGHTS = Calibration(tuple(map(tuple, np.random.default_rng(1).normal(0, 1, (2, len(FEATURES))).tolist())), "text", (), 0, "sha256:00", 5)
+_DRAWN = tuple(map(tuple, np.random.default_rng(1).normal(0, 1, (3, len(FEATURES))).tolist()))
+WEIGHTS = Calibration(_DRAWN, "text", (), 0, "sha256:00", 5, further=True)
 """Of no use, but of every feature."""
 
 DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {

@@ -68,17 +68,20 @@ def test_the_text_is_worth_something_and_noise_is_not(file: Path, fitted: Calibr
     assert (table[:, FEATURES.index("not_drafted")] == NEVER).all()
     assert (table[:, [FEATURES.index(name) for name in ("seen", "match_1", "share_1")]] == 0).all()
     assert calibrate([file], LM, examples=6)[0] == fitted
+    assert (fitted.further, len(fitted.weights), len(without.weights)) == (True, SLOTS + 1, SLOTS)  # without copies nothing lies behind
 
 
-def test_predictions_are_reliable(file: Path) -> None:
+def test_predictions_are_reliable(tmp_path: Path) -> None:
     """On texts of the other half: of the tokens given a probability, about that share was right."""
-    _, found = calibrate([file], LM, examples=12)
+    file = tmp_path / "lattices.npz"
+    repetitive(40).save(file)
+    _, found = calibrate([file], LM, examples=40)
     enough = found.count > 100
     assert enough.sum() >= 8
     np.testing.assert_allclose(found.observed[enough], found.predicted[enough], atol=0.12)
     lattices = next(blocks([file]))
     assert (lattices.continuation >= 0).all()
-    assert found.count.sum() > len(lattices) * SLOTS * K  # every arc of every slot, and copies
+    assert found.count.sum() > 0.7 * len(lattices) * SLOTS * K  # arcs of all slots that can be reached, and copies
 
 
 def test_calibrated_trees_accept_more(file: Path, fitted: Calibration, tmp_path: Path) -> None:
@@ -99,12 +102,12 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     status, printed, _ = run("calibrate", file, "--lm", lm, "--examples", 4, "--json")
     assert (status, stored_calibration(lm)) == (0, None)
     record = json.loads(printed)
-    assert len(record["weights"]) == SLOTS
+    assert (len(record["weights"]), record["further"]) == (SLOTS + 1, True)
     assert sum(record["reliability"]["count"]) > 0
     status, printed, told = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
     assert status == 0
     assert "nats" in printed
-    assert "calibration of 3 slots, on 4 texts, stored" in " ".join(told.split())
+    assert "calibration of 3 slots and of copies behind them, on 4 texts, stored" in " ".join(told.split())
     assert plot.stat().st_size > 1000
     stored = stored_calibration(lm)
     assert stored is not None

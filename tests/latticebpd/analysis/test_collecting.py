@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import LatticeSet, OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
+from latticebpd import GoldDrafter, LatticeSet, OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
 from latticebpd.analysis.decoded import decode, oracle_drafters
@@ -67,6 +67,14 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
     assert decoded.calls[[0, 4]].tolist() == found.walked[[0, 4], 1].tolist()
     # Close to the limit a decode rescores lattices cut to what may still be written, so its last draft may be another one.
     assert (abs(decoded.calls - found.walked[:, 1]) <= len(texts)).all()
+
+
+def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
+    _, texts = collected
+    decoded = decode(model, texts.items(), {"vanilla": lambda _: VanillaDrafter(model), "right": lambda text: GoldDrafter(text, 12)})
+    assert decoded.counts.shape == (2, 14)
+    assert decoded.counts[1, 13] > 0
+    assert decoded.differing.tolist() == [0, 0]
 
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:

@@ -44,7 +44,7 @@ def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
             index = fst.TextIndex()
             index.extend(context)
             tokens, parents, log_probs, _ = fst.calibrated_tree_batch(
-                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, np.array([context[-8:]], np.int64)
+                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, np.array([context[-8:]], np.int64), further=11
             )
             assert tree.tokens.tolist() == tokens[0].tolist()
             assert tree.parents.tolist() == parents[0].tolist()
@@ -109,10 +109,11 @@ def test_a_weight_is_refused(stored: Path) -> None:
     [
         "", "[]", "{}", "\xff", "[" * 100_000,
         *(json.dumps({"format_version": 1, "features": list(fst.FEATURES), **asdict(WEIGHTS), **change}) for change in (
-            {"format_version": 2}, {"features": ["log_prob"]}, {"weights": []}, {"weights": [[1.0]]},
+            {"format_version": 1}, {"features": ["log_prob"]}, {"weights": []}, {"weights": [[1.0]]},
             {"weights": [["a"] * len(fst.FEATURES)]},
             {"weights": [[float("nan")] * len(fst.FEATURES)]}, {"weights": [[1e9] * len(fst.FEATURES)]}, {"unit": "word"},
             {"examples": ["a"]}, {"examples": 3}, {"more": 1},
+            {"further": 1}, {"weights": [[0.0] * len(fst.FEATURES)]},
         )),
     ],
 )  # fmt: skip
@@ -136,8 +137,8 @@ def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Pat
     """The text is greedy's; the page holds copies, which no slot has."""
     lm = tmp_path / "lm.fst"
     shutil.copy(bundle.LM, lm)
-    weights = np.zeros((1, len(fst.FEATURES)))
-    weights[0, [fst.FEATURES.index(name) for name in ("log_prob", "ngram", "match_1", "match_2", "match_10")]] = 1, 0.5, 1, 3, 5
+    weights = np.zeros((2, len(fst.FEATURES)))
+    weights[:, [fst.FEATURES.index(name) for name in ("log_prob", "ngram", "match_1", "match_2", "match_10")]] = 1, 0.5, 1, 3, 5
     replace(WEIGHTS, weights=tuple(map(tuple, weights.tolist())), k=16).save(calibration_path(lm))
     arguments = ("generate", "The history of the city and the history of the", "--max-new-tokens", 32, "--json")
     texts = {}
