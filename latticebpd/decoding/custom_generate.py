@@ -71,6 +71,10 @@ class CustomGenerate:
         self.drafter, self.acceptance, self.trace = drafter, acceptance, trace
         self.last: Generated | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomGenerate:
+        """Itself: evaluation harnesses copy the arguments of ``generate()``, and the drafter may hold a whole model."""
+        return self
+
     def __call__(
         self,
         model: PreTrainedModel,

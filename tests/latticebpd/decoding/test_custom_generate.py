@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -236,6 +237,13 @@ def test_lenient_rule_accepts_what_exact_would_not() -> None:
         assert sum(map(len, decoding.last.blocks())) == NEW
         calls.append(decoding.last.num_calls)
     assert calls[1] < calls[0]
+
+
+def test_copied_arguments_of_generate_still_tell_their_owner_what_came_of_them() -> None:
+    decoding = custom_generate(NoDrafter())
+    tiny("llama").generate(PROMPT, max_new_tokens=3, do_sample=False, **copy.deepcopy({"custom_generate": decoding}))
+    assert decoding.last is not None
+    assert decoding.last.num_tokens == 3
 
 
 def test_called_directly_it_decodes_as_well() -> None:
