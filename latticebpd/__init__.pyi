@@ -14,6 +14,8 @@ from .decoding.acceptance import TopBeta as TopBeta
 from .decoding.acceptance import TopK as TopK
 from .decoding.custom_generate import CustomGenerate as CustomGenerate
 from .decoding.custom_generate import custom_generate as custom_generate
+from .decoding.loading import Loaded as Loaded
+from .decoding.loading import load as load
 from .decoding.loop import Generated as Generated
 from .decoding.loop import Step as Step
 from .decoding.loop import generate as generate

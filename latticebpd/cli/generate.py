@@ -11,7 +11,7 @@ import typer
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
 from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
-from latticebpd.cli.language_models import arcs, check_asked, default_system
+from latticebpd.cli.language_models import check_asked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,6 +88,7 @@ def generate(
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.drafting import Masks, drafter_named
     from latticebpd.drafting.costs import CostCurve
+    from latticebpd.drafting.defaults import arcs, default_system
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.blockwise import BlockwiseLM
@@ -109,8 +110,8 @@ def generate(
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
         with_masks = "vanilla" if lm is None else "16-tree"
-        with_heads = default_system(rescored, alpha, costs is not None) if isinstance(served, BlockwiseLM) else "16-copies"
-        system = with_heads if drafter_model is None else with_masks
+        own = default_system(rescored, alpha, by_cost=costs is not None, has_heads=isinstance(served, BlockwiseLM))
+        system = own if drafter_model is None else with_masks
     source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")

@@ -51,28 +51,6 @@ def check_asked(system: str, lm: object, alpha: float | None) -> None:
             raise ValueError(f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {system!r}; leave it out")
 
 
-def default_system(lm: LanguageModel, alpha: float | None, by_cost: bool = False) -> str:
-    """What drafts where nobody said: calibrated trees where the language model has a calibration, else copies and trees.
-
-    by_cost: trees are to be cut to what pays, so they may be large.
-    """
-    from latticebpd.scoring.rescoring import is_calibrated
-
-    if alpha is None and is_calibrated(lm):
-        return "64-calibrated" if by_cost else "16-calibrated"
-    return "64-tree" if by_cost else "copies+16-tree"
-
-
-def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
-    """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
-    from latticebpd.drafting.names import CALIBRATED
-    from latticebpd.scoring.rescoring import calibrated_scorer, is_calibrated
-
-    if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):
-        return calibrated_scorer(lm).calibration.k
-    return 16 if k is None else k
-
-
 def alphas_of(option: str, text: str) -> list[float]:
     """Weights separated by commas, or ``paper`` for the paper's grid."""
     from latticebpd.analysis.sweep import ALPHAS

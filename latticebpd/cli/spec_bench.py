@@ -10,7 +10,7 @@ from rich.table import Table
 
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
-from latticebpd.cli.language_models import arcs, check_asked, default_system
+from latticebpd.cli.language_models import check_asked
 
 
 def spec_bench(
@@ -54,6 +54,7 @@ def spec_bench(
     import torch
 
     from latticebpd.drafting import Heads, drafter_named
+    from latticebpd.drafting.defaults import arcs, default_system
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
@@ -64,7 +65,7 @@ def spec_bench(
     served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
     prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
-    name = system or (default_system(rescored, alpha) if isinstance(served, BlockwiseLM) else "16-copies")
+    name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
     source = Heads(served, arcs(k, name, rescored), slots) if isinstance(served, BlockwiseLM) else None
     check_asked(name, lm, alpha)
     drafter = drafter_named(name, source, rescored, alpha)

@@ -12,7 +12,7 @@ import pytest
 
 import fst
 from latticebpd import SausageLattice
-from latticebpd.cli.language_models import arcs, default_system
+from latticebpd.drafting.defaults import arcs, default_system
 from latticebpd.drafting.names import strategy_named
 from latticebpd.drafting.strategies import Tree
 from latticebpd.models import bundle

@@ -1,0 +1,31 @@
+"""What drafts, and from how many arcs, where nobody says."""
+
+from __future__ import annotations
+
+from latticebpd.drafting.names import CALIBRATED
+from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
+
+
+def default_system(
+    lm: LanguageModel, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False, has_heads: bool = True
+) -> str:
+    """A calibrated tree where the language model has a calibration, else copies and a tree; without heads, copies alone.
+
+    Args:
+        lm, alpha: the language model and the weight that it is given, if any; a calibration has its own.
+        num_nodes: of the trees; by default 16, and 64 where they are cut.
+        by_cost: trees are to be cut to what pays, so they may be large.
+    """
+    if not has_heads:
+        return f"{num_nodes or 16}-copies"
+    size = num_nodes or (64 if by_cost else 16)
+    if alpha is None and is_calibrated(lm):
+        return f"{size}-calibrated"
+    return f"{size}-tree" if by_cost else f"copies+{size}-tree"
+
+
+def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
+    """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
+    if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):
+        return calibrated_scorer(lm).calibration.k
+    return 16 if k is None else k
