@@ -9,7 +9,6 @@ import typer
 
 from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import NARROW, narrowed
-from latticebpd.cli.language_models import arcs, default_system
 
 MOST = 4096
 """Tokens, or texts, of the largest pass."""
@@ -43,6 +42,7 @@ def profile(
     from latticebpd.analysis.profiling import profile as profiled
     from latticebpd.cli.analysis import table_of
     from latticebpd.drafting import Heads, drafter_named
+    from latticebpd.drafting.defaults import arcs, default_system
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.pretrained import lm_beside, load_model
@@ -53,7 +53,7 @@ def profile(
     drafter = None
     if isinstance(served, BlockwiseLM):
         rescored = lm or (bundle.LM if model is None else lm_beside(directory))
-        name = system or default_system(rescored, None, by_cost=True)
+        name = system or default_system(rescored, by_cost=True)
         drafter = drafter_named(name, Heads(served, arcs(None, name, rescored)), rescored)
     elif lm is not None or system is not None:
         raise ValueError("expected a model with heads for --lm and --system, got one without; leave them out or train heads")

@@ -81,7 +81,7 @@ class Loaded:
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
         """The text of token ids."""
-        return str(self.tokenizer.decode(tokens))
+        return str(self.tokenizer.decode([int(token) for token in tokens]))
 
     def generate(self, text: str, drafter: Drafter | None = None, **options: Any) -> Generated:
         """Continue a text, or answer it; ``options`` are those of :func:`latticebpd.generate`."""
@@ -101,7 +101,7 @@ class Loaded:
         def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # a call of the model has been drafted for
             return torch.full((len(tokens),), tokens.shape[1] >= begun + 2)
 
-        stop: Any = StoppingCriteriaList([second])  # type: ignore[list-item]
+        stop: Any = StoppingCriteriaList([second])
         found = self.generate(text, drafter, max_new_tokens=FIRST, stopping_criteria=stop, trace=True)
         return found.trace[0].tree if found.trace else DraftTree.empty()
 
@@ -121,8 +121,8 @@ def load(
         ValueError: there is no such model, or a part of it cannot be read; the message says which.
 
     Example:
-        >>> found = load()                        # doctest: +SKIP
-        >>> found.draft("The history of the city")  # doctest: +SKIP
+        >>> loaded = load()                          # doctest: +SKIP
+        >>> loaded.draft("The history of the city")  # doctest: +SKIP
     """
     directory = bundle.MODEL if name is None else name
     refuse_drafter(Path(directory))

@@ -45,21 +45,22 @@ def example() -> tuple[dict[str, Any], str]:
 def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
     names, printed = example
     assert names["drafts"].tokens.shape == (4, 2)
-    assert len(names["tree"]) == 3
-    assert names["out"].sequences.shape[1] == len(names["prompt"]) + 32
+    assert len(names["tree"]) == 16
+    assert len(names["best"]) == 3
+    assert names["out"].sequences.shape[1] == len(names["loaded"].encode("The history of the city")) + 32
     assert printed.startswith("The history of the city")
 
 
 def prepare_files(guide: str, names: dict[str, Any]) -> None:
     """What a guide's commands would have made, over the bundled vocabulary, in the working directory."""
-    names["model"] = names["bundle"].model
+    names["model"] = names["loaded"].model
     vocab_size = names["model"].vocab_size
     shutil.copyfile(ASSETS / "lm.fst", "written.fst")
     if guide == "training":
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
     elif guide == "analysis":
-        collect_lattices(names["model"], [names["prompt"]], max_new_tokens=12).save("lattices")
+        collect_lattices(names["model"], [names["loaded"].encode("The history of the city")], max_new_tokens=12).save("lattices")
     elif guide == "gad":
         tiny = TranslationShape(hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32)
         translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
