@@ -174,7 +174,8 @@ def calibrated_tree_batch(
     if table.ndim != 2 or table.shape[1] != len(FEATURES):
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
-    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, further, _contexts(contexts, len(tokens)), _threads(threads))
+    histories = _contexts(contexts, len(tokens))
+    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, further, histories, _threads(threads))
 
 
 def describe_arcs(

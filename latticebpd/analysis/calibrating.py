@@ -178,7 +178,8 @@ def _following(lattices: LatticeSet, row: int) -> np.ndarray:
     if lattices.sequence is not None:
         behind = slice(row + 1, row + 1 + FURTHER)
         path = np.concatenate([path, lattices.continuation[behind, -1][lattices.sequence[behind] == lattices.sequence[row]]])
-    return path[: int(np.argmax(path == PADDING))] if (path == PADDING).any() else path
+    known: np.ndarray = path[~np.logical_or.accumulate(path == PADDING)]
+    return known
 
 
 def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:

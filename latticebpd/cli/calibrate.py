@@ -31,22 +31,21 @@ def calibrate(
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
+    from fst import NgramModel
     from latticebpd.analysis.calibrating import calibrate as calibrated
     from latticebpd.analysis.plots import reliability_curve, save
     from latticebpd.analysis.stream import num_lattices
     from latticebpd.scoring.calibration import calibration_path
-    from latticebpd.scoring.ngram import NgramScorer
-    from latticebpd.scoring.rescoring import as_scorer
 
     path = calibration_path(lm)
     if write:
         require_writable(path, "file", "folder")
-    scorer = as_scorer(lm)
-    if not isinstance(scorer, NgramScorer):
+    if lm.is_dir():
         raise ValueError(f"{lm}: expected an n-gram model, got a neural rescorer, which calibrated trees cannot ask")
+    model = NgramModel.load(lm)
     with progress() as bar:
         task = bar.add_task("positions", total=num_lattices(files))
-        found, reliability = calibrated(files, scorer.lm, examples, positions, seed, on_lattice=lambda: bar.advance(task))
+        found, reliability = calibrated(files, model, examples, positions, seed, on_lattice=lambda: bar.advance(task))
         bar.update(task, completed=num_lattices(files))
     if write:
         found.save(path)

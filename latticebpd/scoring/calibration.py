@@ -48,8 +48,8 @@ class Calibration:
         table = self.table
         if table.ndim != 2 or not len(table) or table.shape[1] != len(FEATURES) or not (np.abs(table) <= LARGEST).all():
             raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
-        if type(self.further) is not bool or self.further and len(table) < 2:
-            raise ValueError(f"expected weights of the lattice's slots and of those behind it, got {len(table)} slots, further {self.further}")
+        if type(self.further) is not bool or (self.further and len(table) < 2):
+            raise ValueError(f"expected weights of the lattice's slots, then of those behind it, got {len(table)}, further {self.further}")
         if self.unit not in (TEXT, LATTICE) or not all(type(number) is int for number in self.examples):
             raise ValueError(f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}...")
 

@@ -13,7 +13,7 @@ from latticebpd.analysis import blocks
 from latticebpd.analysis.calibrating import NEVER, calibrate
 from latticebpd.analysis.systems import run_system
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.scoring.calibration import Calibration, stored_calibration
+from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
 
@@ -101,6 +101,7 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     LM.save(lm)
     status, printed, _ = run("calibrate", file, "--lm", lm, "--examples", 4, "--json")
     assert (status, stored_calibration(lm)) == (0, None)
+    calibration_path(lm).write_text("of another version")
     record = json.loads(printed)
     assert (len(record["weights"]), record["further"]) == (SLOTS + 1, True)
     assert sum(record["reliability"]["count"]) > 0
