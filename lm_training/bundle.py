@@ -1,7 +1,7 @@
 """Making the bundled example again: ``python -m lm_training.bundle --data DIR --work DIR``.
 
 Stages, each skipped or taken up where its result is already there: tokenizer, corpora, blockwise model, the model's own
-text, heads trained on it, n-gram model, prompts, tuned weights.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
+text, heads trained on it, n-gram model, prompts, tuned weights, calibration.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
 ``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
 """
 
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.analysis.calibrating import calibrate
 from latticebpd.analysis.replay import collect_lattices
 from latticebpd.analysis.sweep import ALPHAS
 from latticebpd.analysis.tuning import tune
@@ -31,6 +32,7 @@ from latticebpd.models.base import BaseModel
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
 from latticebpd.models.heads import BlockHeads
 from latticebpd.models.loading import load_base
+from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.weights import store_tunings
 from lm_training.data.corpus import Document, encode_corpus, end_of_text_id, is_held_out, load_tokens, read_documents, train_tokenizer
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
@@ -61,6 +63,10 @@ HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_e
 HEAD_WIDTH = 160
 ORDER = 4
 TUNED = ("1-best", "16-best", "16-tree", "64-tree")
+NEW_TOKENS = 96
+"""That the model writes after each passage, for weights and calibration."""
+ARCS = 64
+"""Per slot of calibrated trees."""
 
 console = Console(stderr=True)
 
@@ -125,11 +131,23 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
     with progress() as bar:
         task = bar.add_task("tuning passages", total=len(texts))
         prompts = [tokenizer.encode(text).ids for text in texts]
-        collect_lattices(model, prompts, max_new_tokens=96, on_prompt=lambda: bar.advance(task)).save(lattices)
+        collect_lattices(model, prompts, max_new_tokens=NEW_TOKENS, on_prompt=lambda: bar.advance(task)).save(lattices)
     tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
     for tuning in tunings:
         console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
     store_tunings(lm, tunings)
+
+
+def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
+    """Store the calibration, fitted to the model's continuations of the texts, beside the n-gram model."""
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    whole = max(map(len, prompts)) + NEW_TOKENS  # the text so far is a feature
+    with progress() as bar:
+        task = bar.add_task("passages for the calibration", total=len(texts))
+        collect_lattices(model, prompts, ARCS, NEW_TOKENS, whole, lambda: bar.advance(task)).save(lattices)
+    found, _ = calibrate([lattices], fst.NgramModel.load(lm), len(texts))
+    console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
+    found.save(calibration_path(lm))
 
 
 def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundle.ASSETS) -> None:
@@ -191,6 +209,7 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
     tuning, prompts = held_out_passages(data, tokenizer)
     write_jsonl(path(bundle.PROMPTS), prompts)
     tune_weights(model, path(bundle.LM), tokenizer, [prompt.text for prompt in tuning], work / "tuning.npz")
+    calibrate_trees(model, path(bundle.LM), tokenizer, [prompt.text for prompt in tuning], work / "calibration.npz")
 
 
 def main(
@@ -199,10 +218,17 @@ def main(
     steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
     compile: bool = typer.Option(True, help="Use torch.compile for training."),
     assets: Path = typer.Option(bundle.ASSETS, help="Where the bundle is written."),
+    only_calibration: bool = typer.Option(False, "--only-calibration", help="Make the calibration of the package's own bundle alone."),
 ) -> None:
-    """Make the bundled tokenizer, model, n-gram model and prompts again."""
+    """Make the bundled tokenizer, model, n-gram model, prompts, weights and calibration again."""
     quiet_transformers()
-    make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
+    if not only_calibration:
+        make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    bundled = bundle.load_bundle()
+    passages = held_out_passages(data, bundled.tokenizer)[0]
+    calibrate_trees(bundled.model, bundle.LM, bundled.tokenizer, [passage.text for passage in passages], work / "calibration.npz")
 
 
 if __name__ == "__main__":

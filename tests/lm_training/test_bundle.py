@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from latticebpd.analysis.systems import run_system
 from latticebpd.analysis.tuning import lattices_fingerprint
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models.bundle import LM, load_bundle
-from latticebpd.scoring.rescoring import as_scorer
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.scoring.weights import stored_tunings
 from lm_training import bundle
 
@@ -27,6 +29,22 @@ def test_weights_are_tuned_by_decoding_and_stored_beside_the_model(tmp_path: Pat
         assert (tuning.by, tuning.unit, tuning.examples) == ("decode", "text", (0, 1, 2))
         assert tuning.lattices == lattices_fingerprint([tmp_path / "tuning.npz"])
         assert as_scorer(tmp_path / "lm.fst", system=tuning.system).alpha == tuning.alpha
+
+
+def test_a_calibration_is_stored_beside_the_model_and_trees_go_by_it(tmp_path: Path) -> None:
+    bundled = load_bundle()
+    lm, file = tmp_path / "lm.fst", tmp_path / "calibration.npz"
+    shutil.copyfile(LM, lm)
+    bundle.calibrate_trees(bundled.model, lm, bundled.tokenizer, [prompt.text for prompt in bundled.prompts[:3]], file)
+    found = calibrated_scorer(lm).calibration
+    assert (found.k, found.unit, found.examples, found.lattices) == (bundle.ARCS, "text", (0, 1, 2), lattices_fingerprint([file]))
+    lattices = LatticeSet.load(file)
+    texts = [lattices.context_of(row) for row in range(len(lattices))]
+    begins = [bundled.tokenizer.encode(prompt.text).ids for prompt in bundled.prompts[:3]]
+    assert lattices.sequence is not None
+    for text, number in zip(texts, lattices.sequence.tolist(), strict=True):  # the text so far is a feature: all of it is there
+        assert text[: len(begins[number])] == begins[number]
+    assert run_system("16-calibrated", lattices, lm).lengths.mean() > run_system("16-tree", lattices, LM).lengths.mean()
 
 
 def test_the_bundles_own_weights_are_tuned_for_its_systems_and_none_stands_at_an_edge() -> None:
