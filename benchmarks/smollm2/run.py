@@ -3,10 +3,12 @@
     latticebpd models get smollm2-135m
     python benchmarks/smollm2/run.py question.jsonl -o results.csv --limit 10 --threads 2
     python benchmarks/smollm2/run.py question.jsonl -o results.csv --table       # of what is there already
+    python benchmarks/smollm2/run.py question.jsonl -o batches.csv --batch 4 --longest 200 --costs costs.json
 
-Systems take turns on each question, in an order that rotates, so that a drift of the machine's speed meets all alike; every
-decode is one line of the CSV file, and the same command goes on where it was stopped.  A system whose text is not
-``generate()``'s, token for token, is counted in the last column.  Intervals: 95 %, questions drawn anew, 2,000 times.
+Systems take turns on each question, or batch of questions, in an order that rotates, so that a drift of the machine's speed meets all
+alike; every decode is one line of the CSV file, and the same command goes on where it was stopped.  Batches of each size, like kernels,
+need a file of their own.  A decode with a text that is not ``generate()``'s, token for token, is counted in the last column.
+Intervals: 95 %, questions, or batches of them, drawn anew, 2,000 times.
 """
 
 from __future__ import annotations
@@ -48,7 +50,11 @@ out = Console(highlight=False)
 
 @dataclass(frozen=True)
 class Decode:
-    """One system's answer to one question.  tokens: new ones, the prefill's included; calls: forward passes after the prefill."""
+    """One system's answers to a batch of questions, which the first one's number and category name.
+
+    tokens: new ones, the prefills' included.  calls: forward passes after the prefill, each counted for every row that it served.
+    equal: whether all texts are ``generate()``'s.
+    """
 
     question: int
     category: str
@@ -81,10 +87,13 @@ _KINDS: dict[Any, Callable[[str], Any]] = {"int": int, "float": float, "str": st
 class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
-    def __init__(self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool, costs: CostCurve | None) -> None:
+    def __init__(
+        self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool, costs: CostCurve | None, device: str = "cpu"
+    ) -> None:
         self.served = load_model(name)
         if narrowed:
             narrow(self.served)
+        self.served.to(device)  # type: ignore[arg-type]
         self.base = BaseModel.of(self.served)
         self.format = prompt_format(load_tokenizer(name), self.served)
         self.lm = lm or lm_beside(name)
@@ -95,28 +104,47 @@ class Bench:
     def _count(self, *_: Any) -> None:
         self.calls += 1
 
-    def decode(self, system: str, question: Question, reference: list[int] | None) -> tuple[Decode, list[int]]:
-        """The system's answer to a question's first turn; ``reference`` is ``generate()``'s."""
-        ids = torch.tensor([self.format.prompt(question.turns[:1])])
-        mask, ends = torch.ones_like(ids), {} if self.format.eos_ids is None else {"eos_token_id": self.format.eos_ids}
+    def prompt(self, question: Question) -> list[int]:
+        return self.format.prompt(question.turns[:1])
+
+    def decode(
+        self, system: str, questions: Sequence[Question], references: Sequence[Sequence[int]] | None
+    ) -> tuple[Decode, list[list[int]]]:
+        """The system's answers to the questions' first turns, together; ``references`` are ``generate()``'s."""
+        prompts = [self.prompt(question) for question in questions]
+        width = max(map(len, prompts))
+        ids, mask = torch.zeros(2, len(prompts), width, dtype=torch.long, device=self.base.device)
+        for row, prompt in enumerate(prompts):  # padding stands on the left, as `generate()` wants it
+            ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = torch.tensor(prompt), 1
+        ends = {} if self.format.eos_ids is None else {"eos_token_id": self.format.eos_ids}
+        drafter = None if system in STOCK else self._drafter(system, references[0] if references else [])
         started = time.perf_counter()
-        if system in STOCK:
+        if drafter is None:
             lookup = {"prompt_lookup_num_tokens": 10} if system == STOCK[1] else {}
             self.calls = 0
-            sequence = self.base.model.generate(
+            sequences = self.base.model.generate(
                 ids, attention_mask=mask, do_sample=False, max_new_tokens=self.max_new_tokens, **ends, **lookup
             )
-            calls, verified = self.calls - 1, 0
         else:
-            drafter = self._drafter(system, reference or [])
             found = generate(self.served, ids, drafter, attention_mask=mask, max_new_tokens=self.max_new_tokens, **ends)
-            sequence, calls, verified = found.sequences, found.num_calls, found.verified_tokens
+            sequences = found.sequences
+        texts = [self._written(row[width:]) for row in sequences.tolist()]
         seconds = time.perf_counter() - started
-        text = sequence[0, ids.shape[1] :].tolist()
-        equal = int(reference is None or text == reference)
-        return Decode(question.question_id, question.category, system, round(seconds, 4), len(text), calls, verified, equal), text
+        count = sum(map(len, texts))
+        if drafter is not None:
+            calls, verified = found.num_calls, found.verified_tokens
+        else:  # a row without drafts takes a pass for each of its tokens
+            calls, verified = (self.calls - 1 if len(texts) == 1 else count - len(texts)), 0
+        equal = int(references is None or texts == references)
+        first = questions[0]
+        return Decode(first.question_id, first.category, system, round(seconds, 4), count, calls, verified, equal), texts
 
-    def _drafter(self, system: str, reference: list[int]) -> Any:
+    def _written(self, tokens: list[int]) -> list[int]:
+        """A row of new tokens up to its end; what follows is padding."""
+        ends = self.base.eos_ids if self.format.eos_ids is None else self.format.eos_ids
+        return tokens[: next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))]
+
+    def _drafter(self, system: str, reference: Sequence[int]) -> Any:
         if system == "oracle":
             return OracleDrafter(self._blockwise(), reference, k=self.k)
         source = Heads(self.served, self.k) if isinstance(self.served, BlockwiseLM) else None
@@ -129,35 +157,41 @@ class Bench:
         return self.served
 
 
+def batches(questions: Iterable[Question], size: int) -> list[list[Question]]:
+    """Batches of the same size, in order; what is left over is not asked."""
+    asked = list(questions)
+    return [asked[begin : begin + size] for begin in range(0, len(asked) - size + 1, size)]
+
+
 def rotated(systems: Sequence[str], number: int) -> list[str]:
-    """The systems in this question's order; ``generate()`` comes first, since its text is the others' yardstick."""
+    """The systems in this batch's order; ``generate()`` comes first, since its texts are the others' yardstick."""
     others = [system for system in systems if system != STOCK[0]]
     turn = number % len(others)
     return [STOCK[0], *others[turn:], *others[:turn]]
 
 
-def chosen(path: Path, limit: int) -> Iterator[Question]:
+def chosen(everything: Iterable[Question], limit: int) -> Iterator[Question]:
     """The first ``limit`` questions of every category, category by category in turn."""
     by_category: dict[str, list[Question]] = {}
-    for question in read_questions(path):
+    for question in everything:
         by_category.setdefault(question.category, []).append(question)
     for rank in range(limit):
         yield from (questions[rank] for questions in by_category.values() if rank < len(questions))
 
 
-def table(decodes: Iterable[Decode], title: str) -> Table:
-    """Every system on the questions that all have answered."""
+def table(decodes: Iterable[Decode], title: str, batch: int = 1) -> Table:
+    """Every system on the questions, or batches of them, that all have answered."""
     by_system: dict[str, dict[int, Decode]] = {}
     for decode in decodes:
         by_system.setdefault(decode.system, {})[decode.question] = decode
     questions = sorted(set.intersection(*(set(answers) for answers in by_system.values())))
     greedy = sum(by_system[STOCK[0]][question].seconds for question in questions)
-    made = Table("system", title=f"{title}, {len(questions)} questions", box=None)
+    made = Table("system", title=f"{title}, {len(questions)} {'questions' if batch == 1 else f'batches of {batch}'}", box=None)
     for heading in ("tokens/call", "95 %", "verified/call", "tokens/s", "vs. generate()", "other texts"):
         made.add_column(heading, justify="right")
     for system, answers in by_system.items():
         rows = [answers[question] for question in questions]
-        tokens, calls = np.array([row.tokens - 1 for row in rows]), np.array([row.calls for row in rows])
+        tokens, calls = np.array([row.tokens - batch for row in rows]), np.array([row.calls for row in rows])
         seconds = sum(row.seconds for row in rows)
         efficiency, low, high = interval(tokens, calls)
         made.add_row(
@@ -176,6 +210,9 @@ def main() -> None:
     parser.add_argument("--lm", type=Path, help="n-gram model; that beside the model by default")
     parser.add_argument("-k", type=int, default=64, help="arcs per slot")
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
+    parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
+    parser.add_argument("--longest", type=int, help="leave out questions of more tokens")
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
     parser.add_argument("--costs", type=Path, help="of `latticebpd profile`: adds 64-calibrated trees cut to what pays")
@@ -187,29 +224,37 @@ def main() -> None:
     costs = None if arguments.costs is None else CostCurve.load(arguments.costs)
     done = Decode.read(arguments.output)
     if not arguments.table:
-        bench = Bench(arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs)
+        bench = Bench(
+            arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs, arguments.device
+        )  # fmt: skip
         systems = [*STOCK, *arguments.systems.split(","), *([f"64-calibrated{BY_COST}"] if costs is not None else [])]
+        if arguments.batch > 1:  # which takes single texts alone, as does the oracle
+            systems = [system for system in systems if system not in (STOCK[1], "oracle")]
         known = {(decode.question, decode.system) for decode in done}
-        questions = list(chosen(arguments.questions, arguments.limit))
+        longest = arguments.longest
+        fitting = [each for each in read_questions(arguments.questions) if longest is None or len(bench.prompt(each)) <= longest]
+        asked = batches(chosen(fitting, arguments.limit), arguments.batch)
         for system in systems:
-            bench.decode(system, questions[0], None)  # warms up
-        for number, question in enumerate(questions):
-            if all((question.question_id, system) in known for system in systems):
+            bench.decode(system, asked[0], None)  # warms up
+        for number, questions in enumerate(asked):
+            first = questions[0]
+            if all((first.question_id, system) in known for system in systems):
                 continue
-            reference: list[int] | None = None
+            references: list[list[int]] | None = None
             for system in rotated(systems, number):
-                decode, text = bench.decode(system, question, reference)
-                reference = text if reference is None else reference
-                if (question.question_id, system) not in known:
+                decode, texts = bench.decode(system, questions, references)
+                references = texts if references is None else references
+                if (first.question_id, system) not in known:
                     decode.append(arguments.output)
-            out.print(f"{number + 1}/{len(questions)} {question.category}", style="dim")
+            out.print(f"{number + 1}/{len(asked)} {first.category}", style="dim")
         done = Decode.read(arguments.output)
-    for task in dict.fromkeys(["", *(Question(0, decode.category, [""]).task for decode in done)]):
+    tasks = [] if arguments.batch > 1 else [Question(0, decode.category, [""]).task for decode in done]
+    for task in dict.fromkeys(["", *tasks]):
         own = [decode for decode in done if not task or Question(0, decode.category, [""]).task == task]
-        out.print(table(own, task or "all tasks"))
+        out.print(table(own, task or "all tasks", arguments.batch))
     kernels = "narrow" if arguments.narrow else "PyTorch's"
     out.print(
-        f"{arguments.model} | k {arguments.k} | {arguments.max_new_tokens} tokens | kernels {kernels} | "
+        f"{arguments.model} | batch {arguments.batch} | k {arguments.k} | {arguments.max_new_tokens} tokens | kernels {kernels} | "
         f"threads {arguments.threads} | cpus {os.cpu_count()} | "
         f"{platform.processor() or platform.machine()} | torch {torch.__version__} | transformers {transformers.__version__}",
         style="dim",

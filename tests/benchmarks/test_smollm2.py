@@ -1,0 +1,51 @@
+"""The real model's benchmark, on the bundled model: batches of questions, every system's texts those of ``generate()``."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from latticebpd.drafting.costs import CostCurve
+from latticebpd.models import bundle
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "smollm2"
+
+
+def test_batches_are_answered_by_every_system_with_the_texts_of_generate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    bench = importlib.import_module("run")
+    prompts = bundle.load_prompts()
+    texts = [prompt.text[: 90 + 20 * number] for number, prompt in enumerate(prompts[:4])]
+    questions = [*({"question_id": n, "category": "qa", "turns": [text]} for n, text in enumerate(texts)),
+                 {"question_id": 9, "category": "qa", "turns": [" ".join(prompt.text for prompt in prompts)]}]  # fmt: skip
+    (tmp_path / "question.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
+    CostCurve((1, 3), (1, 5, 65), ((1.0, 1.2, 4.0), (2.0, 3.0, 9.0)), drafting=(0.1, 0.2)).save(tmp_path / "costs.json")
+    path = tmp_path / "batches.csv"
+    command = (
+        "run.py", tmp_path / "question.jsonl", "-o", path, "--model", bundle.MODEL, "--lm", bundle.LM, "-k", 8, "--batch", 2,
+        "--longest", 200, "--max-new-tokens", 12, "--threads", 1, "--systems", "greedy,8-tree,8-copies,oracle",
+    )  # fmt: skip
+    monkeypatch.setattr("sys.argv", list(map(str, command)))
+    bench.main()
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    systems = ["generate()", "greedy", "8-tree", "8-copies"]  # neither prompt lookup nor the oracle take batches
+    assert [row["question"] for row in rows] == ["0"] * 4 + ["2"] * 4  # the fifth is too long
+    assert {row["system"] for row in rows} == set(systems)
+    assert {row["equal"] for row in rows} == {"1"}
+    by = {(row["question"], row["system"]): row for row in rows}
+    for question, system in by:
+        yardstick = by[question, "generate()"]
+        assert by[question, system]["tokens"] == yardstick["tokens"]
+        assert int(by[question, system]["calls"]) <= int(yardstick["calls"])
+    assert int(by["0", "greedy"]["calls"]) == int(by["0", "greedy"]["tokens"]) - 2 == int(by["0", "generate()"]["calls"])
+    assert "all tasks, 2 batches of 2" in capsys.readouterr().out
+    before = path.read_text()
+    bench.main()
+    assert path.read_text() == before  # nothing was left to do
