@@ -46,6 +46,7 @@ PAIRS = (
     *((f"{size}-tree", f"{size}-tree:0-gram") for size in SIZES),
     *((f"{size} {ALL}", other.format(size)) for size in SIZES for other in ("{}-tree", "copies+{}-tree", "{} less n-gram model")),
     *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
+    *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
 )
 """Systems whose difference is told, with its interval."""
 HEADS = ("log_prob", "outside", "mass")
@@ -201,6 +202,8 @@ def main() -> None:
     statics = {size: Static.of(accuracies, size) for size in SIZES}
     plain, scorers = NgramScorer(None), {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
 
+    inside = CalibratedScorer(NgramScorer(lm), replace(fitted[ALL], weights=fitted[ALL].weights[:-1], further=False))
+
     def systems(answer: Answer) -> dict[str, Any]:
         source, narrow = SavedTopK(answer.lattices), SavedTopK(narrowed(answer.lattices, 16))
 
@@ -227,6 +230,7 @@ def main() -> None:
             made[f"copies+{size}-tree"] = MixtureDrafter(copying, drafter(tree(size)), num_nodes=size)
             for name, scorer in scorers.items():
                 made[f"{size} {name}"] = drafter(Tree(scorer, size))
+            made[f"{size} calibrated, heads' slots"] = drafter(Tree(inside, size))
             made[f"{size} calibrated, k = 16"] = drafter(Tree(scorers[ALL], size), narrow)
         return made
 
