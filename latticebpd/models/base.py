@@ -49,6 +49,11 @@ class Projection:
         return Projection(rows, self.scale, None if self.bias is None else self.bias[rows.tokens])
 
     @property
+    def narrow(self) -> bool:
+        """Whether it is computed for few rows, which cost hardly more than one, each to the same bits in any company."""
+        return hasattr(self.embedding, "packed")
+
+    @property
     def linear(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight ``[vocab, hidden]`` and bias ``[vocab]``, where logits are nothing but their product with the hidden state."""
         weight: Any = getattr(self.embedding, "weight", None)

@@ -7,6 +7,7 @@ of the same token read alone, to the last bit.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,30 +50,47 @@ def attend(
         or key.shape[0] != rows
         or heads % groups
         or not (rows and columns and places)
-        or (attention_mask is not None and not _fits(attention_mask, (rows, heads, columns, places)))
+        or (attention_mask is not None and not fits(attention_mask, (rows, heads, columns, places)))
     ):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if attention_mask is None:
-        looks, mask = _CAUSAL if causal and columns > 1 else _NONE, 0
-        strides: tuple[int, ...] = (0, 0, 0, 0)
-    else:
-        looks, seen = _VISIBLE if attention_mask.dtype is torch.bool else _ADDED, attention_mask.expand(rows, -1, -1, -1)
-        strides = (seen.stride(0), seen.stride(1) if seen.shape[1] > 1 else 0, *seen.stride()[2:])
-        mask = seen.data_ptr()
+    return attended(query, key, value, looked(attention_mask, rows, columns, causal), size**-0.5 if scaling is None else scaling), None
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What columns look at: its kind, where its numbers lie, and their strides by row, head, column and place."""
+
+    kind: int
+    address: int
+    strides: tuple[int, ...]
+
+
+def looked(mask: Tensor | None, rows: int, columns: int, causal: bool) -> Looks:
+    """mask: one that `fits`; None: everything or, where ``causal``, what stands before."""
+    if mask is None:
+        return Looks(_CAUSAL if causal and columns > 1 else _NONE, 0, (0, 0, 0, 0))
+    seen = mask.expand(rows, -1, -1, -1)
+    strides = (seen.stride(0), seen.stride(1) if seen.shape[1] > 1 else 0, *seen.stride()[2:])
+    return Looks(_VISIBLE if mask.dtype is torch.bool else _ADDED, seen.data_ptr(), strides)
+
+
+def attended(query: Tensor, key: Tensor, value: Tensor, looks: Looks, scale: float) -> Tensor:
+    """``[rows, columns, heads, size]``; shapes and types as `attend` has checked them."""
+    rows, heads, columns, size = query.shape
     output = query.new_empty((rows, columns, heads, size))
     _narrow.attend(
-        (query.data_ptr(), key.data_ptr(), value.data_ptr(), mask, output.data_ptr()),
-        (rows, heads, groups, columns, places, size),
-        (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides),
-        looks,
-        size**-0.5 if scaling is None else scaling,
+        (query.data_ptr(), key.data_ptr(), value.data_ptr(), looks.address, output.data_ptr()),
+        (rows, heads, key.shape[1], columns, key.shape[2], size),
+        (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *looks.strides),
+        looks.kind,
+        scale,
         torch.get_num_threads(),
     )
-    return output, None
+    return output
 
 
-def _fits(mask: Tensor, shape: tuple[int, int, int, int]) -> bool:
+def fits(mask: Tensor, shape: tuple[int, int, int, int]) -> bool:
     """Whether it is what columns see, or adds to their scores; for all rows and heads alike or for each."""
     alike = mask.ndim == 4 and all(own in (1, whole) for own, whole in zip(mask.shape[:2], shape[:2], strict=True))
     return alike and mask.shape[2:] == shape[2:] and mask.dtype in (torch.bool, torch.float32) and mask.device.type == "cpu"

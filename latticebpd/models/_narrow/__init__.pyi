@@ -1,5 +1,7 @@
 """The compiled kernels of `latticebpd.models.narrow`; numbers come and go by their addresses, which that module has checked."""
 
+from collections.abc import Sequence
+
 def kinds() -> int:
     """How many ways of computing this processor has; 0 is the quickest."""
 
@@ -9,6 +11,26 @@ class Panels:
     def __init__(self, weight: int, outputs: int, inputs: int, bias: int = 0, kind: int = 0) -> None: ...
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
+
+class Layer:
+    """A decoder layer of Llama's kind without its attention, laid out.
+
+    matrices: of q, k, v, o, gate, up and down each the weight's address, its outputs, and the bias's address or 0.
+    norms: addresses of the two norms' weights.  shape: size, heads, groups, head size, inner size; ``epsilons``: the norms'.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[tuple[int, int, int]],
+        norms: tuple[int, int],
+        shape: tuple[int, int, int, int, int],
+        epsilons: tuple[float, float],
+        kind: int = 0,
+    ) -> None: ...
+    def before(self, x: int, rows: int, cosines: int, sines: int, turns: int, to: int, threads: int = 1) -> None:
+        """``[rows, size]`` -> ``[rows, heads + 2 groups, head size]``: queries, keys and values; cosines, sines: ``[turns, head size]``."""
+    def after(self, x: int, attended: int, rows: int, to: int, threads: int = 1) -> None:
+        """The layer's input ``[rows, size]`` and what was attended to, ``[rows, heads, head size]`` -> its output ``[rows, size]``."""
 
 def attend(
     addresses: tuple[int, int, int, int, int],

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "lanes.hpp"
 #include "pool.hpp"
 
 namespace latticebpd {
@@ -47,27 +48,12 @@ struct Attention {
     float scale;
 };
 
-constexpr std::size_t kLanes = 16;  // keys to a vector of scores, and numbers to one of values
 constexpr std::size_t kColumnsOfTask = 16;
-typedef float Lanes __attribute__((vector_size(64), aligned(4), may_alias));
-typedef std::int32_t Whole __attribute__((vector_size(64)));
 
-// e^x for x <= 0; 0 for what is hidden.  Cephes' polynomial, within 2 units in the last place.
 [[gnu::always_inline]] inline void exponentials(float* scores, float highest) {
     Lanes x = *reinterpret_cast<const Lanes*>(scores) - highest;
-    const Whole hidden = x < -87.0f;
-    x = hidden ? Lanes{} - 87.0f : x;
-    const Lanes shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const Lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + r + 1.0f;
-    const Whole bits = (__builtin_convertvector(n, Whole) + 127) << 23;
-    p *= reinterpret_cast<const Lanes&>(bits);
-    *reinterpret_cast<Lanes*>(scores) = hidden ? Lanes{} : p;
+    exponential(x);
+    *reinterpret_cast<Lanes*>(scores) = x;
 }
 
 // What a column adds to its scores, [places]; minus infinity where it does not look.

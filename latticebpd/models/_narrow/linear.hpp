@@ -130,30 +130,38 @@ class Memory {
     std::unique_ptr<float, Delete> numbers_;
 };
 
+// A matrix [outputs, inputs] and what is added to its product, [outputs] or null; they are copied.
+struct Matrix {
+    const float *weight, *bias;
+    std::size_t outputs;
+};
+
 class Panels {
   public:
-    // weight: the address of [outputs, inputs] numbers; bias: of [outputs], or 0; both are copied.
-    // kind: which of the processor's, from the widest.
-    Panels(std::uintptr_t weight, std::size_t outputs, std::size_t inputs, std::uintptr_t bias, std::size_t kind)
+    // matrices: of the same inputs, one below the other.  kind: which of the processor's, from the widest.
+    Panels(const std::vector<Matrix>& matrices, std::size_t inputs, std::size_t kind)
         : kind_(kinds().at(kind)),
-          outputs_(outputs),
+          outputs_(total(matrices)),
           inputs_(inputs),
-          count_((outputs + width() - 1) / width()),
+          count_((outputs_ + width() - 1) / width()),
           panels_(std::max<std::size_t>(1, count_ * width() * inputs)),
           biases_(std::max<std::size_t>(1, count_ * width()), 0.0f) {
-        const auto* from = reinterpret_cast<const float*>(weight);
-        for (std::size_t output = 0; output < outputs; ++output) {
-            float* to = panels_.get() + output / width() * width() * inputs + output % width();
-            for (std::size_t i = 0; i < inputs; ++i) to[i * width()] = from[output * inputs + i];
+        std::size_t output = 0;
+        for (const Matrix& matrix : matrices) {
+            if (matrix.bias != nullptr) std::copy_n(matrix.bias, matrix.outputs, biases_.begin() + static_cast<std::ptrdiff_t>(output));
+            for (std::size_t own = 0; own < matrix.outputs; ++own, ++output) {
+                float* to = panels_.get() + output / width() * width() * inputs + output % width();
+                for (std::size_t i = 0; i < inputs; ++i) to[i * width()] = matrix.weight[own * inputs + i];
+            }
         }
-        if (bias != 0) std::copy_n(reinterpret_cast<const float*>(bias), outputs, biases_.begin());
     }
 
-    // x: the address of [rows, inputs] numbers; y: of [rows, outputs], to be written.
-    void multiply(std::uintptr_t x, std::size_t rows, std::uintptr_t y, std::size_t threads) const {
+    std::size_t outputs() const { return outputs_; }
+
+    // given: [rows, inputs]; y: [rows, outputs], to be written.
+    void multiply(const float* given, std::size_t rows, float* y, std::size_t threads) const {
         if (rows == 0) return;
-        const auto* given = reinterpret_cast<const float*>(x);
-        Product product{panels_.get(), biases_.data(), given, reinterpret_cast<float*>(y), inputs_, outputs_, rows, 0};
+        Product product{panels_.get(), biases_.data(), given, y, inputs_, outputs_, rows, 0};
         product.blocks = (rows + kind_.most_rows - 1) / kind_.most_rows;
         thread_local std::vector<float> turned;  // kept: new memory costs more than the turning
         if (rows > 1) {
@@ -172,6 +180,12 @@ class Panels {
 
   private:
     std::size_t width() const { return 2 * kind_.lanes; }
+
+    static std::size_t total(const std::vector<Matrix>& matrices) {
+        std::size_t outputs = 0;
+        for (const Matrix& matrix : matrices) outputs += matrix.outputs;
+        return outputs;
+    }
 
     Kind kind_;
     std::size_t outputs_, inputs_, count_;

@@ -6,8 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <tuple>
+#include <vector>
 
 #include "attention.hpp"
+#include "layer.hpp"
 #include "linear.hpp"
 #include "released.hpp"
 
@@ -15,13 +19,54 @@ namespace py = pybind11;
 
 namespace latticebpd {
 
+// The addresses of a weight, of its bias or 0, and between them how many outputs it has.
+using Placed = std::tuple<std::uintptr_t, std::size_t, std::uintptr_t>;
+
+const float* numbers(std::uintptr_t address) { return reinterpret_cast<const float*>(address); }
+float* written(std::uintptr_t address) { return reinterpret_cast<float*>(address); }
+
+Matrix matrix(const Placed& placed) {
+    const auto [weight, outputs, bias] = placed;
+    return {numbers(weight), numbers(bias), outputs};
+}
+
 PYBIND11_MODULE(_narrow, module) {
     module.def("kinds", [] { return kinds().size(); });
     py::class_<Panels>(module, "Panels")
-        .def(py::init<std::uintptr_t, std::size_t, std::size_t, std::uintptr_t, std::size_t>(), py::arg("weight"), py::arg("outputs"),
-             py::arg("inputs"), py::arg("bias") = 0, py::arg("kind") = 0, py::call_guard<Released>())
-        .def("multiply", &Panels::multiply, py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1,
-             py::call_guard<Released>());
+        .def(py::init([](std::uintptr_t weight, std::size_t outputs, std::size_t inputs, std::uintptr_t bias, std::size_t kind) {
+                 return std::make_unique<Panels>(std::vector{matrix({weight, outputs, bias})}, inputs, kind);
+             }),
+             py::arg("weight"), py::arg("outputs"), py::arg("inputs"), py::arg("bias") = 0, py::arg("kind") = 0, py::call_guard<Released>())
+        .def(
+            "multiply",
+            [](const Panels& panels, std::uintptr_t x, std::size_t rows, std::uintptr_t y, std::size_t threads) {
+                panels.multiply(numbers(x), rows, written(y), threads);
+            },
+            py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1, py::call_guard<Released>());
+    py::class_<Layer>(module, "Layer")
+        .def(py::init([](const std::array<Placed, 7>& matrices, const std::array<std::uintptr_t, 2>& norms,
+                         const std::array<std::size_t, 5>& shape, const std::array<float, 2>& epsilons, std::size_t kind) {
+                 std::vector<Matrix> placed;
+                 for (const Placed& each : matrices) placed.push_back(matrix(each));
+                 const auto norm = [&](std::size_t i) { return Norm{{numbers(norms[i]), numbers(norms[i]) + shape[0]}, epsilons[i]}; };
+                 const Released released;
+                 return std::make_unique<Layer>(placed, norm(0), norm(1), Shape{shape[0], shape[1], shape[2], shape[3], shape[4]}, kind);
+             }),
+             py::arg("matrices"), py::arg("norms"), py::arg("shape"), py::arg("epsilons"), py::arg("kind") = 0)
+        .def(
+            "before",
+            [](const Layer& layer, std::uintptr_t x, std::size_t rows, std::uintptr_t cosines, std::uintptr_t sines, std::size_t turns,
+               std::uintptr_t to, std::size_t threads) {
+                layer.before(numbers(x), rows, numbers(cosines), numbers(sines), turns, written(to), threads);
+            },
+            py::arg("x"), py::arg("rows"), py::arg("cosines"), py::arg("sines"), py::arg("turns"), py::arg("to"), py::arg("threads") = 1,
+            py::call_guard<Released>())
+        .def(
+            "after",
+            [](const Layer& layer, std::uintptr_t x, std::uintptr_t attended, std::size_t rows, std::uintptr_t to, std::size_t threads) {
+                layer.after(numbers(x), numbers(attended), rows, written(to), threads);
+            },
+            py::arg("x"), py::arg("attended"), py::arg("rows"), py::arg("to"), py::arg("threads") = 1, py::call_guard<Released>());
     module.def(
         "attend",
         [](const std::array<std::uintptr_t, 5>& addresses, const std::array<std::size_t, 6>& shape,

@@ -15,8 +15,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, narrow
 from latticebpd.models.base import NARROW_ATTENTION
 from latticebpd.models.bundle import Bundle, load_bundle
-from latticebpd.models.narrow import NarrowLinear, PackedLinear
+from latticebpd.models.heads import BlockHeads
 from latticebpd.models.narrow_attention import attend
+from latticebpd.models.narrow_heads import NarrowBlockHeads
+from latticebpd.models.narrow_layer import NarrowLayer
+from latticebpd.models.narrow_linear import NarrowLinear, PackedLinear
 from latticebpd.verification import TreeVerifier, verifier_for
 from tests.helpers.tiny_families import FAMILIES, tiny
 
@@ -189,6 +192,96 @@ def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: i
         verifier.cache.cut([len(prompt)])
     whole = model(torch.tensor([[*prompt, 3, 6, 8, 10]])).logits[0, -4:]
     assert torch.equal(whole, together.logits_of([0] * 4, [0, 2, 4, 6]))
+
+
+@torch.inference_mode()
+def test_llamas_layers_are_computed_whole_and_give_what_pytorch_gives(threads: int) -> None:
+    plain, changed = small_llama(), narrow(small_llama())
+    ids, mask = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    expected, found = (model(ids, attention_mask=mask, output_hidden_states=True) for model in (plain, changed))
+    assert all(isinstance(layer, NarrowLayer) and layer.packed.kernels is not None for layer in changed.model.layers)
+    assert len(found.hidden_states) == len(expected.hidden_states) == 4
+    for one, other in zip(found.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(one[mask == 1], other[mask == 1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_layer_whose_parts_are_others_is_computed_as_they_are() -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    for change in (_halved, _replaced, _heard, _narrower):
+        plain, changed = small_llama(), narrow(small_llama())
+        with torch.no_grad():
+            before = changed(ids).logits
+            change(plain)
+            change(changed)
+            assert not torch.allclose(changed(ids).logits, before, atol=1e-3)
+            torch.testing.assert_close(changed(ids).logits, plain(ids).logits, rtol=1e-3, atol=1e-3)
+        twin = copy.deepcopy(changed)
+        with torch.no_grad():
+            torch.testing.assert_close(twin(ids).logits, changed(ids).logits, rtol=1e-3, atol=1e-3)
+
+
+def _halved(model: LlamaForCausalLM) -> None:
+    model.model.layers[1].mlp.up_proj.weight.mul_(0.5)  # type: ignore[operator]
+    model.model.layers[2].input_layernorm.weight.mul_(0.5)  # type: ignore[operator]
+
+
+def _replaced(model: LlamaForCausalLM) -> None:
+    torch.manual_seed(1)
+    model.model.layers[1].self_attn.q_proj = nn.Sequential(nn.Linear(96, 8), nn.Linear(8, 96))
+
+
+def _heard(model: LlamaForCausalLM) -> None:
+    model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda module, given, output: 2 * output)
+
+
+def _narrower(model: LlamaForCausalLM) -> None:
+    weight = model.model.layers[1].self_attn.o_proj.weight
+    weight.data = weight.data.T  # the same memory, read otherwise
+
+
+def test_gradients_of_a_narrow_layer_are_pytorchs() -> None:
+    plain, changed = small_llama(), narrow(small_llama())
+    for model in (plain, changed):
+        with torch.no_grad():
+            model(torch.tensor([[5, 6, 7]]))
+        model(torch.tensor([[5, 6, 7]])).logits.square().mean().backward()
+    torch.testing.assert_close(
+        changed.model.layers[0].mlp.up_proj.weight.grad, plain.model.layers[0].mlp.up_proj.weight.grad, rtol=1e-3, atol=1e-5
+    )
+
+
+def test_heads_are_computed_by_the_kernel_and_stay_theirs(threads: int) -> None:
+    torch.manual_seed(0)
+    plain = BlockHeads(96, 5, 40)
+    plain.down.data.normal_()
+    changed = narrow(nn.ModuleList([copy.deepcopy(plain), nn.Linear(2, 2)]))[0]
+    assert isinstance(changed, NarrowBlockHeads)
+    hidden = torch.randn(2, 3, 96)
+    for slots in (None, 1, 3):
+        with torch.no_grad():
+            torch.testing.assert_close(changed(hidden, slots), plain(hidden, slots), rtol=1e-4, atol=1e-4)
+            assert changed.packed.up
+    with torch.no_grad():
+        plain.up.mul_(2)
+        changed.up.mul_(2)
+        torch.testing.assert_close(changed(hidden), plain(hidden), rtol=1e-4, atol=1e-4)
+    changed(hidden).sum().backward()
+    assert changed.up.grad is not None
+
+
+@torch.inference_mode()
+def test_logits_of_the_first_columns_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = narrow(small_llama())
+    nodes = np.arange(15, dtype=np.int32)
+    verifier = verifier_for(model)
+    verifier.prefill([list(range(3, 40))])
+    verified = verifier.verify([3], [DraftTree(nodes + 20, (nodes - 1) // 2)])
+    alone = [model.lm_head(verified.hidden[0, column : column + 1]) for column in range(16)]
+    widths: list[int] = []
+    model.lm_head.register_forward_hook(lambda module, given, output: widths.append(given[0].shape[-2]))
+    for column in (0, 4, 11, 12, 15):
+        assert torch.equal(verified.logits_of([0], [column]), alone[column])
+    assert widths == [12, 1, 1]
 
 
 @pytest.fixture(scope="module")

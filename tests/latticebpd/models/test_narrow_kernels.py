@@ -104,6 +104,89 @@ def test_attention_is_that_of_double_precision(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+SIZE, HEADS, GROUPS, HEAD, INNER = 48, 3, 1, 32, 80
+
+
+class Llama:
+    """A decoder layer's weights, the kernels' outputs, and the same in double precision."""
+
+    def __init__(self, kind: int, biased: bool) -> None:
+        rng = np.random.default_rng(0)
+        width, values = HEADS * HEAD, GROUPS * HEAD
+        shapes = [(width, SIZE), (values, SIZE), (values, SIZE), (SIZE, width), (INNER, SIZE), (INNER, SIZE), (SIZE, INNER)]
+        self.weights = [drawn(rng, *shape) / 4 for shape in shapes]
+        self.biases = [drawn(rng, shape[0]) if biased else None for shape in shapes]
+        self.norms = [drawn(rng, SIZE), drawn(rng, SIZE)]
+        matrices = [(address(weight), len(weight), address(bias)) for weight, bias in zip(self.weights, self.biases, strict=True)]
+        norms = (address(self.norms[0]), address(self.norms[1]))
+        self.layer = _narrow.Layer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), kind)
+
+    def before(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, threads: int) -> np.ndarray:
+        x, to = x.copy(), np.full((len(x) + 1, HEADS + 2 * GROUPS, HEAD), 7, np.float32)
+        self.layer.before(address(x), len(x), address(cosines), address(sines), len(cosines), address(to), threads)
+        assert (to[-1] == 7).all(), "written beyond its end"
+        return to[:-1]
+
+    def after(self, x: np.ndarray, attended: np.ndarray, threads: int) -> np.ndarray:
+        x, attended, to = x.copy(), attended.copy(), np.full((len(x) + 1, SIZE), 7, np.float32)
+        self.layer.after(address(x), address(attended), len(x), address(to), threads)
+        assert (to[-1] == 7).all(), "written beyond its end"
+        return to[:-1]
+
+    def _product(self, number: int, x: np.ndarray) -> np.ndarray:
+        bias = self.biases[number]
+        return x @ self.weights[number].T.astype(np.float64) + (0 if bias is None else bias)
+
+    def _normal(self, x: np.ndarray, number: int, epsilon: float) -> np.ndarray:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * self.norms[number]
+
+    def exactly_before(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray) -> np.ndarray:
+        normal = self._normal(x.astype(np.float64), 0, 1e-5)
+        query, key, value = (self._product(i, normal).reshape(len(x), -1, HEAD) for i in range(3))
+        cosine, sine = (np.resize(each, (len(x), HEAD))[:, None].astype(np.float64) for each in (cosines, sines))
+
+        def turned(given: np.ndarray) -> np.ndarray:
+            return given * cosine + np.concatenate([-given[..., HEAD // 2 :], given[..., : HEAD // 2]], axis=-1) * sine
+
+        return np.concatenate([turned(query), turned(key), value], axis=1)
+
+    def exactly_after(self, x: np.ndarray, attended: np.ndarray) -> np.ndarray:
+        middle = x + self._product(3, attended.astype(np.float64).reshape(len(x), -1))
+        normal = self._normal(middle, 1, 1e-3)
+        gate = self._product(4, normal)
+        return middle + self._product(6, gate / (1 + np.exp(-np.maximum(gate, -700))) * self._product(5, normal))
+
+
+@THREADS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_layer_is_that_of_double_precision_and_its_rows_keep_their_bits_in_any_company(kind: int, biased: bool, threads: int) -> None:
+    rng, llama = np.random.default_rng(1), Llama(kind, biased)
+    x, attended, cosines, sines = drawn(rng, 39, SIZE), drawn(rng, 39, HEADS, HEAD), drawn(rng, 39, HEAD), drawn(rng, 39, HEAD)
+    before, after = llama.before(x, cosines, sines, threads), llama.after(x, attended, threads)
+    np.testing.assert_allclose(before, llama.exactly_before(x, cosines, sines), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(after, llama.exactly_after(x, attended), rtol=1e-4, atol=1e-3)
+    for begin, end in ((0, 1), (5, 6), (38, 39), (3, 12), (20, 39)):
+        part = slice(begin, end)
+        np.testing.assert_array_equal(llama.before(x[part], cosines[part], sines[part], threads), before[part])
+        np.testing.assert_array_equal(llama.after(x[part], attended[part], threads), after[part])
+    shared = llama.before(x, cosines[:13], sines[:13], threads)  # three texts at the same positions
+    np.testing.assert_array_equal(shared, llama.before(x, *(np.tile(each[:13], (3, 1)) for each in (cosines, sines)), threads))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gates_far_from_zero_are_open_or_shut(kind: int) -> None:
+    llama = Llama(kind, True)
+    assert llama.biases[4] is not None
+    for gate in (-1e4, -90.0, 90.0, 1e4):
+        llama.biases[4][:] = gate
+        matrices = [(address(weight), len(weight), address(bias)) for weight, bias in zip(llama.weights, llama.biases, strict=True)]
+        norms = (address(llama.norms[0]), address(llama.norms[1]))
+        llama.layer = _narrow.Layer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), kind)
+        x, attended = np.ones((2, SIZE), np.float32), np.ones((2, HEADS, HEAD), np.float32)
+        np.testing.assert_allclose(llama.after(x, attended, 1), llama.exactly_after(x, attended), rtol=1e-4, atol=abs(gate) * 1e-4)
+
+
 def test_threads_share_out_work_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:
     """The pool alone, in C++: `tests/sanitize.sh` runs the same under ThreadSanitizer."""
     program = tmp_path / "pool"

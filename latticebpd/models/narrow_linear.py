@@ -1,0 +1,63 @@
+"""Linear layers for few tokens, computed by our own kernel (``_narrow/linear.hpp``), which reads weights that were laid out for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latticebpd.models import _narrow
+
+
+class PackedLinear:
+    """``F.linear`` with a weight that hardly ever changes: it is laid out at the first call, and anew when it is another.
+
+    The layout takes as much memory as the weight again.  What the kernel cannot do (gradients, other types and devices) is PyTorch's.
+    """
+
+    def __init__(self) -> None:
+        self._panels: Any = None
+        self._packed: tuple[object, ...] = ()
+        self._kept: tuple[Tensor | None, ...] = ()  # what was laid out: kept, so that no other weight comes to lie at its address
+
+    def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``[..., inputs]``, ``[outputs, inputs]`` and ``[outputs]`` -> ``[..., outputs]``."""
+        outputs, inputs = weight.shape
+        learning = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+        if not is_plain(weight):  # moved or converted: the old one's memory is let go
+            self._panels, self._packed, self._kept = None, (), ()
+        if learning or not (is_plain(input) and is_plain(weight)) or input.shape[-1:] != (inputs,) or torch.is_autocast_enabled("cpu"):
+            return F.linear(input, weight, bias)
+        packed = (identity(weight), None if bias is None else identity(bias))
+        if packed != self._packed:
+            kept, added = weight.contiguous(), None if bias is None else bias.contiguous()
+            self._panels = _narrow.Panels(kept.data_ptr(), outputs, inputs, 0 if added is None else added.data_ptr())
+            self._packed, self._kept = packed, (weight.detach(), None if bias is None else bias.detach())
+        rows = input.contiguous()
+        output = input.new_empty((*input.shape[:-1], outputs))
+        self._panels.multiply(rows.data_ptr(), output.numel() // outputs, output.data_ptr(), torch.get_num_threads())
+        return output
+
+    def __reduce__(self) -> tuple[type[PackedLinear], tuple[()]]:
+        return PackedLinear, ()  # a copy lays out its own weight
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it is numbers in memory as the kernel takes them."""
+    return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and type(tensor) in (Tensor, nn.Parameter)
+
+
+def identity(tensor: Tensor) -> tuple[object, ...]:
+    """Another one for other numbers."""
+    return tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape, tensor.stride()
+
+
+class NarrowLinear(nn.Linear):
+    """A linear layer that the kernel computes; what `narrow` makes of `torch.nn.Linear`."""
+
+    packed: PackedLinear
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.packed(input, self.weight, self.bias)
