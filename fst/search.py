@@ -208,8 +208,10 @@ def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, 
 
 
 def _transitions(transitions: ArrayLike | None) -> NDArray[np.float32] | None:
+    if transitions is None:
+        return None
     with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
-        return None if transitions is None else np.asarray(transitions, np.float32)
+        return np.asarray(transitions, np.float32)
 
 
 def _ids(tokens: ArrayLike, dtype: type[np.int32] | type[np.int64]) -> Any:

@@ -120,7 +120,7 @@ void Graph::open_slot(std::int32_t slot) {
     // Two passes over a chunk: the first waits for nothing but state records, which were prefetched when the nodes
     // were made, and sends for the arcs; the second finds these on their way. Backing off may add nodes to the list.
     const Layer& layer = layers_[static_cast<std::size_t>(slot)];
-    const bool last = slot + 1 == lattice_->slots();
+    const bool last = slot + 1 == lattice_->slots(), with_places = lattice_->has_transitions();
     for (std::size_t begin = 0; begin < layer.nodes.size();) {
         const std::size_t end = std::min(layer.nodes.size(), begin + kChunk);
         pending_.clear();
@@ -140,7 +140,9 @@ void Graph::open_slot(std::int32_t slot) {
             const auto first = num_hits_;
             read(index, record);
             if (last) continue;
-            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = place_of(node_of(slot + 1, hits_[h].next_state), hits_[h].column);
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = node_of(slot + 1, hits_[h].next_state);
+            if (!with_places) continue;
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = find_place(hits_[h].next, hits_[h].column);
         }
         begin = end;
     }

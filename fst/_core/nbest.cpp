@@ -16,21 +16,28 @@ constexpr std::int64_t kMostPaths = 1 << 22;
 constexpr std::size_t kMostPrefixes = 1u << 26, kMostChoices = 1u << 28;
 constexpr std::size_t kLanes = 4;      // rows are padded to a multiple
 
+using Pair = double __attribute__((vector_size(2 * sizeof(double))));
+
+Pair pair_at(const double* numbers) {
+    Pair pair;
+    std::memcpy(&pair, numbers, sizeof pair);
+    return pair;
+}
+
 // Four running maxima, two to a register: a maximum that waits for the one before is slow.
-double highest(const std::vector<double>& row) {
-    using Pair = double __attribute__((vector_size(2 * sizeof(double))));
-    const auto at = [&](std::size_t c) {
-        Pair pair;
-        std::memcpy(&pair, row.data() + c, sizeof pair);
-        return pair;
-    };
+template <typename At>
+double highest(std::size_t size, const At& at) {
     Pair a = at(0), b = at(2);
-    for (std::size_t c = kLanes; c < row.size(); c += kLanes) {
+    for (std::size_t c = kLanes; c < size; c += kLanes) {
         a = at(c) > a ? at(c) : a;
         b = at(c + 2) > b ? at(c + 2) : b;
     }
     a = a > b ? a : b;
     return std::max(a[0], a[1]);
+}
+
+double highest(const std::vector<double>& row) {
+    return highest(row.size(), [&](std::size_t c) { return pair_at(row.data() + c); });
 }
 
 }  // namespace
@@ -42,6 +49,7 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
         throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) + "; lower it");
     alpha_ = alpha;
+    with_places_ = lattice.has_transitions();
     graph_.assign(lattice, model, kBuckets);
     const auto columns = static_cast<std::size_t>(lattice.max_columns());
     if (steps_.size() < columns) steps_.resize(columns);
@@ -61,6 +69,7 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
 void NbestSearch::evaluate_slot(std::int32_t slot) {
     const auto nodes = graph_.nodes_of_slot(slot);
     unevaluated_ = nodes.size();
+    if (with_places_ && slot > 0) has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
     if (unevaluated_ != 0)
@@ -90,7 +99,7 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     for (const Graph::Hit& hit : graph_.hits(node))
         row[static_cast<std::size_t>(hit.column)] =
             log_probs[hit.column] - alpha_ * hit.cost + (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
-    if (!graph_.lattice().has_transitions()) values_[static_cast<std::size_t>(index)] = highest(row);
+    if (!with_places_) values_[static_cast<std::size_t>(index)] = highest(row);
     for (std::int32_t at = node.first_place; at != Graph::kNone; at = graph_.place(at).next) values_[static_cast<std::size_t>(at)] = value_behind(at, row);
     --unevaluated_;
     for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer) evaluate(longer, depth + 1);
@@ -99,10 +108,15 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
 double NbestSearch::value_behind(std::int32_t place, const std::vector<double>& row) {
     const std::int32_t column = graph_.place(place).column;
     if (column == Graph::kNone) return highest(row);
-    gains_.assign(row.size(), 0.0);
-    graph_.lattice().transitions(graph_.slot_of(graph_.node_at(place)), column, gains_.data());
-    for (std::size_t c = 0; c < row.size(); ++c) gains_[c] += row[c];
-    return highest(gains_);
+    const std::size_t first = static_cast<std::size_t>(column) * stride_;
+    if (gains_.size() < first + stride_) gains_.resize(first + stride_);
+    double* const gains = gains_.data() + first;
+    if (std::uint8_t& known = has_gains_[static_cast<std::size_t>(column)]; !known) {
+        std::fill_n(gains, stride_, 0.0);
+        graph_.lattice().transitions(graph_.slot_of(graph_.node_at(place)), column, gains);
+        known = 1;
+    }
+    return highest(stride_, [&](std::size_t c) { return pair_at(row.data() + c) + pair_at(gains + c); });
 }
 
 // The first column in order behind a place, whose choices are made when it is first visited; kNone where no path goes on.

@@ -55,10 +55,13 @@ class NbestSearch {
 
     Graph graph_;
     double alpha_ = 0;
+    bool with_places_ = false;  // as the lattice has transitions
     std::size_t stride_ = 0;                 // columns, padded
     std::vector<std::vector<double>> rows_;  // [length of the history, column]: of the chain of nodes being evaluated
     std::vector<double> values_;             // [place]: best score of a completion from there
-    std::vector<double> gains_, weights_;    // [column]: scratch
+    std::vector<double> gains_;              // [column before, column]: the transitions of the slot at hand, as far as known
+    std::vector<std::uint8_t> has_gains_;    // [column before]
+    std::vector<double> weights_;            // [column]: scratch
     std::size_t unevaluated_ = 0;            // nodes of the slot at hand
     std::vector<Graph::Step> steps_;
     std::vector<std::int32_t> first_choice_;  // [place] into choices_, kNone until visited
