@@ -41,7 +41,8 @@ FEATURES = (
 )  # fmt: skip
 """What a calibrated tree knows of a token, in the order of its weights.
 
-    log_prob        the drafter's, -30 at the least; 0 for a copy that the slot lacks
+    log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no copy, -30 at the
+                    least; 0 for a copy that the slot lacks
     not_drafted     1 for such a copy
     ngram           ln p of the n-gram model, -30 at the least
     bigram ...      1 where the n-gram model knows the token behind one token, two, more
@@ -153,6 +154,7 @@ def calibrated_tree_batch(
     contexts: ArrayLike | None = None,
     threads: int | None = None,
     further: int = 0,
+    transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree_batch` under calibrated probabilities: of a slot's tokens, of what followed the path's last tokens earlier in
     its text, and of all others.
@@ -168,14 +170,16 @@ def calibrated_tree_batch(
             of slots behind the lattice, and the row before it is for all further slots of the lattice.
         num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back on.
         further: slots behind the lattice's last, where copies are all that is drafted.
+        transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
     """
-    tokens, log_probs = _lattice(tokens, log_probs, 3)
+    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
     table = np.asarray(weights, np.float64)
     if table.ndim != 2 or table.shape[1] != len(FEATURES):
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(tokens))
-    return _core.calibrated_tree(tokens, log_probs, model, list(texts), table, nodes, further, histories, _threads(threads))
+    histories = _contexts(contexts, len(lattices[0]))
+    return _core.calibrated_tree(*lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
 
 
 def describe_arcs(
@@ -186,17 +190,18 @@ def describe_arcs(
     path: Sequence[int] | Ints,
     context: Sequence[int] | Ints = (),
     further: int = 0,
+    transitions: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
     """What `calibrated_tree_batch` knows of the arcs that a path meets: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
 
     The arcs of a slot stand together by rising token, outside (token -1) as the last; ``sizes`` says how many each of the path's
     slots has.
     """
-    ids, scores = _lattice(tokens, log_probs, 2)
+    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
     following = _ids(path, np.int64)
     if following.size and following.min() < 0:
         raise ValueError(f"expected a path of token ids, got {following.min()}")
-    return _core.describe(ids, scores, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
+    return _core.describe(*lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
 def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:

@@ -57,6 +57,7 @@ class TextIndex:
 def calibrated_tree(
     tokens: ArrayLike,
     log_probs: ArrayLike,
+    transitions: ArrayLike | None,
     model: Model | None,
     texts: list[TextIndex],
     weights: ArrayLike,
@@ -66,7 +67,14 @@ def calibrated_tree(
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
-    tokens: ArrayLike, log_probs: ArrayLike, model: Model | None, text: TextIndex, path: ArrayLike, further: int, context: ArrayLike
+    tokens: ArrayLike,
+    log_probs: ArrayLike,
+    transitions: ArrayLike | None,
+    model: Model | None,
+    text: TextIndex,
+    path: ArrayLike,
+    further: int,
+    context: ArrayLike,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 class AutomatonBuilder:

@@ -33,7 +33,10 @@ inline void CalibratedSearch::each_feature(const Arc& arc, const Take& take) {
 
 void CalibratedSearch::start(const Lattice& lattice, const Model* model, const TextIndex& text) {
     graph_.assign(lattice, model, kTreeBuckets);
-    if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
+    if (const auto columns = static_cast<std::size_t>(lattice.max_columns()); steps_.size() < columns) {
+        steps_.resize(columns);
+        column_weights_.resize(columns);
+    }
     model_ = model;
     text_ = &text;
     arcs_.clear();
@@ -51,7 +54,7 @@ const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, co
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
     start(lattice, model, text);
-    return search_.run(*this, {graph_.node_of(0, start_state), text.end()}, num_nodes);
+    return search_.run(*this, {graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), text.end()}, num_nodes);
 }
 
 void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
@@ -59,7 +62,7 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
         throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " + std::to_string(path.size()));
     start(lattice, model, text);
-    State state{graph_.node_of(0, start_state), text.end()};
+    State state{graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), text.end()};
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers found = find_arcs(state);
         for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
@@ -76,8 +79,12 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
         out.sizes.push_back(found.size + 1);
         if (slot + 1 == lattice.slots()) break;
         const std::int64_t token = path[static_cast<std::size_t>(slot)];
-        const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(graph_.node(state.node).state, model->label_of(token)).next_state;
-        state = {graph_.node_of(slot + 1, lm_state), text.advance(state.history, static_cast<std::int32_t>(token))};
+        const std::uint32_t before = graph_.node(graph_.node_at(state.place)).state;
+        const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(before, model->label_of(token)).next_state;
+        std::int32_t column = Graph::kNone;
+        for (std::int32_t c = 0; c < lattice.slot(slot).size; ++c)
+            if (lattice.token(lattice.slot(slot).first + c) == token) column = c;
+        state = {graph_.place_of(graph_.node_of(slot + 1, lm_state), column), text.advance(state.history, static_cast<std::int32_t>(token))};
     }
 }
 
@@ -99,7 +106,7 @@ const double* CalibratedSearch::weights_of(std::int32_t slot) const {
 
 Followers CalibratedSearch::expand(const State& state) {
     const Followers found = find_arcs(state);
-    const std::int32_t slot = graph_.slot_of(state.node);
+    const std::int32_t slot = graph_.slot_of(graph_.node_at(state.place));
     const double* const weights = weights_of(slot);
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
@@ -118,25 +125,27 @@ Followers CalibratedSearch::expand(const State& state) {
 }
 
 bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
-    const std::int32_t slot = graph_.slot_of(state.node) + 1;
+    const std::int32_t slot = graph_.slot_of(graph_.node_at(state.place)) + 1;
     if (slot == graph_.lattice().slots()) return false;
     const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
-    out.node = arc.hit == Graph::kNone ? graph_.node_of(slot, arc.next_state) : graph_.next_place(arc.hit, slot);
+    out.place = arc.hit == Graph::kNone ? graph_.place_of(graph_.node_of(slot, arc.next_state), Graph::kNone) : graph_.next_place(arc.hit, slot);
     out.history = text_->advance(state.history, arc.token);
     return true;
 }
 
 // The slot's columns, which lie by rising token, and copies among them.
 Followers CalibratedSearch::find_arcs(const State& state) {
-    graph_.open(state.node);
-    graph_.resolve(state.node, steps_.data());
+    const std::int32_t node = graph_.node_at(state.place);
+    graph_.open(node);
+    graph_.resolve(node, steps_.data());
+    graph_.weights(state.place, column_weights_.data());
     const Lattice& lattice = graph_.lattice();
-    const Lattice::Slot& columns = lattice.slot(graph_.slot_of(state.node));
+    const Lattice::Slot& columns = lattice.slot(graph_.slot_of(node));
     check_opened(arcs_.size());
     const auto first = static_cast<std::int32_t>(arcs_.size());
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
-        const double log_prob = std::max(lattice.log_prob(columns.first + c), kLeast);
+        const double log_prob = std::max(column_weights_[static_cast<std::size_t>(c)], kLeast);
         arcs_.push_back({lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
     }
     match_columns(state, first, columns.size);
@@ -178,8 +187,9 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
         return (found != end && found->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
     };
+    const Graph::Node& whole = graph_.node(graph_.node_at(state.place));
     std::int32_t levels = 0;  // of the state's whole history
-    for (std::int32_t node = graph_.node(state.node).backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
+    for (std::int32_t node = whole.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
     for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
         if (text_->node(history).total > kMostListed) break;
         for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
@@ -187,7 +197,7 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
             const std::int32_t token = text_->node(child).token;
             if (known(token)) continue;
             Model::Step step{0, 0, 0};
-            if (model_ != nullptr) step = model_->advance(graph_.node(state.node).state, model_->label_of(token));
+            if (model_ != nullptr) step = model_->advance(whole.state, model_->label_of(token));
             Arc arc{token, Graph::kNone, step.next_state, model_ == nullptr ? 0 : levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
             set_match(arc, history, child);
             arcs_.push_back(arc);

@@ -22,7 +22,7 @@ class CalibratedSearch {
   public:
     // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the others are 0.
     enum Feature : std::int32_t {
-        kLogProb,         // the drafter's, kLeast at the least; 0 for a copy that the slot lacks
+        kLogProb,         // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that the slot lacks
         kNotDrafted,      // 1 for such a copy
         kNgram,           // ln p of the n-gram model, kLeast at the least
         kBigram,          // 1 where the n-gram model has seen the token behind its last history but one ...
@@ -43,7 +43,7 @@ class CalibratedSearch {
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
-        std::int32_t node;     // of the graph
+        std::int32_t place;    // of the graph
         std::int32_t history;  // of the text index
     };
     using Result = BestFirst<CalibratedSearch>::Result;
@@ -94,6 +94,7 @@ class CalibratedSearch {
     const TextIndex* text_ = nullptr;
     std::span<const double> weights_;
     std::vector<Graph::Step> steps_;
+    std::vector<double> column_weights_;  // [column]: scratch
     std::vector<Arc> arcs_;             // of all states that were expanded
     std::vector<double> conditionals_;  // [arcs]
     BestFirst<CalibratedSearch> search_;

@@ -100,7 +100,7 @@ void Graph::weights(std::int32_t index, double* out) const {
     const std::int32_t slot = slot_of(node_at(index));
     const double* const log_probs = lattice_->log_probs(slot);
     const std::int32_t size = lattice_->slot(slot).size;
-    if (!lattice_->has_transitions() || slot == 0) {
+    if (!lattice_->has_transitions() || place(index).column == kNone || size == 0) {
         std::copy(log_probs, log_probs + size, out);
         return;
     }

@@ -43,7 +43,7 @@ class Graph {
     };
     struct Place {
         std::int32_t node;
-        std::int32_t column;  // of the slot before; kNone at the start
+        std::int32_t column;  // of the slot before; kNone at the start, and behind a token that is no column
         std::int32_t next;    // another place of the node
     };
     // One column as seen from a node, everything resolved.
@@ -64,7 +64,7 @@ class Graph {
     void open_slot(std::int32_t slot);
     // Where a hit leads; `slot` is the one after the hit's own.
     std::int32_t next_place(std::int32_t hit, std::int32_t slot);
-    // `column`: of the slot before, kNone at the start.
+    // `column`: of the slot before, or kNone.
     std::int32_t place_of(std::int32_t node, std::int32_t column) {
         return lattice_->has_transitions() ? find_place(node, column) : node;
     }

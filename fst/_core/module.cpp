@@ -273,10 +273,11 @@ void check_further(std::int64_t further) {
     if (further < 0 || further > kMost) throw std::invalid_argument("expected 0 to 4096 further slots, got " + std::to_string(further));
 }
 
-py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
-                          const Array<double>& weights, std::int64_t num_nodes, std::int64_t further, Array<std::int64_t> contexts, std::int64_t threads) {
+py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
+                          const std::vector<const SharedIndex*>& texts, const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
+                          Array<std::int64_t> contexts, std::int64_t threads) {
     check_further(further);
-    const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(contexts));
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(contexts));
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " + std::to_string(texts.size()));
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
@@ -288,10 +289,10 @@ py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, c
     });
 }
 
-py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, const BorrowingModel* model, const SharedIndex& text,
-                   const Array<std::int64_t>& path, std::int64_t further, Array<std::int64_t> context) {
+py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
+                   const SharedIndex& text, const Array<std::int64_t>& path, std::int64_t further, Array<std::int64_t> context) {
     check_further(further);
-    const Batch batch(std::move(tokens), std::move(log_probs), std::nullopt, model, 1, std::move(context));
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(context));
     if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
     CalibratedSearch::Description found;
@@ -351,8 +352,9 @@ PYBIND11_MODULE(_core, module) {
                "threads"_a);
     module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "num_nodes"_a, "alpha"_a,
                "contexts"_a, "threads"_a);
-    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a, "further"_a,
-               "contexts"_a, "threads"_a);
-    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("model").none(true), "text"_a, "path"_a, "further"_a, "context"_a);
+    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "texts"_a,
+               "weights"_a, "num_nodes"_a, "further"_a, "contexts"_a, "threads"_a);
+    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "text"_a, "path"_a,
+               "further"_a, "context"_a);
     bind_formats(module);
 }

@@ -158,8 +158,9 @@ def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, ind
     if not len(path):
         return []
     index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
+    transitions = None if lattices.transitions is None else lattices.transitions[row]
     features, tokens, sizes = fst.describe_arcs(
-        lattices.tokens[row], lattices.log_probs[row], lm, index, path, padded_histories([text])[0], max(len(path) - slots, 0)
+        lattices.tokens[row], lattices.log_probs[row], lm, index, path, padded_histories([text])[0], max(len(path) - slots, 0), transitions
     )
     found: list[tuple[np.ndarray, int]] = []
     begin, reached = 0, True

@@ -81,20 +81,27 @@ class CalibratedScorer:
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         found: dict[int, DraftTree] = {}
-        for rows, tokens, log_probs, _ in batches_of_one_shape(lattices):
+        further = min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0
+        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
             texts = [_text(contexts[row]) for row in rows]
-            trees = self._search(tokens, log_probs, texts, num_nodes, min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0)
+            trees = self._search(tokens, log_probs, transitions, texts, num_nodes, further)
             for row, tree in zip(rows, trees, strict=True):
                 found[row] = DraftTree(*tree, lattices[row])
         return [found[row] for row in range(len(lattices))]
 
     def _search(
-        self, tokens: np.ndarray, log_probs: np.ndarray, texts: Sequence[np.ndarray], num_nodes: int, further: int = 0
+        self,
+        tokens: np.ndarray,
+        log_probs: np.ndarray,
+        transitions: np.ndarray | None,
+        texts: Sequence[np.ndarray],
+        num_nodes: int,
+        further: int = 0,
     ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
         indexes, histories = self._texts.of(texts), padded_histories(texts)
         nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens, log_probs, self.ngram.lm, indexes, table, num_nodes, histories, further=further
+            tokens, log_probs, self.ngram.lm, indexes, table, num_nodes, histories, further=further, transitions=transitions
         )
         return [(nodes[i, :count], parents[i, :count], scores[i, :count]) for i, count in enumerate(counts.tolist())]
 
@@ -109,7 +116,8 @@ class CalibratedScorer:
         for row in range(len(lattices)):
             text = _text(lattices.context[row])
             at = slice(row, row + 1)
-            nodes, above, _ = self._search(lattices.tokens[at], lattices.log_probs[at], [text], num_nodes)[0]
+            transitions = None if lattices.transitions is None else lattices.transitions[at]
+            nodes, above, _ = self._search(lattices.tokens[at], lattices.log_probs[at], transitions, [text], num_nodes)[0]
             tokens[row, : len(nodes)], parents[row, : len(nodes)] = nodes, above
         return tokens, parents
 

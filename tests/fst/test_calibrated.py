@@ -27,6 +27,14 @@ def drawn(seed: int, slots: int = 3, k: int = 4) -> tuple[np.ndarray, np.ndarray
     return tokens, log_probs, text
 
 
+def ties(seed: int, slots: int = 3, k: int = 4) -> np.ndarray:
+    """Transitions, some of them masked."""
+    rng = np.random.default_rng(seed + 1000)
+    gains = rng.normal(0, 2, (slots - 1, k, k)).astype(np.float32)
+    gains[rng.random(gains.shape) < 0.2] = -np.inf
+    return gains
+
+
 def index_of(text: list[int]) -> fst.TextIndex:
     index = fst.TextIndex()
     for begin in range(0, len(text), 3):  # as it grows
@@ -35,7 +43,13 @@ def index_of(text: list[int]) -> fst.TextIndex:
 
 
 def expected_features(
-    lm: fst.NgramModel, tokens: np.ndarray, log_probs: np.ndarray, text: list[int], path: list[int], slot: int
+    lm: fst.NgramModel,
+    tokens: np.ndarray,
+    log_probs: np.ndarray,
+    text: list[int],
+    path: list[int],
+    slot: int,
+    transitions: np.ndarray | None = None,
 ) -> dict[int, np.ndarray]:
     """Of the arcs behind ``path`` and of outside (-1), by definition."""
     history = [*text, *path]
@@ -47,6 +61,9 @@ def expected_features(
             behind[length] = Counter(text[end] for end in places)
     inside = slot < len(tokens)
     arcs = dict(zip(tokens[slot].tolist(), log_probs[slot].tolist(), strict=True)) if inside else {}
+    if transitions is not None and inside and slot and path[-1] in tokens[slot - 1]:
+        gains = transitions[slot - 1, tokens[slot - 1].tolist().index(path[-1])]
+        arcs = {token: log_prob + float(gain) for (token, log_prob), gain in zip(arcs.items(), gains, strict=True)}
     copies = [token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs]
     assert len(set(copies)) <= 8  # all are arcs then
     rows = {}
@@ -84,14 +101,16 @@ def lm() -> fst.NgramModel:
     return model
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int) -> None:
+def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tied: bool) -> None:
     tokens, log_probs, text = drawn(seed)
+    transitions = ties(seed) if tied else None
     path = np.random.default_rng(seed + 1).integers(0, VOCAB, len(tokens) + 2).tolist()
-    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:], further=2)
+    features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index_of(text), path, text[-3:], 2, transitions)
     begin = 0
     for slot, size in enumerate(sizes.tolist()):
-        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot)
+        wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, transitions)
         own = arcs[begin : begin + size].tolist()
         assert own == [*sorted(token for token in wanted if token >= 0), -1]
         np.testing.assert_allclose(features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5)
@@ -99,7 +118,17 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int) -> 
     assert begin == len(arcs)
 
 
-def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray, further: int = 0) -> list[tuple[float, tuple[int, ...]]]:
+def test_behind_a_copy_transitions_are_nothing() -> None:
+    tokens, log_probs, gains = np.array([[1, 2], [3, 4]]), np.full((2, 2), -1.0), np.array([[[0.5, -2.0], [-1.5, -np.inf]]])
+    index = index_of([7, 5, 7])  # 5 is a copy behind 7
+    for token, expected in ((1, [-0.5, -3.0]), (2, [-2.5, -30.0]), (5, [-1.0, -1.0])):
+        features, arcs, _ = fst.describe_arcs(tokens, log_probs, None, index, [token, 3], transitions=gains)
+        assert [features[arcs == column][0, PLACE["log_prob"]] for column in (3, 4)] == expected
+
+
+def enumerated(
+    lm: fst.NgramModel | None, seed: int, weights: np.ndarray, further: int = 0, transitions: np.ndarray | None = None
+) -> list[tuple[float, tuple[int, ...]]]:
     """Every prefix with its log-probability, the best first; equal ones by their tokens."""
     tokens, log_probs, text = drawn(seed)
     index, found = index_of(text), []
@@ -109,7 +138,7 @@ def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray, furthe
         if slot == len(tokens) + further:
             return
         # The path's arcs, and behind them those of the slot that follows, whatever is taken there.
-        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:], further)
+        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:], further, transitions)
         begin = int(sizes[:slot].sum())
         scores = features[begin:].astype(np.float64) @ weights[min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1]
         conditionals = scores - np.logaddexp.reduce(scores)
@@ -125,15 +154,25 @@ def enumerated(lm: fst.NgramModel | None, seed: int, weights: np.ndarray, furthe
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize("with_model", [True, False])
 @pytest.mark.parametrize("further", [0, 2])
-def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool, further: int) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool, further: int, tied: bool) -> None:
+    transitions = ties(seed) if tied else None
     weights = np.random.default_rng(seed).normal(0, 1, (2 + (further > 0), len(FEATURES)))  # the second row is the third slot's too
-    wanted = enumerated(lm if with_model else None, seed, weights, further)
+    wanted = enumerated(lm if with_model else None, seed, weights, further, transitions)
     if further:
         assert any(len(path) > len(drawn(seed)[0]) for _, path in wanted)
     tokens, log_probs, text = drawn(seed)
     for size in (1, 7, 40, len(wanted) + 5):
         nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens[None], log_probs[None], lm if with_model else None, [index_of(text)], weights, size, [text[-3:]], further=further
+            tokens[None],
+            log_probs[None],
+            lm if with_model else None,
+            [index_of(text)],
+            weights,
+            size,
+            [text[-3:]],
+            further=further,
+            transitions=None if transitions is None else transitions[None],
         )
         assert counts.tolist() == [min(size, len(wanted))]
         paths: list[tuple[int, ...]] = []
@@ -147,13 +186,15 @@ def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, wi
             assert paths == [path for _, path in wanted[:size]]
 
 
-def test_batches_do_not_depend_on_threads(lm: fst.NgramModel) -> None:
+@pytest.mark.parametrize("tied", [False, True])
+def test_batches_do_not_depend_on_threads(lm: fst.NgramModel, tied: bool) -> None:
+    gains = np.stack([ties(seed) for seed in range(30)]) if tied else None
     lattices = [drawn(seed) for seed in range(30)]
     weights = np.random.default_rng(0).normal(0, 1, (3, len(FEATURES)))
     arguments = (np.stack([tokens for tokens, _, _ in lattices]), np.stack([log_probs for _, log_probs, _ in lattices]), lm)
     texts = [index_of(text) for _, _, text in lattices]
     contexts = [text[-1:] for _, _, text in lattices]
-    one, four = (fst.calibrated_tree_batch(*arguments, texts, weights, 16, contexts, threads) for threads in (1, 4))
+    one, four = (fst.calibrated_tree_batch(*arguments, texts, weights, 16, contexts, threads, 0, gains) for threads in (1, 4))
     for a, b in zip(one, four, strict=True):
         np.testing.assert_array_equal(a, b)
 
