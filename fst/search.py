@@ -177,7 +177,6 @@ def calibrated_tree_batch(
     if table.ndim != 2 or table.shape[1] != len(FEATURES):
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
-    histories = _contexts(contexts, len(tokens))
     histories = _contexts(contexts, len(lattices[0]))
     return _core.calibrated_tree(*lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
 

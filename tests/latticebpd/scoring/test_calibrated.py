@@ -15,6 +15,7 @@ from latticebpd import SausageLattice
 from latticebpd.drafting.defaults import arcs, default_system
 from latticebpd.drafting.names import strategy_named
 from latticebpd.drafting.strategies import Tree
+from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.models import bundle
 from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
@@ -24,10 +25,11 @@ from tests.helpers.commands import Run
 from tests.helpers.drafters import LM, WEIGHTS
 
 
-def lattice(seed: int, slots: int = 3, k: int = 4) -> SausageLattice:
+def lattice(seed: int, slots: int = 3, k: int = 4, tied: bool = False) -> SausageLattice:
     rng = np.random.default_rng(seed)
     tokens = np.stack([rng.permutation(23)[:k] for _ in range(slots)]).astype(np.int32)
-    return SausageLattice(tokens, np.log(rng.dirichlet(np.ones(k + 1), slots)[:, :k]))
+    log_probs = np.log(rng.dirichlet(np.ones(k + 1), slots)[:, :k])
+    return SausageLattice(tokens, log_probs, rng.normal(0, 1, (slots - 1, k, k)) if tied else None)
 
 
 def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
@@ -38,18 +40,38 @@ def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
     scorer = CalibratedScorer(NgramScorer(LM), WEIGHTS)
     for round_ in range(3):
         contexts = [[*text, *common[:round_]] for text in texts]
-        lattices = [lattice(round_ * 100 + row, k=3 + row % 2) for row in range(len(texts))]
+        lattices = [lattice(round_ * 100 + row, k=3 + row % 2, tied=row % 3 == 0) for row in range(len(texts))]
         found = scorer.trees(lattices, contexts, 12)
         for each, context, tree in zip(lattices, contexts, found, strict=True):
             index = fst.TextIndex()
             index.extend(context)
+            histories, transitions = np.array([context[-8:]], np.int64), None if each.transitions is None else each.transitions[None]
             tokens, parents, log_probs, _ = fst.calibrated_tree_batch(
-                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, np.array([context[-8:]], np.int64), further=11
+                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, histories, further=11, transitions=transitions
             )
             assert tree.tokens.tolist() == tokens[0].tolist()
             assert tree.parents.tolist() == parents[0].tolist()
             assert tree.log_probs is not None
             np.testing.assert_allclose(tree.log_probs, log_probs[0])
+
+
+def test_stored_lattices_have_their_transitions() -> None:
+    lattices, text = [lattice(seed, tied=True) for seed in range(6)], np.array([[3, 5, 3, 5]] * 6)
+    tokens, log_probs = np.stack([each.tokens for each in lattices]), np.stack([each.log_probs for each in lattices])
+    plain = LatticeSet(tokens, log_probs, tokens[:, :, 0], text)
+    tied = replace(plain, transitions=np.stack([each.transitions for each in lattices]))
+    scorer = CalibratedScorer(NgramScorer(LM), WEIGHTS)
+    nodes, parents = scorer.tree_arrays(tied, 9)
+    index = fst.TextIndex()
+    index.extend(text[0])
+    for row in range(6):
+        at = slice(row, row + 1)
+        assert tied.transitions is not None
+        wanted = fst.calibrated_tree_batch(
+            tokens[at], log_probs[at], LM, [index], WEIGHTS.table[:-1], 9, text[at], transitions=tied.transitions[at]
+        )
+        assert (nodes[row].tolist(), parents[row].tolist()) == (wanted[0][0].tolist(), wanted[1][0].tolist())
+    assert not np.array_equal(nodes, scorer.tree_arrays(plain, 9)[0])
 
 
 def test_a_growing_text_is_read_once() -> None:
