@@ -167,18 +167,20 @@ def hidden(
     data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."),
     model: str = typer.Option(..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."),
     layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
+    whole: bool = typer.Option(False, "--whole", help="Keep the prompts' states too, as `train block-drafter` needs them."),
     shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a stopped run loses only its current shard."),
     part: str | None = typer.Option(None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."),
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = typer.Option("float32", help="Type in which the model is loaded: float32, bfloat16 or float16."),
     device: str = DEVICE,
 ) -> None:
-    """Keep the hidden states that texts were written from, beside the texts, so that `train heads` never runs the model.
+    """Keep the hidden states that texts were written from, beside the texts, so that training drafters never runs the model.
 
-    One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written token.
-    The same command resumes a stopped run.
+    One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written token
+    (with --whole, every token) and layer. The same command resumes a stopped run.
 
     Example: [bold]latticebpd train hidden written --model model[/bold]
+    Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
     """
     quiet_transformers()
     import torch
@@ -208,8 +210,9 @@ def hidden(
         ModelTexts.of(base, found, str(path))
         directory = states_directory(path)
         with reporting(f"{directory.path}", len(found)) as report:
-            add_states(base, found, directory, chosen, shard_texts or SHARD_TEXTS, mine, batch_tokens, report)
-        err.print(f"{directory.path}: hidden states of {found.num_labels} tokens{'' if mine[1] == 1 else ', part by part'}")
+            add_states(base, found, directory, chosen, shard_texts or SHARD_TEXTS, mine, batch_tokens, report, whole)
+        tokens = len(found.tokens) - len(found) if whole else found.num_labels
+        err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""The hidden states that texts are written from, kept beside them, so that training heads never runs a frozen base model.
+"""The hidden states that texts are written from, kept beside them, so that training drafters never runs a frozen base model.
 
 Beside texts ``written.npz``, or in a directory of them, ``written``, stand (as ``written.hidden`` or ``written/hidden``)::
 
@@ -7,7 +7,8 @@ Beside texts ``written.npz``, or in a directory of them, ``written``, stand (as 
                               a prompt: the state that the token was chosen from
 
 ``last`` is what the model's output embedding and its heads read, ``layer-n`` what its n-th layer hands on; of an
-encoder-decoder, those of its decoder.
+encoder-decoder, those of its decoder.  *Whole* texts' states are those of their prompts too, a row for every token but the
+first: block drafters read them all.
 """
 
 from __future__ import annotations
@@ -51,23 +52,49 @@ class HiddenStates:
     """The states of texts, read from their files as they are asked for.
 
     files: the shards, opened.  places: ``[texts, 2]``: shard, and row in it of the text's first state.
-    lengths: ``[texts]`` states of each.  model: hash of the weights of the model whose states they are.  hidden_size: of a state.
+    lengths: ``[texts]`` states of each.  written: ``[texts]`` how many of them the written tokens were chosen from, the last ones.
+    model: hash of the weights of the model whose states they are.  hidden_size: of a state.
+    whole: whether all positions of a text but the last are kept, and not only those that written tokens were chosen from.
     """
 
     files: list[Any]
     places: np.ndarray
     lengths: np.ndarray
+    written: np.ndarray
     model: str
     hidden_size: int
+    whole: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def of_text(self, index: int, layer: str = LAST) -> Tensor:
         """``[tokens, hidden]`` float16: what each token that follows a text's prompt was chosen from."""
+        return self._rows(index, layer, int(self.lengths[index] - self.written[index]))
+
+    def of_whole_text(self, index: int, layer: str = LAST) -> Tensor:
+        """``[positions, hidden]`` float16: of every position that is kept; of a whole text all but the last."""
+        return self._rows(index, layer, 0)
+
+    def _rows(self, index: int, layer: str, skipped: int) -> Tensor:
         shard, begin = self.places[index].tolist()
-        states: Tensor = self.files[shard].get_slice(layer)[begin : begin + int(self.lengths[index])]
+        states: Tensor = self.files[shard].get_slice(layer)[begin + skipped : begin + int(self.lengths[index])]
         return states
+
+    def require_whole(self, layers: Sequence[int]) -> None:
+        """Refuse states that lack prompts, or layers.
+
+        Raises:
+            ValueError: they must be kept again.
+        """
+        stored = set.intersection(*(set(file.keys()) for file in self.files)) if self.files else set()
+        missing = [layer for layer in layers if layer_name(layer) not in stored]
+        if missing or not self.whole:
+            raise ValueError(
+                f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, "
+                f"got {'whole texts' if self.whole else 'written tokens only'}{f' without layers {missing}' if missing else ''}; make them "
+                f"with `latticebpd train hidden --whole --layers {','.join(map(str, layers))}`"
+            )
 
     @classmethod
     def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
@@ -82,8 +109,9 @@ class HiddenStates:
         offsets = np.cumsum([0, *(len(part.files) for part in parts)])
         places = [part.places + np.array([offset, 0]) for part, offset in zip(parts, offsets[:-1], strict=True)]
         files = [file for part in parts for file in part.files]
-        lengths = np.concatenate([part.lengths for part in parts])
-        return cls(files, np.concatenate(places), lengths, models[0], parts[0].hidden_size)
+        lengths, written = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "written"))
+        whole = all(part.whole for part in parts)
+        return cls(files, np.concatenate(places), lengths, written, models[0], parts[0].hidden_size, whole)
 
 
 def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | None:
@@ -96,7 +124,9 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
     if not directory.is_ours:
         return None
     settings, files, places = directory.settings(), [], []
-    lengths = texts.lengths - texts.prompt_lengths
+    whole, written = bool(settings.get("whole")), texts.lengths - texts.prompt_lengths
+    kept = unprompted(texts) if whole else texts
+    lengths = kept.lengths - kept.prompt_lengths
     try:
         model, size = str(settings["model"]), int(settings["shard_texts"])
         if size < 1:
@@ -115,12 +145,17 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
             written_from = (opened.metadata() or {})["texts"]
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ValueError(f"{file}: expected hidden states as `latticebpd train hidden` writes them: {error!r}") from error
-        if rows != int(lengths[part].sum()) or written_from != texts.chosen(part).fingerprint():
+        if rows != int(lengths[part].sum()) or written_from != kept.chosen(part).fingerprint():
             raise ValueError(f"{file}: expected hidden states of the texts in {path}, found those of others; delete it and make it again")
         files.append(opened)
         begins = np.cumsum([0, *lengths[part][:-1]])
         places.append(np.stack([np.full(len(part), number), begins], axis=1))
-    return HiddenStates(files, np.concatenate(places), lengths, model, hidden_size)
+    return HiddenStates(files, np.concatenate(places), lengths, written, model, hidden_size, whole)
+
+
+def unprompted(texts: Texts) -> Texts:
+    """The same texts as if all but the first token of each followed its prompt."""
+    return Texts(texts.tokens, texts.starts, np.ones_like(texts.prompt_lengths))
 
 
 def add_states(
@@ -132,6 +167,7 @@ def add_states(
     part: tuple[int, int] = (0, 1),
     batch_tokens: int = 4096,
     on_text: Callable[[int, int], object] | None = None,
+    whole: bool = False,
 ) -> None:
     """Fill ``directory`` by one pass over every text (teacher forcing); shards that are there already stay.
 
@@ -140,12 +176,17 @@ def add_states(
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
         batch_tokens: tokens read at a time, padding included; at least one text.
         on_text: called with the texts done and the tokens read, for progress.
+        whole: states of the prompts too, of all positions of a text but the last.
 
     Raises:
-        ValueError: the directory holds states of another model, or of other layers; texts or layers that the model does not have.
+        ValueError: the directory holds states of another model, or of other layers; texts or layers that the model does not have;
+            whole texts of an encoder-decoder, whose prompts are no part of what its decoder reads.
     """
     stock = BaseModel.of(model)
-    claim_states(directory, stock, len(texts), layers, shard_texts)
+    if whole and stock.encodes:
+        raise ValueError("expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out")
+    texts = unprompted(texts) if whole else texts
+    claim_states(directory, stock, len(texts), layers, shard_texts, whole)
     for number in range(part[0], -(-len(texts) // shard_texts), part[1]):
         chosen = texts.chosen(range(number * shard_texts, min(len(texts), (number + 1) * shard_texts)))
         if directory.file(number).exists():
@@ -155,14 +196,16 @@ def add_states(
         save_states(directory.file(number), chosen, states_of(stock, chosen, layers, batch_tokens, on_text))
 
 
-def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, layers: Sequence[int], shard_texts: int) -> None:
+def claim_states(
+    directory: ShardDirectory, model: BaseModel, texts: int, layers: Sequence[int], shard_texts: int, whole: bool = False
+) -> None:
     """Begin with a directory of states, or go on with it."""
     names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers") if model.encodes else ("num_hidden_layers",)
     deepest = next((int(getattr(model.config, name)) for name in names if getattr(model.config, name, None)), 0)
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
     settings = {"model": weights_fingerprint(model.model), "layers": sorted(set(layers)), "shard_texts": shard_texts}
-    directory.claim({"num_shards": -(-texts // shard_texts), **settings})
+    directory.claim({"num_shards": -(-texts // shard_texts), **settings, **({"whole": True} if whole else {})})
 
 
 def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:

@@ -206,3 +206,31 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     model = BlockwiseLM.from_pretrained(tmp_path / "out")
     assert model.shortlist is not None
     assert len(model.shortlist) == 15
+
+
+def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_too(tmp_path: Path) -> None:
+    base, data = tiny_model().base, texts()
+    unprompted = Texts.of_rows([data[index] for index in range(len(data))], [1] * len(data), np.uint16)
+    expected = kept(base, tmp_path / "unprompted.npz", unprompted, layers=[1])
+    written = kept(base, tmp_path / "written.npz", data, layers=[1])
+    whole = kept(base, tmp_path / "whole.npz", data, layers=[1], whole=True)
+    for index, (text, prompt) in enumerate(data.items()):
+        for layer in ("last", "layer-1"):
+            states = whole.of_whole_text(index, layer)
+            assert len(states) == len(text) - 1
+            assert torch.equal(states, expected.of_text(index, layer))
+            assert torch.equal(whole.of_text(index, layer), states[prompt - 1 :])
+            torch.testing.assert_close(whole.of_text(index, layer), written.of_text(index, layer), atol=1e-3, rtol=1e-3)
+    for file in (tmp_path / "whole.hidden").glob("*.safetensors"):
+        assert file.read_bytes() == (tmp_path / "unprompted.hidden" / file.name).read_bytes()
+    with pytest.raises(ValueError, match="holds hidden states made with whole True, asked for is None"):
+        add_states(base, data, states_directory(tmp_path / "whole.npz"), [1], shard_texts=4)
+    joined = HiddenStates.joined([whole, whole])
+    joined.require_whole([1])
+    assert torch.equal(joined.of_text(len(data) + 2), whole.of_text(2))
+    with pytest.raises(ValueError, match=r"expected hidden states of whole texts and of layers 1, 2, got whole texts without layers \[2\]"):
+        joined.require_whole([1, 2])
+    with pytest.raises(ValueError, match="got written tokens only; make them with `latticebpd train hidden --whole --layers 1`"):
+        written.require_whole([1])
+    with pytest.raises(ValueError, match="expected a decoder-only model for states of whole texts"):
+        add_states(tiny("t5", eos=7), data, states_directory(tmp_path / "t5.npz"), whole=True)
