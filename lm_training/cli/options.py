@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
 from latticebpd.cli.console import writable_folder
+
+if TYPE_CHECKING:
+    import torch
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -52,8 +55,19 @@ def _parameter(each: Field[Any], annotation: Any) -> inspect.Parameter:
     )
 
 
+def base_type(name: str) -> torch.dtype:
+    """The type of that name, of those that a base model may be loaded in; ValueError for any other."""
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"expected --base-dtype {', '.join(known)}, got {name!r}")
+    return known[name]
+
+
 DATA = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
 VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
+BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
 OUTPUT = typer.Option(
     ..., "--output", "-o", callback=writable_folder, help="Directory of what is trained; an interrupted run there is resumed."

@@ -7,11 +7,12 @@ from pathlib import Path
 import typer
 
 from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file
-from lm_training.cli import drafter, encode, rescorer, translation
-from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
+from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
+from lm_training.cli.options import BASE_DTYPE, DATA, DEVICE, OUTPUT, VALIDATION, base_type, with_options
 from lm_training.neural.options import BlockwiseShape, BlockwiseTraining, HeadTraining
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
+app.command("block-drafter")(block_drafter.block_drafter)
 app.command("drafter")(drafter.drafter)
 app.command("encode")(encode.encode)
 app.command("rescorer")(rescorer.rescorer)
@@ -130,9 +131,7 @@ def heads(
     from lm_training.neural.heads import load_head_data, train_heads
     from lm_training.neural.training import Process
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if base_dtype not in dtypes:
-        raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
+    dtype = base_type(base_dtype)
     if base_dtype != "float32" and options.fine_tune:
         raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing")
     if warm_start and not is_blockwise(resolved(model)):
@@ -140,7 +139,7 @@ def heads(
     if warm_start and shortlist is not None:
         raise ValueError("expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own")
     warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
-    base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtypes[base_dtype]), dtypes[base_dtype])
+    base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtype), dtype)
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if BaseModel.of(base).encodes and windows:
         raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
@@ -171,7 +170,7 @@ def hidden(
     shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a stopped run loses only its current shard."),
     part: str | None = typer.Option(None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."),
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
-    base_dtype: str = typer.Option("float32", help="Type in which the model is loaded: float32, bfloat16 or float16."),
+    base_dtype: str = BASE_DTYPE,
     device: str = DEVICE,
 ) -> None:
     """Keep the hidden states that texts were written from, beside the texts, so that training drafters never runs the model.
@@ -193,16 +192,14 @@ def hidden(
     from lm_training.data.loading import load_texts
     from lm_training.neural.labels import ModelTexts
 
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if base_dtype not in dtypes:
-        raise ValueError(f"expected --base-dtype {', '.join(dtypes)}, got {base_dtype!r}")
+    dtype = base_type(base_dtype)
     chosen, mine = positive_numbers("--layers", layers) if layers else [], parse_part(part)
     texts = []
     for path in data:
         if not path.is_dir() and path.suffix != ".npz":
             raise ValueError(f"{path}: expected texts (.npz) or a directory of them, found neither")
         texts.append(load_texts(path, 0))
-    base = load_stock(model, dtypes[base_dtype])
+    base = load_stock(model, dtype)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type

@@ -175,6 +175,22 @@ class BlockwiseTraining(PlateauOptions):
 
 
 @dataclass(frozen=True)
+class BlockDrafterTraining(LoopOptions):
+    """A block drafter for a given target."""
+
+    learning_rate: float = option(2e-3, "AdamW's peak rate: norms, and the bigram.", min=0.0)
+    muon_learning_rate: float = option(1e-2, "Muon's peak rate, for the layers' matrices; 0 leaves all to AdamW.", min=0.0)
+    batch_size: int = option(16, "Texts per update, over all processes.", min=1)
+    anchors: int = option(16, "Anchors drawn from each text, with a block behind each.", min=1)
+    gamma: float = option(5.0, "Slot m of a block weighs exp(-(m - 1) / gamma) in the loss.", above=0.0)
+    objective: str = option(
+        "ce", "ce: cross-entropy of the text's tokens; kl: forward KL from the target's distribution.", choices=("ce", "kl")
+    )
+    temperature: float = option(1.0, "Softens both distributions of kl.", above=0.0)
+    validation_sequences: int = option(64, "Validation texts that are measured.", free=True, min=1)
+
+
+@dataclass(frozen=True)
 class RescorerTraining(LoopOptions):
     """A small language model that rescores drafts."""
 
