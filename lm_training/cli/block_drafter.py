@@ -28,6 +28,9 @@ def block_drafter(
     shortlist: str | None = typer.Option(
         None, help="Draft these tokens alone: so many, those that the text uses most; or those of a blockwise model's heads, by its name."
     ),
+    warm_start: bool = typer.Option(
+        True, "--warm-start/--random-start", help="Begin with the target's norms, its deepest state and eyes for what is near."
+    ),
     bigram_rank: int = typer.Option(0, min=0, help="Rank of a bigram that is added to the logits (DSpark); 0 without."),
     bigram_on: Path | None = typer.Option(None, help="Teach a bigram alone, on this trained drafter, which stays as it is."),
     mask_token: int | None = typer.Option(None, min=0, help="Token that stands for a mask; the tokenizer's mask or padding by default."),
@@ -46,7 +49,6 @@ def block_drafter(
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o bigram --bigram-on block[/bold]
     """
     quiet_transformers()
-    import numpy as np
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
@@ -93,10 +95,10 @@ def block_drafter(
             **parts,
         )  # fmt: skip
         config.layers.intermediate_size = intermediate_size or config.layers.intermediate_size
-        new = BlockDrafter(config, None if listed is None else np.asarray(listed, np.int64))
+        new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with Process.join(device) as process:
         if process.rank == 0 and listed is not None:
             shares = f"{coverage(learnt.texts, listed):.2%} of the text, {coverage(held_out.texts, listed):.2%} of held-out text"
             err.print(f"shortlist: {len(listed)} tokens, {shares}")
-        train_block_drafter(new, target, learnt, held_out, output, options, process)
+        train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start=warm_start and bigram_on is None)
         finish(output, options, process)

@@ -103,7 +103,7 @@ class BlockSampler:
         for row, slot in enumerate(mine):
             placed[row, : len(anchors[slot])] = anchors[slot]
             tokens[row, :, 0] = self.texts[chosen[slot]][placed[row]]
-        context = int(placed.max(initial=0))
+        context = max(1, int(placed.max(initial=0)))  # layers take no empty context
         states = torch.zeros(len(mine), context, len(self.layers) * config.hidden_size)
         for row, slot in enumerate(mine):
             read = [self.states.of_whole_text(chosen[slot], layer)[:context].float() for layer in self.layers]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from latticebpd.models.base import BaseModel
@@ -106,12 +106,13 @@ class BlockObjective(Objective[BlockBatch]):
                 wanted = (self.target(batch.last[known]).float() / warm).log_softmax(dim=-1)
             losses = F.kl_div((logits / warm).log_softmax(dim=-1), wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
         sums = torch.zeros(known.shape, dtype=losses.dtype, device=losses.device).masked_scatter(known, losses).sum(dim=(0, 1))
-        loss = (sums @ self.decay) / (batch.counts @ self.decay).clamp(min=1e-6)
+        loss = (sums * self.decay).sum() / (batch.counts * self.decay).sum().clamp(min=1e-6)
         return {"loss": loss, "slot_losses": sums / batch.counts.clamp(min=1e-6)}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         bigram = self.drafter.markov_head.parameters() if self.drafter.markov_head is not None else ()
-        return adamw_and_muon(self.drafter, self.options, by_adamw=bigram)
+        dtype = torch.bfloat16 if self.options.precision == "bfloat16" else None
+        return adamw_and_muon(self.drafter, self.options, by_adamw=bigram, dtype=dtype)
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
@@ -154,6 +155,50 @@ class BlockObjective(Objective[BlockBatch]):
         save_block_drafter(self.drafter, directory)
 
 
+@torch.no_grad()
+def begin_well(objective: BlockObjective, target: PreTrainedModel, sharpness: float = 2.5) -> None:
+    """First weights from which a drafter learns in hundreds of updates what takes random ones thousands.
+
+    The final norm begins as the target's, of mean 1.  The context is at first the deepest state that is read, normed as the target's
+    next layer does it: states have a few entries a hundred times larger than all others, which a random projection would spread over
+    the whole vector.  Layer by layer, queries of masks and of anchors begin as the mean key, some heads' less so, so that rotary
+    positions alone decide where a column looks: at what is near.
+
+    Args:
+        sharpness: of what is near; 1 is that of layers fresh from their class.
+    """
+    drafter, batch = objective.drafter, objective.batch(0, 0, 1)
+    config, decoder = drafter.config, BaseModel.of(target).decoder
+    deep, behind = getattr(decoder, "layers", ()), config.target_layer_ids[-1] + 1
+    _copy_alike(drafter.norm, getattr(decoder, "norm", None))
+    drafter.norm.weight /= drafter.norm.weight.mean()
+    _copy_alike(drafter.hidden_norm, getattr(deep[behind], "input_layernorm", None) if behind < len(deep) else None)
+    nn.init.zeros_(drafter.fc.weight)
+    drafter.fc.weight[:, -config.hidden_size :].fill_diagonal_(1.0)
+    context = drafter.hidden_norm(drafter.fc(batch.states[batch.states.any(dim=-1)])).mean(dim=0)
+    for layer in drafter.layers:
+        seen: list[Tensor] = []
+        hook = layer.input_layernorm.register_forward_hook(lambda module, given, output, seen=seen: seen.append(output))
+        objective.hidden(batch)
+        hook.remove()
+        columns = seen[0].unflatten(1, (-1, config.block_size)).flatten(0, 1)
+        read = torch.stack([columns[:, 0].mean(dim=0), columns[:, -1].mean(dim=0)], dim=1)
+        attention: Any = layer.self_attn
+        keys = attention.k_proj(context).view(-1, 1, attention.head_dim)
+        noise = torch.randn(len(keys), attention.num_key_value_groups, attention.head_dim, device=keys.device) * keys.square().mean().sqrt()
+        wanted = keys + noise * torch.linspace(0, 1, attention.num_key_value_groups, device=keys.device)[:, None]
+        attention.q_proj.weight += (wanted.flatten()[:, None] - attention.q_proj.weight @ read) @ torch.linalg.pinv(read)
+        attention.q_norm.weight.fill_(sharpness)
+
+
+def _copy_alike(own: nn.Module, other: nn.Module | None) -> None:
+    """Copy those weights that two modules have under the same name and in the same shape."""
+    given = dict(other.named_parameters()) if other is not None else {}
+    for name, weight in own.named_parameters():
+        if name in given and given[name].shape == weight.shape:
+            weight.copy_(given[name])
+
+
 def with_bigram(drafter: BlockDrafter, rank: int) -> BlockDrafter:
     """The same drafter with a new bigram, which is all of it that requires gradients.
 
@@ -179,6 +224,7 @@ def train_block_drafter(
     options: BlockDrafterTraining,
     process: Process | None = None,
     progress: bool = True,
+    warm_start: bool = False,
 ) -> BlockDrafter:
     """Train ``drafter`` in place, those of its weights that require gradients, or go on with the run in ``directory``.
 
@@ -186,6 +232,7 @@ def train_block_drafter(
 
     Args:
         target: whose text and states the data are; it is not run, and stays as it is.
+        warm_start: whether a new run begins well (`begin_well`).
 
     Raises:
         ValueError: data that do not fit target and drafter, states of another model, or a run in ``directory`` that began otherwise.
@@ -201,11 +248,14 @@ def train_block_drafter(
     torch.nn.Module.to(target, process.device)
     config, tokens = drafter.config, drafter.draft_tokens
     made_of = {
-        "target": own, "drafter": weights_fingerprint(drafter), "block_size": config.block_size, "mask_token": config.mask_token_id,
-        "layers": [layer + 1 for layer in config.target_layer_ids], "causal": config.causal_head,
+        "target": own, "drafter": weights_fingerprint(drafter), "warm_start": warm_start, "block_size": config.block_size,
+        "mask_token": config.mask_token_id, "layers": [layer + 1 for layer in config.target_layer_ids], "causal": config.causal_head,
         "sample_from_anchor": config.sample_from_anchor, "taught": "all" if drafter.fc.weight.requires_grad else "bigram",
         "shortlist": None if tokens is None else f"{len(tokens)} tokens, {hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]}",
     }  # fmt: skip
     objective = BlockObjective(drafter.to(process.device), target, data, validation, options, made_of)
-    Trainer(objective, Path(directory), options, process).run(progress)
+    trainer = Trainer(objective, Path(directory), options, process)
+    if warm_start and not trainer.begun:
+        begin_well(objective, target)
+    trainer.run(progress)
     return drafter.eval()

@@ -36,10 +36,19 @@ class Muon(torch.optim.Optimizer):
         lr: step size; an update has root-mean-square entries of about ``lr * 0.2`` whatever the matrix's shape.
         momentum: Nesterov momentum.
         weight_decay: decoupled, scaled by ``lr``.
+        dtype: of the matrix products; the parameters' own by default.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float = 0.01, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -59,6 +68,7 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                     updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
                 scale = 0.2 * max(shape) ** 0.5
-                for parameter, update in zip(parameters, orthogonalise(torch.stack(updates)), strict=True):
+                stacked = torch.stack(updates).to(self.dtype or updates[0].dtype)
+                for parameter, update in zip(parameters, orthogonalise(stacked), strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(update, alpha=-group["lr"] * scale)

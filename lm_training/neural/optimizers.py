@@ -17,6 +17,7 @@ def adamw_and_muon(
     betas: tuple[float, float] = (0.9, 0.95),
     output: nn.Module | None = None,
     by_adamw: Iterable[Tensor] = (),
+    dtype: torch.dtype | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Optimizers of all weights that are taught, at their peak rates.
 
@@ -25,6 +26,7 @@ def adamw_and_muon(
         betas: AdamW's.
         output: the output embedding, if it is no ``nn.Embedding``.
         by_adamw: further weights that are AdamW's, whatever their shape.
+        dtype: Muon's, of its matrix products.
     """
     apart = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} | set(map(id, by_adamw))
     apart |= set() if output is None else {id(output.weight)}
@@ -38,5 +40,5 @@ def adamw_and_muon(
         torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay)
     ]
     if matrices:
-        found.append(Muon(matrices, lr=options.muon_learning_rate, weight_decay=options.weight_decay, momentum=0.95))
+        found.append(Muon(matrices, lr=options.muon_learning_rate, weight_decay=options.weight_decay, momentum=0.95, dtype=dtype))
     return found

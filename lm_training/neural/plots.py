@@ -1,13 +1,14 @@
 """A training run's log as a table and as a drawing.
 
 ``training-log.jsonl`` has one record per update; those of measured updates hold ``validation``.  Names with dots lead into
-records, ``validation.head_accuracy.top-1.2`` is head 2's: heads count from 2, as everywhere, other lists from 0.
+records, ``validation.head_accuracy.top-1.2`` is head 2's: heads count from 2, as everywhere, slots from 1, other lists from 0.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from lm_training.neural.training import LOG
 
 CSV, PNG = "training.csv", "training.png"
 Values = dict[str, float]
-HEAD_LISTS = ("head_losses", "head_accuracy")
+FIRST = {"head": 2, "slot": 1}
+"""What the numbers of predictors' ``_losses`` and ``_accuracy`` begin with."""
 AXES = {
     "validation.perplexity": "perplexity per token",
     "validation.accuracy": "share of tokens that are right",
     "validation.serving_block_efficiency": "tokens per call when decoding",
+    "validation.chain_block_efficiency": "tokens per call of best chains",
 }
 """What the values of some names are."""
 
@@ -69,16 +72,18 @@ def draw(log: list[Values]) -> Figure:
     """Losses, each head's loss and accuracy on held-out text, and every other held-out measure, over updates."""
     found = {name for record in log for name in record}
     scalars = [name for name in AXES if name in found]
-    heads = sorted(int(name.rsplit(".", 1)[1]) for name in found if name.startswith("validation.head_losses."))
-    panels = 1 + 2 * bool(heads) + len(scalars)
+    parts = {kind: sorted(int(name.rsplit(".", 1)[1]) for name in found if name.startswith(f"validation.{kind}_losses.")) for kind in FIRST}
+    parts = {kind: numbers for kind, numbers in parts.items() if numbers}
+    panels = 1 + 2 * len(parts) + len(scalars)
     columns = min(panels, 3)
     with rc_context(STYLE):
         figure = Figure(figsize=(4.4 * columns, 3.3 * -(-panels // columns)), layout="constrained")
         axes = iter(figure.subplots(-(-panels // columns), columns, squeeze=False).flatten().tolist())
         _draw_losses(next(axes), log)
-        if heads:
-            _draw_heads(next(axes), log, heads, "validation.head_losses", "Loss by head, held out", "nats per label")
-            _draw_heads(next(axes), log, heads, "validation.head_accuracy.top-1", "Heads' best token, held out", "share that is right")
+        for kind, numbers in parts.items():
+            _draw_parts(next(axes), log, kind, numbers, "losses", f"Loss by {kind}, held out", "nats per label")
+            title = f"{kind.capitalize()}s' best token, held out"
+            _draw_parts(next(axes), log, kind, numbers, "accuracy.top-1", title, "share that is right")
         for name in scalars:
             axis = next(axes)
             axis.plot(*_series(log, name), color=SERIES[0].light, marker="o")
@@ -99,7 +104,7 @@ def write_plots(directory: Path) -> None:
 def _flat(record: dict[str, Any], start: str = "") -> Iterator[tuple[str, float]]:
     for name, value in record.items():
         if isinstance(value, list):
-            first = 2 if any(part in f"{start}{name}" for part in HEAD_LISTS) else 0
+            first = next((begin for kind, begin in FIRST.items() if re.search(f"{kind}_(losses|accuracy)", f"{start}{name}")), 0)
             value = {str(number): item for number, item in enumerate(value, first)}
         if isinstance(value, dict):
             yield from _flat(value, f"{start}{name}.")
@@ -127,10 +132,11 @@ def _draw_losses(axis: Axes, log: list[Values]) -> None:
     _label(axis, "Loss", "nats")
 
 
-def _draw_heads(axis: Axes, log: list[Values], heads: list[int], name: str, title: str, unit: str) -> None:
-    for place, head in enumerate(heads):
-        colour = RAMP[round(place * (len(RAMP) - 1) / max(1, len(heads) - 1))]
-        axis.plot(*_series(log, f"{name}.{head}"), color=colour.light, marker="o", markersize=3, label=f"head {head}")
+def _draw_parts(axis: Axes, log: list[Values], kind: str, numbers: list[int], measure: str, title: str, unit: str) -> None:
+    for place, number in enumerate(numbers):
+        colour = RAMP[round(place * (len(RAMP) - 1) / max(1, len(numbers) - 1))]
+        values = _series(log, f"validation.{kind}_{measure}.{number}")
+        axis.plot(*values, color=colour.light, marker="o", markersize=3, label=f"{kind} {number}")
     axis.legend(ncols=2, fontsize=7)
     _label(axis, title, unit)
 

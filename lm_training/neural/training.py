@@ -156,6 +156,11 @@ class Trainer:
         self.optimizers = self.objective.optimizers()
         self._peak_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return (self.directory / STATE_WEIGHTS).exists()
+
     @denormals_flushed()
     def run(self, progress: bool = True) -> None:
         """Train to the last step, logging and writing checkpoints on the way; write the finished model."""
@@ -254,7 +259,7 @@ class Trainer:
     def restore(self) -> None:
         """Take up the directory's checkpoint, if it has one; what the log holds beyond it is dropped."""
         path = self.directory / STATE_WEIGHTS
-        if not path.exists():
+        if not self.begun:
             return
         try:
             with safe_open(path, framework="pt") as file:
