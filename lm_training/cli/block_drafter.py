@@ -21,6 +21,9 @@ def block_drafter(
     block_size: int = typer.Option(8, min=1, help="Columns of a block, its anchor's included."),
     layers: str | None = typer.Option(None, help="The target's layers to read, such as 2,15,28, counted from 1; DFlash's by default."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Width of the layers' feed-forward parts; the target's by default."),
+    num_kv_heads: int | None = typer.Option(
+        None, min=1, help="Heads of keys and values in each layer; as many as the target's by default."
+    ),
     causal: bool = typer.Option(False, "--causal/--bidirectional", help="Let a block's columns look only up to themselves (JetSpec)."),
     sample_from_anchor: bool = typer.Option(
         True, help="Every column, the anchor's too, says the next token (DSpark); --no-sample-from-anchor: masks say their own (DFlash)."
@@ -94,6 +97,11 @@ def block_drafter(
             draft_vocab_size=None if listed is None else len(listed), tokenizer_fingerprint=vocabulary_fingerprint(tokenizer.get_vocab()),
             **parts,
         )  # fmt: skip
+        config.layers.num_key_value_heads = num_kv_heads or config.layers.num_key_value_heads
+        if config.layers.num_attention_heads % config.layers.num_key_value_heads:
+            raise ValueError(
+                f"expected --num-kv-heads that divide {config.layers.num_attention_heads} (attention heads), got {num_kv_heads}"
+            )
         config.layers.intermediate_size = intermediate_size or config.layers.intermediate_size
         new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with Process.join(device) as process:

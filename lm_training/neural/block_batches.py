@@ -115,11 +115,13 @@ class BlockSampler:
             for row, slot in enumerate(mine):
                 where = (placed[row][:, None] + np.arange(config.slots))[inside[row]]
                 last[row][torch.from_numpy(inside[row])] = self.states.of_whole_text(chosen[slot], LAST)[torch.from_numpy(where)].float()
-        arrays = (placed, tokens.reshape(len(mine), -1), inside, said, previous)
-        given = [torch.from_numpy(array).to(self.device) for array in arrays]
+
+        def moved(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
         return BlockBatch(
-            states.to(self.device), *given, None if last is None else last.to(self.device),
-            torch.from_numpy(counts).to(self.device, torch.float32),
+            states.to(self.device), moved(placed), moved(tokens.reshape(len(mine), -1)), moved(inside), moved(said), moved(previous),
+            None if last is None else last.to(self.device), moved(counts.astype(np.float32)),
         )  # fmt: skip
 
     def _labels(self, index: int, anchors: np.ndarray, blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

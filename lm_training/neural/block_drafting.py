@@ -156,39 +156,55 @@ class BlockObjective(Objective[BlockBatch]):
 
 
 @torch.no_grad()
-def begin_well(objective: BlockObjective, target: PreTrainedModel, sharpness: float = 2.5) -> None:
+def begin_well(objective: BlockObjective, target: PreTrainedModel, sharpness: float = 2.5, loudness: float = 4.0) -> None:
     """First weights from which a drafter learns in hundreds of updates what takes random ones thousands.
 
     The final norm begins as the target's, of mean 1.  The context is at first the deepest state that is read, normed as the target's
     next layer does it: states have a few entries a hundred times larger than all others, which a random projection would spread over
     the whole vector.  Layer by layer, queries of masks and of anchors begin as the mean key, some heads' less so, so that rotary
-    positions alone decide where a column looks: at what is near.
+    positions alone decide where a column looks: at what is near.  The first layers' heads, as many as it takes, hand on what they see
+    as it is; so a block begins by saying what the target was about to say, as other heads do (`latticebpd.models.heads`).
 
     Args:
         sharpness: of what is near; 1 is that of layers fresh from their class.
+        loudness: what is handed on, relative to the embeddings.
     """
     drafter, batch = objective.drafter, objective.batch(0, 0, 1)
     config, decoder = drafter.config, BaseModel.of(target).decoder
     deep, behind = getattr(decoder, "layers", ()), config.target_layer_ids[-1] + 1
     _copy_alike(drafter.norm, getattr(decoder, "norm", None))
-    drafter.norm.weight /= drafter.norm.weight.mean()
+    drafter.norm.weight.div_(drafter.norm.weight.mean())
     _copy_alike(drafter.hidden_norm, getattr(deep[behind], "input_layernorm", None) if behind < len(deep) else None)
     nn.init.zeros_(drafter.fc.weight)
     drafter.fc.weight[:, -config.hidden_size :].fill_diagonal_(1.0)
-    context = drafter.hidden_norm(drafter.fc(batch.states[batch.states.any(dim=-1)])).mean(dim=0)
+    context = drafter.hidden_norm(drafter.fc(batch.states[batch.states.any(dim=-1)]))
+    unsaid = nn.init.orthogonal_(torch.empty(config.hidden_size, config.hidden_size)).to(drafter.device)
+    scale = loudness * objective.embedding(batch.tokens).float().square().mean().sqrt() / context.square().mean().sqrt()
     for layer in drafter.layers:
-        seen: list[Tensor] = []
-        hook = layer.input_layernorm.register_forward_hook(lambda module, given, output, seen=seen: seen.append(output))
-        objective.hidden(batch)
-        hook.remove()
-        columns = seen[0].unflatten(1, (-1, config.block_size)).flatten(0, 1)
-        read = torch.stack([columns[:, 0].mean(dim=0), columns[:, -1].mean(dim=0)], dim=1)
         attention: Any = layer.self_attn
-        keys = attention.k_proj(context).view(-1, 1, attention.head_dim)
-        noise = torch.randn(len(keys), attention.num_key_value_groups, attention.head_dim, device=keys.device) * keys.square().mean().sqrt()
-        wanted = keys + noise * torch.linspace(0, 1, attention.num_key_value_groups, device=keys.device)[:, None]
-        attention.q_proj.weight += (wanted.flatten()[:, None] - attention.q_proj.weight @ read) @ torch.linalg.pinv(read)
+        size, groups = attention.head_dim, attention.num_key_value_groups
+        keys = attention.k_proj(context.mean(dim=0)).view(-1, 1, size)
+        said, unsaid = unsaid[: len(keys) * size], unsaid[len(keys) * size :]
+        places = torch.arange(len(said), device=said.device)
+        attention.v_proj.weight[places] = said
+        attention.o_proj.weight[:, places // size * groups * size + places % size] = scale * said.T
+        doubt = torch.rand(len(keys), groups, 1, device=keys.device)
+        doubt[: -(-len(said) // size), 0] = 0.0
+        keys = keys + doubt * keys.square().mean().sqrt() * torch.randn(len(keys), groups, size, device=keys.device)
+        queries = keys.reshape(-1, 1)
+        read = _read(objective, batch, layer)
+        attention.q_proj.weight += (queries - attention.q_proj.weight @ read) @ torch.linalg.pinv(read)
         attention.q_norm.weight.fill_(sharpness)
+
+
+def _read(objective: BlockObjective, batch: BlockBatch, layer: Any) -> Tensor:
+    """``[hidden, 2]``: what a layer's queries are made of, the mean over anchors and that over the last masks."""
+    seen: list[Tensor] = []
+    hook = layer.input_layernorm.register_forward_hook(lambda module, given, output: seen.append(output))
+    objective.hidden(batch)
+    hook.remove()
+    columns = seen[0].unflatten(1, (-1, objective.drafter.config.block_size)).flatten(0, 1)
+    return torch.stack([columns[:, 0].mean(dim=0), columns[:, -1].mean(dim=0)], dim=1)
 
 
 def _copy_alike(own: nn.Module, other: nn.Module | None) -> None:
