@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,25 @@ def test_saved_lattices_without_contexts_are_taken_by_position(model: BlockwiseL
     assert out.num_calls <= heads.num_calls + 1  # half precision may reorder a near-tie
     longer = generate(model, prompt, SavedTopKDrafter(lattices, num_nodes=8), max_new_tokens=40)
     assert longer.sequences[0, 5:].tolist() == greedy(model, prompt, 40)  # past the last lattice: one token a call
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_saved_transitions_are_drafted_by_and_change_no_text(model: BlockwiseLM, saved: LatticeSet, tmp_path: Path, suffix: str) -> None:
+    n, slots, k = saved.tokens.shape
+    tied = replace(saved, transitions=np.random.default_rng(0).normal(0, 2, (n, slots - 1, k, k)).astype(np.float16))
+    file = tmp_path / f"top{suffix}"
+    if suffix == ".npz":
+        tied.save(file)
+    else:
+        save_file({name: getattr(tied, name) for name in (*LatticeSet.ARRAYS, "transitions")}, file)
+    lattices = load_top_k(file)
+    assert np.array_equal(lattices.transitions, tied.transitions)
+    prompt = [3, 1, 4, 1, 5]
+    out = generate(model, prompt, SavedTopKDrafter(lattices, trigram(), num_nodes=12), max_new_tokens=24, trace=True)
+    assert out.sequences[0, 5:].tolist() == greedy(model, prompt, 24)
+    trees = [step.tree for step in out.trace if step.tree.lattice is not None]
+    assert trees
+    assert all(tree.lattice.transitions is not None for tree in trees)
 
 
 def test_repeated_contexts_are_read_in_order() -> None:

@@ -20,6 +20,7 @@ from latticebpd.analysis.calibrating import calibrate
 from latticebpd.analysis.collecting import CollectOptions, collect_shards
 from latticebpd.analysis.excluding import without_any
 from latticebpd.analysis.hardware import ModelShape
+from latticebpd.analysis.latency import _shaped
 from latticebpd.analysis.theme import COLOURS, css_colours
 from latticebpd.analysis.tuning import lattices_fingerprint, without
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -31,7 +32,7 @@ from latticebpd.report.measure import NODES, PATHS
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.rescoring import Tuned, as_scorer
+from latticebpd.scoring.rescoring import Tuned, as_scorer, rescore
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page
@@ -254,6 +255,22 @@ def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path) -> None
         rescoring_latency(block.take(np.zeros(0, int)), NgramScorer(None))
     with pytest.raises(ValueError, match="expected numbers >= 1"):
         rescoring_latency(block, NgramScorer(None), ps=(0,))
+
+
+def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> None:
+    rng = np.random.default_rng(0)
+    tokens = np.stack([np.stack([rng.permutation(9)[:4] for _ in range(3)]) for _ in range(4)]).astype(np.int32)
+    transitions = rng.normal(0, 2, (4, 2, 4, 4)).astype(np.float32)
+    lattices = LatticeSet(
+        tokens, rng.normal(-2, 1, tokens.shape).astype(np.float32), tokens[:, :, 0], tokens[:, 0], transitions=transitions
+    )
+    joined = _shaped(lattices, 5, 2, 2)
+    for row in range(2):
+        parts = [lattices[2 * row].top_arcs(2), lattices[2 * row + 1].top_arcs(2).first_slots(2)]
+        best = rescore(joined[row], None, p=1)
+        apart = [rescore(part, None, p=1) for part in parts]
+        assert best.tokens[0].tolist() == [token for found in apart for token in found.tokens[0].tolist()]
+        assert best.scores[0] == pytest.approx(sum(float(found.scores[0]) for found in apart))
 
 
 def test_tables_show_dashes_for_what_is_not_known() -> None:
