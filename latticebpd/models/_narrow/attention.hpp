@@ -152,9 +152,11 @@ template <int kCount, int kVectors>
             for (std::size_t i = 0; i < count; ++i) std::fill_n(scores + i * width + first, kLanes, kHidden);
             continue;
         }
-        for (std::size_t lane = 0; lane < kLanes; ++lane) {
-            const float* key = of.keys.at(row, group, std::min(first + lane, of.places - 1));
-            for (std::size_t d = 0; d < of.size; ++d) turned[d * kLanes + lane] = key[d];
+        const float* keys[kLanes];
+        for (std::size_t lane = 0; lane < kLanes; ++lane) keys[lane] = of.keys.at(row, group, std::min(first + lane, of.places - 1));
+        for (std::size_t d = 0; d < of.size; d += kLanes) {
+            turn(keys, turned + d * kLanes);
+            for (const float*& key : keys) key += kLanes;
         }
         for (std::size_t i = 0; i < count; ++i) to[i] = scores + i * width + first;
         const float* biases_here[8];

@@ -27,4 +27,23 @@ typedef std::int32_t Whole __attribute__((vector_size(64)));
     x = hidden ? Lanes{} : p;
 }
 
+// 16 numbers at each of 16 addresses, turned: to[d * 16 + i] = from[i][d].  Four rounds, each of which lays two halves one in the other.
+[[gnu::always_inline]] inline void turn(const float* const* from, float* to) {
+    Lanes rows[kLanes], next[kLanes];
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < kLanes; ++i) rows[i] = *reinterpret_cast<const Lanes*>(from[i]);
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+        for (std::size_t i = 0; i < kLanes / 2; ++i) {
+            next[2 * i] = __builtin_shufflevector(rows[i], rows[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            next[2 * i + 1] = __builtin_shufflevector(rows[i], rows[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+        }
+#pragma GCC unroll 16
+        for (std::size_t i = 0; i < kLanes; ++i) rows[i] = next[i];
+    }
+#pragma GCC unroll 16
+    for (std::size_t d = 0; d < kLanes; ++d) *reinterpret_cast<Lanes*>(to + d * kLanes) = rows[d];
+}
+
 }  // namespace latticebpd
