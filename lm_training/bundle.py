@@ -65,7 +65,7 @@ ORDER = 4
 TUNED = ("1-best", "16-best", "16-tree", "64-tree")
 NEW_TOKENS = 96
 """That the model writes after each passage, for weights and calibration."""
-ARCS = 64
+ARCS = 16
 """Per slot of calibrated trees."""
 
 console = Console(stderr=True)

@@ -131,5 +131,5 @@ def load(
     file = beside if lm is None else Path(lm)
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
-    scorer = None if file is None else as_scorer(file, system=default_system(file).removeprefix("copies+"))
+    scorer = None if file is None else as_scorer(file, system="16-tree")
     return Loaded(model, tokenizer, file, scorer, calibrated_scorer(file).calibration if is_calibrated(file) else None)

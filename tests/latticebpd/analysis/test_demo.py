@@ -46,7 +46,7 @@ def test_every_system_writes_what_generate_writes(demo: Demo) -> None:
     assert demo.exact
     names = [system.name for system in demo.systems]
     best = ["4-gram", "16-best 0-gram", "16-best 4-gram"]
-    assert names == ["greedy", "vanilla BPD", *best, "64-node tree", "16-node tree", "copies + tree", "oracle"]
+    assert names == ["greedy", "vanilla BPD", *best, "64-node tree", "16-node tree", "copies + tree", "calibrated tree", "oracle"]
     for system in demo.systems:
         assert system.block_efficiency == system.tokens / system.calls
         assert system.tokens == demo.systems[0].tokens
@@ -131,7 +131,8 @@ def test_a_model_with_heads_answers_a_question_of_each_task(tmp_path: Path, with
     assert result.exact
     names = [system.name for system in result.systems]
     best = ["4-gram", "4-best 0-gram", "4-best 4-gram"] if with_lm else ["4-best 0-gram"]
-    assert names == ["greedy", "vanilla BPD", *best, "16-node tree", "copies", "copies + tree", "oracle"]
+    calibrated = ["calibrated tree"] if with_lm else []
+    assert names == ["greedy", "vanilla BPD", *best, "16-node tree", "copies", "copies + tree", *calibrated, "oracle"]
     assert ("4-gram" in result.signature["lm"]) == with_lm
     assert "4-best 0-gram" not in system_names(subject, REAL)
 

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDrafter, load
-from latticebpd.drafting import LatticeDrafter, MixtureDrafter
+from latticebpd.drafting import LatticeDrafter
+from latticebpd.drafting.strategies import Tree
 from latticebpd.models import bundle
 from latticebpd.models.catalogue import model_folder
-from latticebpd.scoring.calibration import calibration_path
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
 from tests.helpers.drafters import WEIGHTS
 from tests.helpers.tiny_families import tiny
@@ -63,8 +65,11 @@ def test_the_bundled_models_parts_are_there_with_the_weight_of_the_default_syste
     assert isinstance(toy.model, BlockwiseLM)
     assert isinstance(toy.scorer, NgramScorer)
     assert toy.scorer.alpha == 0.75
-    assert toy.calibration is None
-    assert isinstance(toy.drafter(), MixtureDrafter)
+    assert toy.calibration == stored_calibration(bundle.LM)
+    default = toy.drafter()
+    assert isinstance(default, LatticeDrafter)
+    assert isinstance(default.strategy, Tree)
+    assert isinstance(default.strategy.scorer, CalibratedScorer)
     assert isinstance(toy.drafter("16-best"), LatticeDrafter)
 
 
