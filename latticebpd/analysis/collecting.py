@@ -1,7 +1,7 @@
-"""Lattices of a data set: what a model's heads foresee at every position of its texts.
+"""Lattices of a data set: what a model's heads, or a block drafter beside it, foresee at every position of its texts.
 
 A text is the model's own greedy continuation of a prompt, or a given one (*teacher forcing*).  One pass over the
-finished text yields the heads' lattice at every position.  The lattice at position ``t`` was drawn when token ``t + 1``
+finished text yields the lattice at every position.  The lattice at position ``t`` was drawn when token ``t + 1``
 was chosen, so its slots foresee the tokens from ``t + 2`` on.
 
 Of a text whose length limit cut it off, a few more tokens are written than asked for, so that the last lattices know
@@ -22,23 +22,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from latticebpd.analysis.foreseeing import foreseer
 from latticebpd.analysis.signature import GIVEN_TEXT, OWN_TEXT
 from latticebpd.analysis.stream import answers_alone, num_lattices
 from latticebpd.decoding.loop import generate
 from latticebpd.drafting import NoDrafter
-from latticebpd.drafting.logits import lattices_from_logits
+from latticebpd.drafting.sources import Blocks
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.base import BaseModel
+from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.blockwise import BlockwiseLM
-from latticebpd.models.loading import weights_fingerprint
-
-MOST_LOGITS = 1 << 25
-"""Head outputs held at a time."""
 
 
 class NoLatticeError(ValueError):
@@ -74,7 +70,7 @@ class CollectOptions:
 
 
 def collect(
-    model: BlockwiseLM,
+    model: BlockwiseLM | Blocks,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -83,7 +79,7 @@ def collect(
     """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
 
     Args:
-        model: blockwise model with ``h`` heads; lattices have ``h - 1`` slots.
+        model: blockwise model with ``h`` heads, whose lattices have ``h - 1`` slots; or a block drafter with its target.
         data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows them is
             taken from here.
         batch_size: prompts decoded together.
@@ -92,15 +88,16 @@ def collect(
     Raises:
         ValueError: a source that is longer than an encoder–decoder can read.
     """
-    start = _start(model)
-    limit, longest = BaseModel.of(model).max_positions, int(data.prompt_lengths.max(initial=0))
+    drafts = foreseer(model)
+    slots, writer = drafts.slots, drafts.model
+    start = _start(writer)
+    limit, longest = BaseModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
     if start is not None and limit is not None and longest > limit:
         raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
-    slots = model.num_heads - 1
     parts: list[LatticeSet] = []
     rows: list[list[int]] = []
     prompt_lengths: list[int] = []
-    texts = data.items() if options.teacher_force else _written(model, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
+    texts = data.items() if options.teacher_force else _written(writer, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
     for text, prompt_length in texts:
         new = min(len(text) - prompt_length, options.max_new_tokens)
         if new > 1:
@@ -115,7 +112,7 @@ def collect(
             on_text()
     parts = parts or [text_lattices(model, [0], range(0), options.k, options.context_length, 0)]  # none, of these shapes
     kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
-    origin = f"{weights_fingerprint(model)}, {kind}"
+    origin = f"{drafts.weights}, {kind}"
     found = replace(LatticeSet.joined(parts), origin=origin)
     if not options.prompt_context:
         (found,) = answers_alone([found])
@@ -123,7 +120,7 @@ def collect(
 
 
 def collect_shards(
-    model: BlockwiseLM,
+    model: BlockwiseLM | Blocks,
     data: Texts,
     directory: str | os.PathLike[str],
     options: CollectOptions,
@@ -149,14 +146,14 @@ def collect_shards(
         raise NoLatticeError
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)
-    settings = asdict(options)
+    drafts, settings = foreseer(model), asdict(options)
     if options.prompt_context:  # as directories that were begun before there was a choice
         del settings["prompt_context"]
     if options.eos_ids is None:
         del settings["eos_ids"]
     shards.claim({
-        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": model.num_heads, **settings,
-        "model": weights_fingerprint(model),
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.slots + 1, **settings,
+        "model": drafts.weights,
         **(about or {}),
     })  # fmt: skip
     empty = part[1] == 1  # of a part alone, nothing can be said
@@ -177,7 +174,7 @@ def collect_shards(
 
 @torch.inference_mode()
 def text_lattices(
-    model: BlockwiseLM,
+    model: BlockwiseLM | Blocks,
     text: Sequence[int],
     positions: range,
     k: int,
@@ -185,42 +182,32 @@ def text_lattices(
     number: int,
     source: Sequence[int] = (),
 ) -> LatticeSet:
-    """The heads' lattices at some positions of a text, with the heads' entropies.
+    """The lattices at some positions of a text, with the outputs' entropies.
 
     Args:
         text: prompt and what follows it; an encoder–decoder's start token and what follows that.
-        positions: of the hidden states that the heads read, in a row.
+        positions: of the hidden states that predict the tokens before the lattices, in a row.
         context_length: tokens kept before each lattice, the next token included.
         number: of the text.
         source: what an encoder–decoder's encoder reads.
     """
-    slots, n = model.num_heads - 1, len(positions)
-    known = model.vocab_size if model.shortlist is None else len(model.shortlist)
-    if k > known:
-        raise ValueError(f"expected at most {known} arcs per slot (the tokens that the heads know), got {k}")
+    drafts = foreseer(model)
+    slots, n = drafts.slots, len(positions)
+    if k > drafts.tokens:
+        raise ValueError(f"expected at most {drafts.tokens} arcs per slot (the tokens that the drafter knows), got {k}")
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
+    transitions = np.zeros((n, slots - 1, k, k), np.float32) if drafts.tied and slots > 1 and k > 1 else None
     entropy = np.zeros((n, slots + 1), np.float32)
-    if n:
-        ids = torch.tensor([list(text)], device=model.base.device)
-        if source:
-            given = torch.tensor([list(source)], device=model.base.device)
-            out = model.base(input_ids=given, decoder_input_ids=ids, output_hidden_states=True, use_cache=False)
-            states, logits = out.decoder_hidden_states[-1], out.logits[:, positions.start :]
-        else:
-            read: Any = BaseModel.of(model).text(ids)
-            out = model.base(**read, output_hidden_states=True, logits_to_keep=len(text) - positions.start, use_cache=False)
-            states, logits = out.hidden_states[-1], out.logits
-        hidden = states[0, positions.start : positions.stop]
-        entropy[:, 0] = _entropy(logits[0, :n])
-        step = max(1, MOST_LOGITS // (slots * model.vocab_size))
-        for begin in range(0, n, step):
-            logits = model.head_logits(hidden[begin : begin + step])
-            rows = slice(begin, begin + len(logits))
-            found = lattices_from_logits(logits, k, model.shortlist)
-            tokens[rows] = np.stack([lattice.tokens for lattice in found])
-            log_probs[rows] = np.stack([lattice.log_probs for lattice in found])
-            entropy[rows, 1:] = _entropy(logits)
+    begin = 0
+    for lattices, nats in drafts.outputs(text, positions, k, source) if n else ():
+        rows = slice(begin, begin + len(lattices))
+        tokens[rows] = np.stack([lattice.tokens for lattice in lattices])
+        log_probs[rows] = np.stack([lattice.log_probs for lattice in lattices])
+        if transitions is not None:
+            transitions[rows] = np.stack([ties for lattice in lattices if (ties := lattice.transitions) is not None])
+        entropy[rows] = nats.cpu().numpy()
+        begin = rows.stop
     padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
     behind = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
     return LatticeSet(
@@ -228,21 +215,16 @@ def text_lattices(
         log_probs,
         padded[behind + np.arange(slots)],
         padded[behind + np.arange(-context_length, 0)],
-        model.tokenizer_fingerprint,
+        drafts.fingerprint,
         np.full(n, number, np.int64),
         entropy,
-        vocab_size=model.vocab_size,
+        vocab_size=drafts.vocab_size,
+        transitions=transitions,
     )
 
 
-def _entropy(logits: Tensor) -> np.ndarray:
-    """``[..., vocab]`` -> ``[...]`` nats."""
-    entropy: np.ndarray = torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1).cpu().numpy()
-    return entropy
-
-
 def _written(
-    model: BlockwiseLM, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
+    model: Model, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
 ) -> Iterator[tuple[list[int], int]]:
     """Every prompt, or source, with the model's own greedy text behind it."""
     encodes = _start(model) is not None
@@ -261,7 +243,7 @@ def _written(
             yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
 
 
-def _start(model: BlockwiseLM) -> int | None:
+def _start(model: Model) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
     base = BaseModel.of(model)
     return base.start_id if base.encodes else None

@@ -13,13 +13,17 @@ import typer
 from latticebpd.cli.console import err, progress, quiet_transformers
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.analysis.excluding import SetAside
+    from latticebpd.drafting import Blocks
     from latticebpd.drafting.names import Models
     from latticebpd.models.base import Model
     from latticebpd.models.blockwise import BlockwiseLM
 
 M = TypeVar("M", bound="Model")
+N = TypeVar("N", bound="Model | nn.Module")
 
 IGNORE_BEAMS: Any = typer.Option(
     False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
@@ -39,6 +43,9 @@ REFERENCES: Any = typer.Option(
 NARROW: Any = typer.Option(
     False, "--narrow", help="Compute the model by kernels made for few tokens, on a CPU in float32: quicker, greedy decoding as well."
 )
+BIGRAM: Any = typer.Option(
+    True, "--bigram/--no-bigram", help="Use the bigram head and the confidence head of a block drafter that has them (DSpark)."
+)
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
 
@@ -51,11 +58,23 @@ def without_beams(model: M, ignored: bool) -> M:
     return model
 
 
-def narrowed(model: M, wanted: bool) -> M:
-    """The model as ``--narrow`` says."""
+def narrowed(model: N, wanted: bool) -> N:
+    """The model, or drafter, as ``--narrow`` says."""
     from latticebpd.models.narrow import narrow
 
     return narrow(model) if wanted else model
+
+
+def block_source(directory: Path, model: Model, tokenizer: Any, k: int, slots: int | None, bigram: bool, narrow: bool = False) -> Blocks:
+    """The block drafter of a directory beside its target."""
+    from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.drafting import Blocks, DrafterHeads
+    from latticebpd.models.block_checkpoints import load_block_drafter
+    from latticebpd.models.block_drafter import check_target
+
+    drafter = narrowed(load_block_drafter(directory), narrow)
+    check_target(drafter, model, vocabulary_fingerprint(tokenizer.get_vocab()))
+    return Blocks(drafter, model, k, slots, DrafterHeads(bigram, bigram))
 
 
 def decode_again(

@@ -10,7 +10,7 @@ import typer
 
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
+from latticebpd.cli.decodes import BIGRAM, IGNORE_BEAMS, NARROW, block_source, narrowed, without_beams
 from latticebpd.cli.language_models import check_asked
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def generate(
         "-s",
         help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language model), N-copies "
         "(any model), greedy. By default 16-calibrated with heads and a calibrated model, else copies+16-tree; 16-copies without heads, "
-        "vanilla with --drafter-model.",
+        "16-tree with a block drafter, vanilla with one that fills masks.",
     ),
     accept: str | None = typer.Option(
         None, help="What is accepted: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with --temperature)."
@@ -49,8 +49,13 @@ def generate(
     k: int | None = typer.Option(
         None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
     ),
-    drafter_model: Path | None = typer.Option(None, help="Draft with the masks of this model, which `latticebpd train drafter` made."),
-    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: how many heads or masks to use; all by default."),
+    drafter_model: Path | None = typer.Option(
+        None,
+        help="Draft with this model: a block drafter (`latticebpd train block-drafter`, a DFlash or DSpark checkpoint), or, for an "
+        "encoder–decoder, one that fills masks (`latticebpd train drafter`).",
+    ),
+    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: how many heads, masks or slots to use; all by default."),
+    bigram: bool = BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = IGNORE_BEAMS,
     stop: list[str] = typer.Option([], help="Stop after this string; may be repeated."),
@@ -91,6 +96,7 @@ def generate(
     from latticebpd.drafting.defaults import arcs, default_system
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
+    from latticebpd.models.block_checkpoints import is_block_drafter
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
     from latticebpd.models.mask_filling import refuse_drafter
@@ -109,10 +115,11 @@ def generate(
     ids = prompts.prompt([text]) if in_chat else prompts.document(text)
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
     if system is None:
-        with_masks = "vanilla" if lm is None else "16-tree"
+        blocks = drafter_model is not None and is_block_drafter(drafter_model)
+        with_masks = "16-tree" if lm is not None or blocks else "vanilla"
         own = default_system(rescored, alpha, by_cost=costs is not None, has_heads=isinstance(served, BlockwiseLM))
         system = own if drafter_model is None else with_masks
-    source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size)
+    source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size, bigram, narrow)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
     check_asked(system, lm, alpha)
@@ -160,20 +167,32 @@ def _text(prompt: str | None, file: Path | None) -> str:
 
 
 def _source(
-    model: BlockwiseLM | PreTrainedModel, tokenizer: Any, drafter_model: Path | None, k: int, block_size: int | None
+    model: BlockwiseLM | PreTrainedModel,
+    tokenizer: Any,
+    drafter_model: Path | None,
+    k: int,
+    block_size: int | None,
+    bigram: bool,
+    narrow: bool,
 ) -> Source | None:
-    """Where lattices come from: the model's heads, or another model's masks; None where there are neither."""
+    """Where lattices come from: the model's heads, a block drafter, or another model's masks; None where there are none."""
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.drafting import Heads, Masks
     from latticebpd.models.base import BaseModel
+    from latticebpd.models.block_checkpoints import is_block_drafter
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
 
     if drafter_model is None:
         return Heads(model, k, block_size) if isinstance(model, BlockwiseLM) else None
+    if is_block_drafter(drafter_model):
+        return block_source(drafter_model, model, tokenizer, k, block_size, bigram, narrow)
     verifier = BaseModel.of(model)
     if not verifier.encodes:
-        raise ValueError("expected an encoder–decoder as --model with --drafter-model, got a decoder-only model")
+        raise ValueError(
+            "expected an encoder–decoder as --model with --drafter-model, got a decoder-only model, "
+            f"and in {drafter_model} no block drafter, which would fit it"
+        )
     masks = NonAutoregressiveModel.from_pretrained(drafter_model)
     check_pair(verifier.model, masks, vocabulary_fingerprint(tokenizer.get_vocab()))
     return Masks(masks, k, block_size)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json as json_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from latticebpd.cli.console import err, progress, quiet_transformers, writable
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decodes import BIGRAM, IGNORE_BEAMS, block_source, without_beams
+
+if TYPE_CHECKING:
+    from latticebpd.drafting import Blocks
+    from latticebpd.models.blockwise import BlockwiseLM
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -25,6 +30,10 @@ def lattices(
         "`latticebpd distill` (.npz); the bundled prompts by default.",
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
+    drafter_model: Path | None = typer.Option(
+        None, help="Lattices of this block drafter (`latticebpd train block-drafter`, a DFlash or DSpark checkpoint) instead of heads."
+    ),
+    bigram: bool = BIGRAM,
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     teacher_force: bool = typer.Option(
         False, "--teacher-force", help="Take what follows each prompt from the data, instead of letting the model write it."
@@ -48,7 +57,7 @@ def lattices(
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
 ) -> None:
-    """Decode prompts greedily and write the heads' lattices at every position.
+    """Decode prompts greedily and write the lattices of heads, or of a block drafter, at every position.
 
     Into a directory they are written in shards: the same command resumes a stopped run. Every command that reads
     lattice files reads such directories too.
@@ -60,39 +69,45 @@ def lattices(
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
     from latticebpd.analysis.collecting import CollectOptions, NoLatticeError, collect, collect_shards, text_lattices
+    from latticebpd.analysis.foreseeing import foreseer
     from latticebpd.cli.datasets import read_texts
     from latticebpd.lattices.shards import parse_part
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.chat import prompt_format
-    from latticebpd.models.pretrained import load_blockwise, load_tokenizer
+    from latticebpd.models.pretrained import load_blockwise, load_model, load_tokenizer
 
     mine = parse_part(part)
     if single and mine[1] > 1:
         raise ValueError(f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out")
     directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
-    blockwise = without_beams(load_blockwise(directory), ignore_beams)
-    format_ = prompt_format(load_tokenizer(directory), blockwise, chat, system_prompt)
-    following = max_new_tokens + blockwise.num_heads - 1  # the last lattices look a little beyond the limit
-    base = BaseModel.of(blockwise)
+    tokenizer = load_tokenizer(directory)
+    drafts: BlockwiseLM | Blocks
+    if drafter_model is None:
+        drafts = without_beams(load_blockwise(directory), ignore_beams)
+    else:
+        drafts = block_source(drafter_model, without_beams(load_model(directory), ignore_beams), tokenizer, k, None, bigram)
+    writer, slots = foreseer(drafts).model, foreseer(drafts).slots
+    format_ = prompt_format(tokenizer, writer, chat, system_prompt)
+    following = max_new_tokens + slots  # the last lattices look a little beyond the limit
+    base = BaseModel.of(writer)
     data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.encodes)
     ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
-    text_lattices(blockwise, [0], range(0), k, context, 0)  # none; refuses a k that cannot be before a directory is claimed for it
+    text_lattices(drafts, [0], range(0), k, context, 0)  # none; refuses a k that cannot be before a directory is claimed for it
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))
         try:
             if single:
-                found, _ = collect(blockwise, data, options, batch_size, lambda: bar.advance(task))
+                found, _ = collect(drafts, data, options, batch_size, lambda: bar.advance(task))
                 if not len(found):
                     raise NoLatticeError
                 found.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-                collect_shards(blockwise, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
+                collect_shards(drafts, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    slots = blockwise.num_heads - 1
     err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")
 
 

@@ -171,7 +171,7 @@ class Blocks:
             raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
         self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
         self.filler = BlockFiller(drafter, target, self.fingerprint)
-        self.drafter, self.k, self.slots, self.heads = drafter, k, slots, heads
+        self.drafter, self.target, self.k, self.slots, self.heads = drafter, target, k, slots, heads
         self.vocab_size = drafter.config.vocab_size
         self.needs_layers = drafter.config.target_layer_ids
 

@@ -33,6 +33,7 @@ from latticebpd.models.loading import safetensors_in
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 _ARCHITECTURE = "DFlashDraftModel"
+MOST_LAYERS = 1024
 _MAPS = ("t2d", "d2t")
 _TARGETS_OWN = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """Tensors that some checkpoints carry along, and that are the target's or constants."""
@@ -134,12 +135,16 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def _built(config: BlockConfig, shapes: Mapping[str, list[int]], directory: Path) -> BlockDrafter:
     """The drafter without its weights, if a file's tensors are just those that it needs."""
-    own_head = "lm_head.weight" in shapes
-    placeholder = None if config.draft_vocab_size is None else torch.arange(config.draft_vocab_size)
+    own_head, size = "lm_head.weight" in shapes, config.draft_vocab_size
+    if size is not None and shapes.get("d2t", [size]) != [size]:
+        raise ValueError(f"{directory}: expected d2t of shape {[size]} (draft_vocab_size), got {shapes['d2t']}")
+    if size is not None and shapes.get("t2d", [config.vocab_size]) != [config.vocab_size]:
+        raise ValueError(f"{directory}: expected t2d of shape {[config.vocab_size]} (vocab_size), got {shapes['t2d']}")
+    if size is not None and not {*_MAPS} & {*shapes}:
+        raise ValueError(f"{directory}: expected d2t or t2d with a draft_vocab_size of {size}, found neither")
     try:
         with torch.device("meta"):
-            drafter = BlockDrafter(config, placeholder, own_head)
-        drafter.rotary_emb = type(drafter.rotary_emb)(config.layers)  # its constants are in no file
+            drafter = BlockDrafter(config, None if size is None else range(size), own_head)
     except Exception as error:  # unknown activations, kinds of rotary positions and what else configurations may ask for
         raise ValueError(f"{directory / CONFIG}: expected layers that transformers can build: {error!r}") from error
     expected = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
@@ -147,7 +152,8 @@ def _built(config: BlockConfig, shapes: Mapping[str, list[int]], directory: Path
         if shapes.get(name) != shape:
             found = f"shape {shapes[name]}" if name in shapes else "no such tensor"
             raise ValueError(f"{directory}: expected {name} of shape {shape} ({CONFIG}), found {found}")
-    known = {*expected, *_TARGETS_OWN, *(_MAPS if config.draft_vocab_size is not None else ())}
+    drafter.rotary_emb = type(drafter.rotary_emb)(config.layers)  # its constants are in no file
+    known = {*expected, *_TARGETS_OWN, *(_MAPS if size is not None else ())}
     if unknown := sorted(set(shapes) - known):
         raise ValueError(f"{directory}: expected the tensors of a block drafter as {CONFIG} describes it, got {unknown[0]} too")
     return drafter
@@ -158,15 +164,11 @@ def _draft_tokens(tensors: Mapping[str, Tensor], config: BlockConfig, directory:
     size, found = config.draft_vocab_size, {}
     assert size is not None
     if (mask := tensors.get("t2d")) is not None:
-        if list(mask.shape) != [config.vocab_size]:
-            raise ValueError(f"{directory}: expected t2d of shape {[config.vocab_size]}, got {list(mask.shape)}")
         found["t2d"] = mask.to(torch.bool).nonzero()[:, 0]
     if (offsets := tensors.get("d2t")) is not None:
-        if list(offsets.shape) != [size] or offsets.dtype.is_floating_point:
-            raise ValueError(f"{directory}: expected d2t of {size} whole numbers, got {offsets.dtype} of shape {list(offsets.shape)}")
+        if offsets.dtype.is_floating_point:
+            raise ValueError(f"{directory}: expected d2t of whole numbers, got {offsets.dtype}")
         found["d2t"] = offsets.long() + torch.arange(size)
-    if not found:
-        raise ValueError(f"{directory}: expected d2t or t2d with a draft_vocab_size of {size}, found neither")
     for name, tokens in found.items():
         rising = len(tokens) == size and bool((tokens.diff() > 0).all())
         if not rising or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab_size:
@@ -259,6 +261,10 @@ def _layers(given: dict[str, Any]) -> Any:
     for name in _WHOLE:
         if given.get(name) is not None:
             _whole(given, name)
+    if (given.get("num_hidden_layers") or 1) > MOST_LAYERS:  # transformers makes lists of them
+        raise ValueError(f"expected num_hidden_layers up to {MOST_LAYERS}, got {given['num_hidden_layers']}")
+    if (given.get("head_dim") or 0) % 2:
+        raise ValueError(f"expected an even head_dim, got {given['head_dim']}")
     eps = given.get("rms_norm_eps", 1e-6)
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"expected rms_norm_eps from 0 to 1, got {eps!r:.60}")
@@ -270,8 +276,6 @@ def _layers(given: dict[str, Any]) -> Any:
     queries, keys = layers.num_attention_heads, layers.num_key_value_heads
     if queries % keys:
         raise ValueError(f"expected num_key_value_heads that divide num_attention_heads ({queries}), got {keys}")
-    if layers.head_dim % 2:
-        raise ValueError(f"expected an even head_dim, got {layers.head_dim}")
     return layers
 
 
@@ -283,7 +287,7 @@ def _refuse_others(fields: dict[str, Any]) -> None:
 
 def _whole(fields: Mapping[str, Any], name: str, least: int = 1) -> int:
     value = fields.get(name)
-    if type(value) is not int or not least <= value < 1 << 40:
+    if type(value) is not int or not least <= value < 1 << 31:
         raise ValueError(f"expected {name}, a whole number from {least} on, got {value!r:.60}")
     return value
 

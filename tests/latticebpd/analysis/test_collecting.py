@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
 from latticebpd.analysis.decoded import decode, oracle_drafters
 from latticebpd.analysis.stream import answers_alone, num_lattices
-from latticebpd.lattices.sausage import PADDING
+from latticebpd.drafting import Blocks, State
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import BlockwiseLM, new_heads
+from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 from tests.helpers.translators import verifier_of
@@ -268,3 +273,38 @@ def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int)
     assert not np.array_equal(whole.context, alone.context)
     with pytest.raises(ValueError, match="expected lattices that tell their texts, to leave prompts out"):
         list(answers_alone([replace(whole, sequence=None)]))
+
+
+@pytest.mark.parametrize("parts", [{}, {"causal_head": True, "markov_rank": 3, "confidence": True, "confidence_with_markov": True}])
+def test_lattices_of_a_block_drafter_are_those_that_a_decode_draws(parts: dict[str, Any]) -> None:
+    target = tiny_target(seed=3)
+    drafts = Blocks(tiny_drafter(target, block_size=5, **parts), target, 4)
+    lattices, texts = collect(drafts, Texts.of_rows([[5, 9, 12], [3, 20, 7, 8, 1]], [3, 5]), CollectOptions(k=4, max_new_tokens=12))
+    assert lattices.tokens.shape[1:] == (4, 4)
+    assert (lattices.transitions is not None) == bool(parts)
+    drawn: list[tuple[list[int], SausageLattice]] = []
+
+    class Watching:
+        needs_layers = drafts.needs_layers
+
+        def propose(self, states: Sequence[State]) -> list[DraftTree]:
+            found = drafts.lattices(states)
+            drawn.extend((list(state.tokens), each) for state, each in zip(states, found, strict=True) if each is not None)
+            return [DraftTree.empty()] * len(states)
+
+        def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+            pass
+
+    compared = 0
+    for number, (text, prompt_length) in enumerate(texts.items()):
+        drawn.clear()
+        generate(target, text[:prompt_length], Watching(), max_new_tokens=12)
+        mine = np.flatnonzero(lattices.sequence == number)
+        for tokens, lattice in drawn:
+            same = lattices[int(mine[0]) + len(tokens) - prompt_length - 1].first_slots(lattice.slots)
+            assert np.array_equal(same.tokens, lattice.tokens)
+            np.testing.assert_allclose(same.log_probs, lattice.log_probs, atol=1e-4)
+            if parts and lattice.slots > 1:
+                np.testing.assert_allclose(same.transitions, lattice.transitions, atol=1e-3)
+            compared += 1
+    assert compared == len(lattices) - len(texts)  # a decode does not draft where one token may still be written
