@@ -17,6 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd.analysis.replay import collect_lattices
 from latticebpd.cli import COMMANDS
+from latticebpd.models.block_checkpoints import save_block_drafter
+from latticebpd.models.block_drafter import BlockDrafter, config_for
 from latticebpd.models.bundle import ASSETS
 from latticebpd.models.mask_filling import NonAutoregressiveModel
 from lm_training.neural.translation import TranslationShape, new_translator
@@ -61,6 +63,11 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
     elif guide == "analysis":
         collect_lattices(names["model"], [names["loaded"].encode("The history of the city")], max_new_tokens=12).save("lattices")
+    elif guide == "drafters":
+        names["model"].base.save_pretrained("target")
+        names["loaded"].tokenizer.save_pretrained("target")
+        save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1)), "drafter")
+        shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
         tiny = TranslationShape(hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32)
         translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
