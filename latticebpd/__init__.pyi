@@ -22,6 +22,8 @@ from .decoding.loop import generate as generate
 from .decoding.lossless import Divergence as Divergence
 from .decoding.lossless import Losslessness as Losslessness
 from .decoding.lossless import check_lossless as check_lossless
+from .decoding.showing import Shown as Shown
+from .decoding.showing import show as show
 from .drafting import Blocks as Blocks
 from .drafting import Drafter as Drafter
 from .drafting import DrafterHeads as DrafterHeads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.loop import Generated, generate
+from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafting import Drafter, Heads, drafter_named
 from latticebpd.drafting.defaults import arcs, default_system
 from latticebpd.lattices.drafts import DraftTree
@@ -41,11 +42,11 @@ class Loaded:
     calibration: of calibrated trees; None where there is none.
     """
 
-    model: BlockwiseLM | PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: BlockwiseLM | PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
     lm: Path | None
     scorer: Scorer | None
-    calibration: Calibration | None
+    calibration: Calibration | None = field(repr=False)
 
     @property
     def base(self) -> Any:
@@ -104,6 +105,10 @@ class Loaded:
         stop: Any = StoppingCriteriaList([second])
         found = self.generate(text, drafter, max_new_tokens=FIRST, stopping_criteria=stop, trace=True)
         return found.trace[0].tree if found.trace else DraftTree.empty()
+
+    def show(self, thing: Any) -> Shown:
+        """A lattice, a tree, drafts or a decode in words, for notebooks."""
+        return show(thing, self.tokenizer)
 
 
 def load(

@@ -100,6 +100,12 @@ class Generated:
         first = [[int(self.sequences[row, self.prompt_length])]] if self.prefilled[row] else []
         return first + [step.committed for step in self.trace if step.row == row]
 
+    def _repr_html_(self) -> str:
+        """As notebooks show it, tokens as numbers; `latticebpd.show` has words."""
+        from latticebpd.decoding.showing import decode_html
+
+        return decode_html(self)
+
 
 def generate(
     model: Model,

@@ -40,6 +40,12 @@ class Drafts(ArrayValues):
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
+    def _repr_html_(self) -> str:
+        """As notebooks show it; `latticebpd.show` has words."""
+        from latticebpd.lattices.pictures import drafts_table
+
+        return drafts_table(self)
+
 
 @dataclass(frozen=True, eq=False)
 class DraftTree(ArrayValues):
@@ -103,6 +109,12 @@ class DraftTree(ArrayValues):
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def _repr_svg_(self) -> str:
+        """As notebooks draw it: the first nodes, tokens as numbers; `latticebpd.show` has words."""
+        from latticebpd.lattices.pictures import tree_picture
+
+        return tree_picture(self)
 
     @cached_property
     def depths(self) -> np.ndarray:

@@ -139,6 +139,12 @@ class SausageLattice(ArrayValues):
             paths = np.where(there, (paths[:, None] * taken).sum(axis=0), 0)
         return int(paths.sum())
 
+    def _repr_svg_(self) -> str:
+        """As notebooks draw it: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
+        from latticebpd.lattices.pictures import lattice_picture
+
+        return lattice_picture(self)
+
     def to_fst(self) -> pywrapfst.VectorFst:
         """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob; linear where there are no transitions."""
         return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
