@@ -78,7 +78,9 @@ def decode_html(found: Generated, decode: Callable[[list[int]], str] | None = No
 
 
 def _blocks(decode: Callable[[list[int]], str] | None, blocks: Sequence[Sequence[int]]) -> str:
-    parts, so_far, shown = [], [], ""
+    parts: list[str] = []
+    so_far: list[int] = []
+    shown = ""
     for number, block in enumerate(blocks):
         if len(so_far) == MOST_TOKENS:
             parts.append(" …")

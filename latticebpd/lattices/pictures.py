@@ -125,11 +125,10 @@ def _noted(svg: str, note: str) -> str:
     if not note:
         return svg
     head, _, rest = svg.partition(">")
-    sizes = {name: float(head.partition(f' {name}="')[2].partition('"')[0]) for name in ("width", "height")}
-    width, height = max(sizes["width"], 260), sizes["height"] + 18
-    head = head.replace(f'viewBox="0 0 {sizes["width"]:g} {sizes["height"]:g}"', f'viewBox="0 0 {width:g} {height:g}"')
-    head = head.replace(f' width="{sizes["width"]:g}"', f' width="{width:g}"').replace(
-        f' height="{sizes["height"]:g}"', f' height="{height:g}"'
-    )
-    line = f'<text x="{_MARGIN}" y="{height - 6:g}" style="font-size:10px;fill:{_FAINT}">{escape(note)}</text>'
+    width, height = (head.partition(f' {name}="')[2].partition('"')[0] for name in ("width", "height"))
+    wider, higher = max(float(width), 260), float(height) + 18
+    for old, new in ((f"0 0 {width} {height}", f"0 0 {wider:g} {higher:g}"), (f' width="{width}"', f' width="{wider:g}"')):
+        head = head.replace(old, new)
+    head = head.replace(f' height="{height}"', f' height="{higher:g}"')
+    line = f'<text x="{_MARGIN}" y="{higher - 6:g}" style="font-size:10px;fill:{_FAINT}">{escape(note)}</text>'
     return f"{head}>{rest.removesuffix('</svg>')}{line}</svg>"

@@ -1,0 +1,70 @@
+"""What a wheel needs: one version, extras that exist, packages that are all listed, kernels that other processors can compile."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from pathlib import Path
+
+from latticebpd import __version__
+from latticebpd._version import __version__ as only_version
+
+ROOT = Path(__file__).parents[2]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg", encoding="utf-8")
+X86 = re.compile(r"__builtin_ia32|__builtin_cpu_supports|gnu::target|immintrin|_mm\d*_")
+
+
+def unguarded(source: str) -> list[str]:
+    """Lines that only x86 processors understand and that no ``#if defined(__x86_64__)`` encloses."""
+    depth: list[bool] = []
+    found = []
+    for line in source.splitlines():
+        directive = line.strip()
+        if directive.startswith("#if"):
+            depth.append("defined(__x86_64__)" in directive)
+        elif directive.startswith(("#else", "#elif")):
+            depth[-1] = False
+        elif directive.startswith("#endif"):
+            depth.pop()
+        elif X86.search(line) and not any(depth):
+            found.append(line)
+    return found
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert __version__ == only_version
+    assert SETUP["metadata"]["version"] == "attr: latticebpd._version.__version__"
+
+
+def test_all_extras_are_in_all_but_those_of_developers() -> None:
+    extras = SETUP["options.extras_require"]
+    assert set(re.findall(r"%\((\w+)\)s", extras.get("all", raw=True))) == set(extras) - {"all", "test", "dev"}
+    assert "kenlm" in re.findall(r"%\((\w+)\)s", extras.get("test", raw=True))
+
+
+def test_every_package_is_listed() -> None:
+    packages = SETUP["options"]["packages"].split()
+    found = [
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for top in ("fst", "latticebpd", "lm_training")
+        for path in (ROOT / top).rglob("__init__.py")
+    ]
+    assert sorted(packages) == sorted(found)
+
+
+def test_what_only_x86_understands_is_guarded() -> None:
+    """The path for all other processors is the last of the kernels' kinds, which their tests run everywhere."""
+    for folder in ("fst/_core", "latticebpd/models/_narrow"):
+        for path in sorted((ROOT / folder).glob("*.?pp")):
+            assert unguarded(path.read_text(encoding="utf-8")) == [], path.name
+    assert unguarded("#if defined(__linux__)\n  __builtin_ia32_pause();\n#endif") == ["  __builtin_ia32_pause();"]
+    assert unguarded("#if defined(__x86_64__)\n_mm_pause();\n#else\n_mm_pause();\n#endif") == ["_mm_pause();"]
+
+
+def test_wheels_are_configured_for_linux_and_macos_on_both_processors() -> None:
+    wheels = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["cibuildwheel"]
+    assert set(wheels["linux"]["archs"]) == {"x86_64", "aarch64"}
+    assert set(wheels["macos"]["archs"]) == {"x86_64", "arm64"}
+    assert wheels["test-command"].startswith("latticebpd demo")
