@@ -18,9 +18,12 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import fst
-from latticebpd import TreeDrafter, generate
+from latticebpd import LatticeSet, TreeDrafter, generate
 from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.models import bundle
+from latticebpd.models.block_checkpoints import save_block_drafter
+from latticebpd.models.block_drafter import BlockDrafter, config_for
+from latticebpd.models.pretrained import load_stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
@@ -266,3 +269,24 @@ def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: 
     status, _, err = run("generate", "x", "--chat")
     assert status == 2
     assert "expected a tokenizer with a chat template" in err
+
+
+def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> None:
+    target, drafter = bundle.MODEL, tmp_path / "drafter"
+    save_block_drafter(BlockDrafter(config_for(load_stock(target), 1, 4, 1, markov_rank=4)), drafter)
+    common = ("generate", "The history of", "--model", target, "--max-new-tokens", 8, "--json")
+    status, greedy, err = run(*common, "--system", "greedy")
+    assert status == 0, err
+    for options in ((), ("--no-bigram", "--system", "chain"), ("--lm", bundle.LM, "--block-size", 2)):
+        status, drafted, err = run(*common, "--drafter-model", drafter, *options)
+        assert status == 0, err
+        assert json.loads(drafted)["text"] == json.loads(greedy)["text"]
+    files = {}
+    for name in ("--bigram", "--no-bigram"):
+        files[name] = tmp_path / f"lattices{name}.npz"
+        status, _, err = run(
+            "lattices", "--model", target, "--drafter-model", drafter, "-o", files[name], "--limit", 1, "--max-new-tokens", 6, name
+        )
+        assert status == 0, err
+    assert LatticeSet.load(files["--bigram"]).transitions is not None
+    assert LatticeSet.load(files["--no-bigram"]).transitions is None
