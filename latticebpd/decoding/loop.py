@@ -102,7 +102,7 @@ class Generated:
 
     def _repr_html_(self) -> str:
         """As notebooks show it, tokens as numbers; `latticebpd.show` has words."""
-        from latticebpd.decoding.showing import decode_html
+        from latticebpd.decoding.decode_html import decode_html
 
         return decode_html(self)
 

@@ -1,18 +1,17 @@
-"""Pictures of draft trees and tables of drafts for notebooks: all text escaped, sizes bounded, nothing loaded."""
+"""Pictures of draft trees and tables of drafts for notebooks: all text escaped, sizes bounded, nothing loaded.
+
+What is drawn is a ``SausageLattice``, a ``DraftTree`` or ``Drafts``; these draw themselves by this module, so it imports none of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from fst.drawing import lattice_svg
-
-if TYPE_CHECKING:
-    from latticebpd.lattices.drafts import Drafts, DraftTree
-    from latticebpd.lattices.sausage import SausageLattice
 
 Word = Callable[[int], str]
 """A token -> its text."""
@@ -36,7 +35,7 @@ def shortened(text: str) -> str:
     return escape(seen if len(seen) <= LONGEST else seen[: LONGEST - 1] + "…")
 
 
-def lattice_picture(lattice: SausageLattice, word: Word = str) -> str:
+def lattice_picture(lattice: Any, word: Word = str) -> str:
     """SVG of a lattice's first slots and best arcs (`fst.drawing.lattice_svg`); a line below says what was left out."""
     slots = slice(MOST_SLOTS)
     svg = lattice_svg(lattice.tokens[slots], lattice.log_probs[slots], lambda token: visible(word(token)), most=MOST_ARCS)
@@ -48,7 +47,7 @@ def lattice_picture(lattice: SausageLattice, word: Word = str) -> str:
     return _noted(svg, ", ".join(left_out))
 
 
-def tree_picture(tree: DraftTree, word: Word = str, accepted: Sequence[int] = ()) -> str:
+def tree_picture(tree: Any, word: Word = str, accepted: Sequence[int] = ()) -> str:
     """SVG of a tree from its root at the left, each node with its token's text and, where it is known, its probability.
 
     Args:
@@ -95,7 +94,7 @@ def tree_picture(tree: DraftTree, word: Word = str, accepted: Sequence[int] = ()
     return _noted(svg, f"the first {MOST_NODES} of {len(tree)} nodes" if len(tree) > MOST_NODES else "")
 
 
-def drafts_table(drafts: Drafts, word: Word = str) -> str:
+def drafts_table(drafts: Any, word: Word = str) -> str:
     """HTML table of the best drafts and their scores."""
     body = "".join(
         f"<tr><td>{rank}</td><td>{score:.3f}</td><td>{escape(' '.join(visible(word(token)) for token in tokens[: 4 * LONGEST]))}</td></tr>"
