@@ -1,7 +1,7 @@
 """Parallel drafters put through lattices: what rescoring without training recovers of what learned ties between positions recover.
 
     latticebpd lattices --prompts held-out.npz --model smollm2-135m --drafter-model BLOCK --teacher-force --context 1024 -k 32 -o HELD
-    latticebpd lattices --prompts question.jsonl --model smollm2-135m --drafter-model BLOCK --max-new-tokens 128 --context 2048 -k 32 -o ASKED
+    latticebpd lattices --prompts question.jsonl --model smollm2-135m --drafter-model BLOCK --context 2048 -k 32 -o ASKED
     python benchmarks/smollm2/compare_drafters.py --drafter block HELD ASKED --drafter bigram HELD-2 ASKED-2 --lm lm.fst -o results.csv
     python benchmarks/smollm2/compare_drafters.py --table benchmarks/smollm2/results/drafters.csv
 
