@@ -100,8 +100,8 @@ def load_block_drafter(directory: str | os.PathLike[str], dtype: torch.dtype = t
     """
     directory = Path(directory)
     config = _config(directory)
-    own = directory / WEIGHTS  # a checkpoint of the training may stand beside it
-    files = [own] if own.exists() else safetensors_in(directory, WEIGHTS)
+    # A checkpoint of the training may stand beside the weights.
+    files = sorted(directory.glob("model*.safetensors")) or safetensors_in(directory, WEIGHTS)
     tensors: dict[str, Tensor] = {}
     try:
         shapes: dict[str, list[int]] = {}
