@@ -8,7 +8,8 @@
 Every drafter has a name, lattices of held-out answers, on half of which its weights are tuned and its calibration fitted, and lattices
 that are walked.  The answers are the model's own greedy text, so that a walk makes the calls of a decode.  Systems: *chain* is the best
 token of every slot behind the one before, where lattices have transitions (DSpark), else the best token of every slot (DFlash); *tree* is
-the best-first tree of the drafter's probabilities, transitions among them (DDTree, JetSpec); then with the n-gram model; then calibrated.
+the best-first tree of the drafter's probabilities, transitions among them (DDTree, JetSpec); then with the n-gram model; then
+calibrated, from drafter and n-gram model alone (*no text*), and with the text so far and its copies.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from intervals import interval
 from rich.console import Console
 from rich.table import Table
-from trees import Following, answers, gain, walk
+from trees import ALL, VARIANTS, Following, answers, gain, walk
 
 import fst
 from latticebpd import LatticeDrafter
@@ -36,7 +37,7 @@ from latticebpd.scoring.ngram import NgramScorer
 
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("best of every slot", "chain", "1-best, n-gram", "16-best", "16-best, n-gram", "oracle")
-KINDS = ("tree", "tree, n-gram", "calibrated")
+KINDS = ("tree", "tree, n-gram", "calibrated, no text", "calibrated")
 out = Console(highlight=False, width=160)
 
 
@@ -44,10 +45,11 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
     """Every system of a drafter at its own weights."""
     half = sum(1 for _ in texts_of([fit])) // 2
     examples = len(draw_examples([fit], half, 0)[1])
-    calibration, _ = calibrate([fit], lm, examples, positions)
-    scorer, plain = CalibratedScorer(NgramScorer(lm), calibration), NgramScorer(None)
+    features = {"calibrated, no text": VARIANTS["+ its orders"], "calibrated": VARIANTS[ALL]}
+    fitted = {name: calibrate([fit], lm, examples, positions, 0, of)[0] for name, of in features.items()}
+    scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
     weight = {name: tune([fit], lm, name, examples=examples)[0].alpha for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))}
-    out.print(f"{fit.name}: {np.mean(calibration.nats):.3f} nats a token, weights {weight}", style="dim")
+    out.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
     made: dict[str, Strategy] = {
         "best of every slot": Vanilla(),
         "chain": GreedyChain(),
@@ -58,7 +60,7 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
     for size in SIZES:
         made[f"{size} tree"] = Tree(plain, size)
         made[f"{size} tree, n-gram"] = Tree(NgramScorer(lm, weight[f"{size}-tree"]), size)
-        made[f"{size} calibrated"] = Tree(scorer, size)
+        made |= {f"{size} {name}": Tree(scorer, size) for name, scorer in scorers.items()}
     return made
 
 
