@@ -59,12 +59,8 @@ class _Heads:
     tied = False
 
     def __init__(self, model: BlockwiseLM) -> None:
-        self.model, self.slots, self.fingerprint, self.vocab_size = (
-            model,
-            model.num_heads - 1,
-            model.tokenizer_fingerprint,
-            model.vocab_size,
-        )
+        self.model, self.slots = model, model.num_heads - 1
+        self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
         self.tokens = model.vocab_size if model.shortlist is None else len(model.shortlist)
 
     @property

@@ -81,6 +81,18 @@ class HiddenStates:
         states: Tensor = self.files[shard].get_slice(layer)[begin + skipped : begin + int(self.lengths[index])]
         return states
 
+    def require_model(self, fingerprint: str, whose: str) -> None:
+        """Refuse states of another model than that of the hash, ``whose`` in words.
+
+        Raises:
+            ValueError: they are another's.
+        """
+        if self.model != fingerprint:
+            raise ValueError(
+                f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.model}); "
+                "make them with this one, in the type in which it is loaded"
+            )
+
     def require_whole(self, layers: Sequence[int]) -> None:
         """Refuse states that lack prompts, or layers.
 

@@ -6,6 +6,8 @@ list are never drafted, which costs calls and no text.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 
 from latticebpd.lattices.texts import Texts
@@ -30,3 +32,8 @@ def coverage(texts: Texts, shortlist: np.ndarray) -> float:
     """Share of the tokens behind prompts that the list has; NaN where there are none."""
     counts = label_counts(texts, int(shortlist[-1]) + 1)
     return float(counts[shortlist].sum() / counts.sum()) if counts.sum() else float("nan")
+
+
+def fingerprint(shortlist: np.ndarray | None) -> str | None:
+    """How many tokens the list has, and a hash of them; None for no list."""
+    return None if shortlist is None else f"{len(shortlist)} tokens, {hashlib.sha256(shortlist.tobytes()).hexdigest()[:16]}"

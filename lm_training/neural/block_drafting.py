@@ -16,7 +16,6 @@ before, which is the text's own; on a drafter that stays as it is, it is all tha
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from latticebpd.models.block_checkpoints import save_block_drafter
 from latticebpd.models.block_drafter import BlockDrafter, anchored_blocks
 from latticebpd.models.loading import weights_fingerprint
 from lm_training.data.batching import rows_of_step
+from lm_training.data.shortlist import fingerprint
 from lm_training.neural.block_batches import BlockBatch, BlockSampler
 from lm_training.neural.blockwise import TOP, HeadData
 from lm_training.neural.optimizers import adamw_and_muon
@@ -257,17 +257,15 @@ def train_block_drafter(
     target.requires_grad_(False)
     own = weights_fingerprint(target)
     for given in (data, validation):
-        if given.states is not None and given.states.model != own:
-            raise ValueError(
-                f"expected hidden states of the target ({own}), got some of another model ({given.states.model}); make them with this one"
-            )
+        if given.states is not None:
+            given.states.require_model(own, "the target")
     torch.nn.Module.to(target, process.device)
     config, tokens = drafter.config, drafter.draft_tokens
     made_of = {
         "target": own, "drafter": weights_fingerprint(drafter), "warm_start": warm_start, "block_size": config.block_size,
         "mask_token": config.mask_token_id, "layers": [layer + 1 for layer in config.target_layer_ids], "causal": config.causal_head,
         "sample_from_anchor": config.sample_from_anchor, "taught": "all" if drafter.fc.weight.requires_grad else "bigram",
-        "shortlist": None if tokens is None else f"{len(tokens)} tokens, {hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:16]}",
+        "shortlist": fingerprint(None if tokens is None else tokens.numpy()),
     }  # fmt: skip
     objective = BlockObjective(drafter.to(process.device), target, data, validation, options, made_of)
     trainer = Trainer(objective, Path(directory), options, process)

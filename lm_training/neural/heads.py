@@ -7,7 +7,6 @@ published perhaps, while its heads learn in float32: the hidden states are what 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from latticebpd.models.heads import Heads
 from latticebpd.models.loading import weights_fingerprint
 from lm_training.data.hidden_states import HiddenStates, load_states
 from lm_training.data.loading import load_texts
+from lm_training.data.shortlist import fingerprint
 from lm_training.neural.blockwise import BlockwiseObjective, HeadData
 from lm_training.neural.options import HeadTraining
 from lm_training.neural.training import Process, Trainer
@@ -50,11 +50,8 @@ def train_heads(
         raise ValueError("expected a base model with parameters that require gradients, to fine-tune it, got one without; load it anew")
     base = weights_fingerprint(model.base)
     for given in (data, validation):
-        if given.states is not None and given.states.model != base:
-            raise ValueError(
-                f"expected hidden states of the model whose heads are trained ({base}), got some of another ({given.states.model}); "
-                "make them with this model, in the type in which it is loaded"
-            )
+        if given.states is not None:
+            given.states.require_model(base, "the model whose heads are trained")
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
@@ -66,8 +63,7 @@ def train_heads(
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
 
     made_of = {"base": base, "heads": {"kind": model.heads.kind, **model.heads.settings()}, "warm_start": _learnt(model.heads)}
-    tokens = model.shortlist
-    made_of["shortlist"] = None if tokens is None else f"{len(tokens)} tokens, {hashlib.sha256(tokens.tobytes()).hexdigest()[:16]}"
+    made_of["shortlist"] = fingerprint(model.shortlist)
     objective = BlockwiseObjective(model, data, validation, options, make_optimizers, made_of)
     Trainer(objective, Path(directory), options, process).run(progress)
     model.eval()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
@@ -26,6 +26,7 @@ from lm_training.neural.options import BlockDrafterTraining
 from lm_training.neural.training import Trainer
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
+from tests.helpers.periodic import periodic
 
 QUICK = BlockDrafterTraining(
     steps=6, batch_size=4, anchors=3, warmup_steps=2, validation_every=6, checkpoint_every=2, validation_sequences=4, gamma=2.0
@@ -168,28 +169,8 @@ def test_parts_of_a_batch_are_the_batch(data: HeadData) -> None:
         torch.testing.assert_close(sum(part[name] for part in parts) / 2, expected)
 
 
-def periodic() -> tuple[LlamaForCausalLM, Texts]:
-    """A model that repeats 0 1 2 0 1 2 ..., and its text."""
-    config = LlamaConfig(
-        vocab_size=8, hidden_size=8, num_hidden_layers=2, num_attention_heads=1, intermediate_size=8, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(torch.eye(8))
-        model.lm_head.weight.zero_()
-        for token in range(3):
-            model.lm_head.weight[(token + 1) % 3, token] = 5.0
-    rows = [np.array([(start + place) % 3 for place in range(24)], np.uint16) for start in range(3)] * 4
-    return model, Texts.of_rows(rows, [1] * len(rows), np.uint16)
-
-
 def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> None:
-    target, found = periodic()
+    target, found = periodic(num_layers=2)
     data = with_states(tmp_path, target, found, [1, 2])
     torch.manual_seed(0)
     made = BlockDrafter(config_for(target, 2, 4, 7, target_layer_ids=(0, 1), sample_from_anchor=True))

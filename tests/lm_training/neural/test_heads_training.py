@@ -20,8 +20,6 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     GPTNeoXConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     OPTConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -42,6 +40,7 @@ from lm_training.neural.training import Process
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.full_disk import room_for
+from tests.helpers.periodic import periodic
 
 QUICK = HeadTraining(
     steps=6, batch_size=4, warmup_steps=2, validation_every=3, checkpoint_every=2, validation_sequences=4, serving_prompts=0
@@ -61,29 +60,6 @@ def untrained(kind: str = "feed-forward", seed: int = 0) -> BlockwiseLM:
     base = tiny_model().base
     torch.manual_seed(seed)
     return BlockwiseLM(base, new_heads(base, kind, num_heads=5))
-
-
-def periodic(period: int = 3) -> tuple[LlamaForCausalLM, Texts]:
-    """A base model that repeats ``0 1 .. period - 1`` for ever, and its text.
-
-    Attention and feed-forward layers add nothing (their output matrices are zero), so a token's hidden state is its own
-    embedding, and the output embedding says which token is next.
-    """
-    config = LlamaConfig(
-        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, tie_word_embeddings=False,
-        bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    base = LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for layer in base.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        base.model.embed_tokens.weight.copy_(torch.eye(8))
-        base.lm_head.weight.zero_()
-        for token in range(period):
-            base.lm_head.weight[(token + 1) % period, token] = 5.0
-    rows = [np.array([(start + place) % period for place in range(24)], np.uint16) for start in range(period)] * 4
-    return base, Texts.of_rows(rows, [1] * len(rows), np.uint16)
 
 
 @pytest.mark.parametrize("kind", ["feed-forward", "stern", "medusa"])
