@@ -23,6 +23,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,13 @@ def taught(arguments: argparse.Namespace) -> Path:
     work, updates = arguments.work, arguments.updates
     size = ("--batch-tokens", arguments.batch_tokens)
     fields = ("--source", arguments.source, "--target", arguments.target)
-    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", max(1, updates * 3 // 5))
+    first = arguments.teacher_updates or max(1, updates * 3 // 5)
+    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", first)
     teacher = trained(work / "teacher", "translation", arguments.train, "--validation", arguments.validation, *fields, *new, *size)
-    for name, text in (("written", arguments.train), ("written-val", arguments.validation)):
+    rewritten = arguments.train if arguments.written is None else work / "rewritten.jsonl"
+    if rewritten != arguments.train:
+        stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
+    for name, text in (("written", rewritten), ("written-val", arguments.validation)):
         encoded, template = work / f"{name}-sources.npz", f"{{{arguments.source}}}"
         stage(encoded, lambda text=text, encoded=encoded, template=template: latticebpd(
             "train", "encode", text, "--prompt-template", template, "--answer-field", arguments.target,
@@ -86,8 +91,14 @@ def taught(arguments: argparse.Namespace) -> Path:
         stage(work / f"{name}.npy", lambda name=name, encoded=encoded: latticebpd(
             "distill", encoded, "--model", teacher, "-o", work / name, "--num-beams", 5, "--max-new-tokens", 64,
             "--corpus", work / f"{name}.npy"))  # fmt: skip
-    further = ("--model", teacher, "--steps", max(1, updates * 2 // 15), "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
+    further = ("--model", teacher, "--steps", max(1, first * 2 // 9), "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
     return trained(work / "verifier", "translation", *written(work), *further, *size)
+
+
+def cut(text: Path, result: Path, lines: int) -> None:
+    """The first lines of a file, as another."""
+    with replacing(result) as temporary, text.open("rb") as whole, temporary.open("wb") as part:
+        part.writelines(islice(whole, lines))
 
 
 def written(work: Path) -> tuple[object, ...]:
@@ -176,7 +187,9 @@ def options() -> argparse.ArgumentParser:
     for name, what in (("train", "to learn from"), ("validation", "to watch the training with"), ("test", "to measure on")):
         parser.add_argument(f"--{name}", type=Path, required=True, help=f"JSONL, a sentence and its translation a line, {what}")
     parser.add_argument("--work", type=Path, required=True, help="directory of all results; the same command goes on in it")
-    parser.add_argument("--updates", type=int, default=3000, help="of each drafter; the teacher has 3/5 of it, the verifier 2/15 more")
+    parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
+    parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's); the verifier has 2/9 more")
+    parser.add_argument("--written", type=int, help="so many training sentences only are translated anew; the first ones")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
