@@ -30,10 +30,11 @@ from intervals import interval
 from rich.console import Console
 from rich.table import Table
 
-from latticebpd import BlockwiseLM, OracleDrafter, generate, narrow
+from latticebpd import Blocks, BlockwiseLM, generate, load_block_drafter, narrow
 from latticebpd.analysis.spec_bench import Question, read_questions
-from latticebpd.drafting import Heads, drafter_named
+from latticebpd.drafting import Heads, Source, drafter_named
 from latticebpd.drafting.costs import CostCurve
+from latticebpd.drafting.lattice_drafter import HindsightDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.chat import prompt_format
 from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
@@ -88,7 +89,15 @@ class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
     def __init__(
-        self, name: str, lm: Path | None, k: int, max_new_tokens: int, narrowed: bool, costs: CostCurve | None, device: str = "cpu"
+        self,
+        name: str,
+        lm: Path | None,
+        k: int,
+        max_new_tokens: int,
+        narrowed: bool,
+        costs: CostCurve | None,
+        device: str = "cpu",
+        drafter: Path | None = None,
     ) -> None:
         self.served = load_model(name)
         if narrowed:
@@ -98,6 +107,9 @@ class Bench:
         self.format = prompt_format(load_tokenizer(name), self.served)
         self.lm = lm or lm_beside(name)
         self.k, self.max_new_tokens, self.costs = k, max_new_tokens, costs
+        self.blocks = None if drafter is None else load_block_drafter(drafter)
+        if self.blocks is not None:
+            self.blocks = (narrow(self.blocks) if narrowed else self.blocks).to(device)
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)
 
@@ -145,16 +157,17 @@ class Bench:
         return tokens[: next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))]
 
     def _drafter(self, system: str, reference: Sequence[int]) -> Any:
+        source: Source | None = None
+        if self.blocks is not None:
+            source = Blocks(self.blocks, self.served, self.k)
+        elif isinstance(self.served, BlockwiseLM):
+            source = Heads(self.served, self.k)
         if system == "oracle":
-            return OracleDrafter(self._blockwise(), reference, k=self.k)
-        source = Heads(self.served, self.k) if isinstance(self.served, BlockwiseLM) else None
+            if source is None:
+                raise ValueError("expected a model with heads, or --drafter-model, for the oracle, got neither")
+            return HindsightDrafter(source, reference)
         name = system.removesuffix(BY_COST)
         return drafter_named(name, source, None if self.lm is None else str(self.lm), costs=self.costs if name != system else None)
-
-    def _blockwise(self) -> BlockwiseLM:
-        if not isinstance(self.served, BlockwiseLM):
-            raise ValueError("expected a model with heads for the oracle, got one without")
-        return self.served
 
 
 def batches(questions: Iterable[Question], size: int) -> list[list[Question]]:
@@ -208,6 +221,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of all decodes; goes on where it ends")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lm", type=Path, help="n-gram model; that beside the model by default")
+    parser.add_argument("--drafter-model", type=Path, help="draft with this block drafter instead of heads; needs a file of its own")
     parser.add_argument("-k", type=int, default=64, help="arcs per slot")
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
     parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
@@ -225,7 +239,8 @@ def main() -> None:
     done = Decode.read(arguments.output)
     if not arguments.table:
         bench = Bench(
-            arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs, arguments.device
+            arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs, arguments.device,
+            arguments.drafter_model,
         )  # fmt: skip
         systems = [*STOCK, *arguments.systems.split(","), *([f"64-calibrated{BY_COST}"] if costs is not None else [])]
         if arguments.batch > 1:  # which takes single texts alone, as does the oracle

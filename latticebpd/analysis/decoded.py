@@ -14,10 +14,12 @@ import numpy as np
 from latticebpd.analysis.quality import MEASURES, References, perplexity
 from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
-from latticebpd.drafting import Drafter, Heads, NoDrafter, OracleDrafter, VanillaDrafter, drafter_named
+from latticebpd.drafting import Drafter, LatticeDrafter, NoDrafter, drafter_named
+from latticebpd.drafting.lattice_drafter import HindsightDrafter
 from latticebpd.drafting.names import ORACLE, Models
-from latticebpd.models.base import BaseModel
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.drafting.sources import Source
+from latticebpd.drafting.strategies import Vanilla
+from latticebpd.models.base import BaseModel, Model
 
 EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
 PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
@@ -33,7 +35,7 @@ class Decoded:
     """Decodes of the same prompts by several drafters.
 
     names: of the drafters.
-    counts: ``[drafters, at least slots + 2]`` calls by tokens committed, from 0; copies may go on behind the heads' slots.
+    counts: ``[drafters, n]`` calls by tokens committed, from 0 to the most that any committed.
     verified: ``[drafters]`` drafted tokens in all passes.
     texts: how many prompts.  differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the lattices are
         another model's, or were made in another precision.
@@ -73,7 +75,7 @@ class Decoded:
 
 
 def decode(
-    model: BlockwiseLM,
+    model: Model,
     texts: Iterable[tuple[Sequence[int], int]],
     drafters: Mapping[str, Factory],
     on_decode: Callable[[], None] | None = None,
@@ -96,7 +98,7 @@ def decode(
         ValueError: no text.
     """
     ways = [(name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()]
-    counts = np.zeros((len(ways), model.num_heads + 1), np.int64)
+    counts = np.zeros((len(ways), 1), np.int64)
     verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
     written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
     number, encodes = 0, BaseModel.of(model).encodes
@@ -124,14 +126,14 @@ def decode(
 
 
 def system_drafters(
-    model: BlockwiseLM, systems: Sequence[str], lm: Models, alpha: float | None, k: int, prompt_context: bool = True
+    source: Source, systems: Sequence[str], lm: Models, alpha: float | None, prompt_context: bool = True
 ) -> dict[str, Factory]:
-    """Systems by name, see ``latticebpd.drafting.names``, the oracle among them; k: arcs per slot."""
+    """Systems on a source's lattices by name, see ``latticebpd.drafting.names``, the oracle among them."""
 
     def factory(system: str) -> Factory:
         if system == ORACLE:
-            return lambda continuation: OracleDrafter(model, continuation, k)
-        return lambda _: drafter_named(system, Heads(model, k), lm, alpha, prompt_context)
+            return lambda continuation: HindsightDrafter(source, continuation)
+        return lambda _: drafter_named(system, source, lm, alpha, prompt_context)
 
     return {system: factory(system) for system in systems}
 
@@ -145,7 +147,7 @@ def check_measures(names: Sequence[str]) -> None:
 
 def qualities(
     decoded: Decoded,
-    model: BlockwiseLM,
+    model: Model,
     words: Callable[[list[int]], str],
     measures: Sequence[str],
     references: References = (),
@@ -177,10 +179,11 @@ def qualities(
     return found
 
 
-def oracle_drafters(model: BlockwiseLM, ks: Sequence[int]) -> dict[str, Factory]:
-    """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla."""
+def oracle_drafters(source_of: Callable[[int], Source], ks: Sequence[int]) -> dict[str, Factory]:
+    """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla.  ``source_of``: from k to a source of such lattices."""
 
     def factory(k: int) -> Factory:
-        return lambda continuation: VanillaDrafter(model) if k == 1 else OracleDrafter(model, continuation, k=k)
+        source = source_of(k)
+        return lambda continuation: LatticeDrafter(source, Vanilla()) if k == 1 else HindsightDrafter(source, continuation)
 
     return {f"k={k}": factory(k) for k in ks}

@@ -35,10 +35,8 @@ import numpy as np
 
 if TYPE_CHECKING:
     from torch.nn import Parameter
-    from transformers import PreTrainedModel
 
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.models.base import BaseModel, Model
 
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
@@ -72,7 +70,7 @@ class ModelShape:
                 raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
 
     @classmethod
-    def of(cls, model: BlockwiseLM | PreTrainedModel, source: float = 0) -> ModelShape:
+    def of(cls, model: Model, source: float = 0) -> ModelShape:
         """The shape of a model with heads or without, by its configuration and the type of its weights.
 
         Of an encoder–decoder it is the decoder's, since that is what calls read, and ``source`` tokens that it attends to: the

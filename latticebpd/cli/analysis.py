@@ -14,12 +14,17 @@ from rich import box
 from rich.table import Table
 
 from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decodes import IGNORE_BEAMS
+from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, model_and_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from latticebpd.analysis import OracleTally
     from latticebpd.analysis.counting import Counts
     from latticebpd.analysis.decoded import Decoded
+    from latticebpd.drafting import Source
+    from latticebpd.models.base import Model
     from latticebpd.scoring.weights import Tuning
 
 
@@ -44,6 +49,8 @@ def oracle(
     exclude: Path | None = EXCLUDE,
     model: Path | None = typer.Option(None, help="The lattices' own model: decode their texts again; needs directories of lattices."),
     limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
+    drafter_model: Path | None = DRAFTER_MODEL,
+    bigram: bool = BIGRAM,
     ignore_beams: bool = IGNORE_BEAMS,
 ) -> None:
     """Oracle top-k block efficiency: what perfect rescoring of the lattices would reach.
@@ -66,7 +73,11 @@ def oracle(
         task = bar.add_task("lattices", total=num_lattices(files))
         read = without_any(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
         found = count(part.select(read), widths, numbers, by)
-    decoded = None if model is None else _decode(files, model, widths, limit, tunings, found.signature.given_text, ignore_beams)
+    decoded = None
+    if model is not None:
+        quiet_transformers()
+        served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
+        decoded = _decode(files, served, source_of, widths, limit, tunings, found.signature.given_text)
     show_oracle(found, json, csv, plot, tally, decoded)
 
 
@@ -78,21 +89,24 @@ def excluded(path: Path | None) -> list[Tuning]:
 
 
 def _decode(
-    files: list[Path], directory: Path, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool, ignored: bool
+    files: list[Path],
+    model: Model,
+    source_of: Callable[[int], Source],
+    ks: list[int],
+    limit: int,
+    tunings: list[Tuning],
+    given_text: bool,
 ) -> Decoded:
-    quiet_transformers()
     from itertools import islice
 
     from latticebpd.analysis.decoded import decode, oracle_drafters
     from latticebpd.analysis.excluding import texts_without
     from latticebpd.lattices.shards import text_ends
-    from latticebpd.models.pretrained import load_blockwise
 
     texts = list(islice(texts_without(files, tunings), limit))
-    model = without_beams(load_blockwise(directory), ignored)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        return decode(model, texts, oracle_drafters(model, ks), lambda: bar.advance(task), given_text, eos_ids=text_ends(files[0]))
+        return decode(model, texts, oracle_drafters(source_of, ks), lambda: bar.advance(task), given_text, eos_ids=text_ends(files[0]))
 
 
 def table_of(title: str, first: str, *columns: str) -> Table:

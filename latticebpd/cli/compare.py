@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
-from latticebpd.cli.console import err, out, print_json, progress, writable_file
+from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
 from latticebpd.cli.language_models import alphas_of, named_models
+from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, model_and_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +46,8 @@ def compare(
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     model: Path | None = typer.Option(None, help="The lattices' own model: decode texts with every system; needs directories of lattices."),
+    drafter_model: Path | None = DRAFTER_MODEL,
+    bigram: bool = BIGRAM,
     decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),
     ignore_beams: bool = IGNORE_BEAMS,
     rule: list[str] = RULE,
@@ -75,8 +78,8 @@ def compare(
         raise ValueError("expected one of --json and --csv, got both")
     models, part = named_models(lm), Shard.parse(shard)
     weights = alphas_of("--alphas", alphas) if alphas else []
-    if model is None and (measure or references is not None or rule != ["exact"]):
-        raise ValueError("expected --model with --rule, --measure and --references, got none")
+    if model is None and (measure or references is not None or drafter_model is not None or rule != ["exact"]):
+        raise ValueError("expected --model with --rule, --measure, --references and --drafter-model, got none")
     if weights and (part.count > 1 or tally is not None):
         raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
     tunings = [*_tunings(files, models), *excluded(exclude)]
@@ -104,10 +107,13 @@ def compare(
         found = replace(found, signature=replace(found.signature, context="answer"))
     decoded: list[dict[str, Any]] = []
     if model is not None:
+        quiet_transformers()
         signature = found.signature
-        _, again, quality = decode_again(
-            model, files, tunings, found.systems, models or None, alpha, signature.k, signature.given_text, decode_texts, rule, measure,
-            references, field, ignore_beams, prompt_context,
+        served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
+        again, quality = decode_again(
+            model, served, source_of(signature.k), files, tunings, found.systems, models or None, alpha, signature.given_text, decode_texts,
+            rule, measure,
+            references, field, prompt_context,
         )  # fmt: skip
         decoded = decoded_rows(again, quality)
     show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)

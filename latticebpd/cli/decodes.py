@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from latticebpd.cli.console import err, progress, quiet_transformers
+from latticebpd.cli.console import err, progress
 
 if TYPE_CHECKING:
     from torch import nn
 
     from latticebpd.analysis.decoded import Decoded
     from latticebpd.analysis.excluding import SetAside
-    from latticebpd.drafting import Blocks
+    from latticebpd.drafting import Source
     from latticebpd.drafting.names import Models
     from latticebpd.models.base import Model
-    from latticebpd.models.blockwise import BlockwiseLM
 
 M = TypeVar("M", bound="Model")
 N = TypeVar("N", bound="Model | nn.Module")
@@ -43,9 +42,6 @@ REFERENCES: Any = typer.Option(
 NARROW: Any = typer.Option(
     False, "--narrow", help="Compute the model by kernels made for few tokens, on a CPU in float32: quicker, greedy decoding as well."
 )
-BIGRAM: Any = typer.Option(
-    True, "--bigram/--no-bigram", help="Use the bigram head and the confidence head of a block drafter that has them (DSpark)."
-)
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
 
@@ -65,47 +61,38 @@ def narrowed(model: N, wanted: bool) -> N:
     return narrow(model) if wanted else model
 
 
-def block_source(directory: Path, model: Model, tokenizer: Any, k: int, slots: int | None, bigram: bool, narrow: bool = False) -> Blocks:
-    """The block drafter of a directory beside its target."""
-    from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.drafting import Blocks, DrafterHeads
-    from latticebpd.models.block_checkpoints import load_block_drafter
-    from latticebpd.models.block_drafter import check_target
-
-    drafter = narrowed(load_block_drafter(directory), narrow)
-    check_target(drafter, model, vocabulary_fingerprint(tokenizer.get_vocab()))
-    return Blocks(drafter, model, k, slots, DrafterHeads(bigram, bigram))
-
-
 def decode_again(
     directory: Path,
+    model: Model,
+    source: Source,
     paths: Sequence[Path],
     tunings: Sequence[SetAside],
     systems: Sequence[str],
     lm: Models,
     alpha: float | None,
-    k: int,
     given_text: bool,
     limit: int,
     rules: Sequence[str] = ("exact",),
     measures: Sequence[str] = (),
     references: Path | None = None,
     field: str = "reference",
-    ignore_beams: bool = False,
     prompt_context: bool = True,
-) -> tuple[BlockwiseLM, Decoded, dict[str, list[float]]]:
-    """The model; decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality."""
-    quiet_transformers()
+) -> tuple[Decoded, dict[str, list[float]]]:
+    """Decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality.
+
+    Args:
+        directory: where the model's tokenizer lies.
+        model: that decodes.  source: what it drafts from.
+    """
     from latticebpd.analysis.decoded import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.analysis.excluding import numbered_without
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.lattices.shards import text_ends, texts_of
     from latticebpd.models.base import BaseModel
-    from latticebpd.models.pretrained import load_blockwise, load_tokenizer
+    from latticebpd.models.pretrained import load_tokenizer
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
-    model = without_beams(load_blockwise(directory), ignore_beams)
     numbered = list(islice(numbered_without(paths, tunings), limit))
     wanted: list[list[str]] = []
     right: list[tuple[list[int], int]] = []
@@ -123,7 +110,7 @@ def decode_again(
             right = [text for _, text in numbered]
         else:
             raise ValueError("expected --references with --measure, since the lattices are of the model's own text; got none")
-    drafters = system_drafters(model, systems, lm, alpha, k, prompt_context)
+    drafters = system_drafters(source, systems, lm, alpha, prompt_context)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
         decoded = decode(
@@ -132,7 +119,7 @@ def decode_again(
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
-    return model, decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
+    return decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
 
 
 def _words(tokenizer: Any, tokens: list[int]) -> str:

@@ -10,8 +10,9 @@ import typer
 
 from latticebpd.cli.blocks import BlockWriter
 from latticebpd.cli.console import err, out, print_json, quiet_transformers, writable_file
-from latticebpd.cli.decodes import BIGRAM, IGNORE_BEAMS, NARROW, block_source, narrowed, without_beams
+from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
 from latticebpd.cli.language_models import check_asked
+from latticebpd.cli.sources import BIGRAM, block_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,7 +38,7 @@ def generate(
         "-s",
         help="Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language model), N-copies "
         "(any model), greedy. By default 16-calibrated with heads and a calibrated model, else copies+16-tree; 16-copies without heads, "
-        "16-tree with a block drafter, vanilla with one that fills masks.",
+        "16-tree with a block drafter, 16-calibrated with --lm that was calibrated for it, vanilla with one that fills masks.",
     ),
     accept: str | None = typer.Option(
         None, help="What is accepted: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with --temperature)."
@@ -93,7 +94,7 @@ def generate(
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.drafting import Masks, drafter_named
     from latticebpd.drafting.costs import CostCurve
-    from latticebpd.drafting.defaults import arcs, default_system
+    from latticebpd.drafting.defaults import arcs, default_block_system, default_system
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.block_checkpoints import is_block_drafter
@@ -114,11 +115,12 @@ def generate(
     in_chat = prompts.eos_ids is not None
     ids = prompts.prompt([text]) if in_chat else prompts.document(text)
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
-    if system is None:
-        blocks = drafter_model is not None and is_block_drafter(drafter_model)
-        with_masks = "16-tree" if lm is not None or blocks else "vanilla"
-        own = default_system(rescored, alpha, by_cost=costs is not None, has_heads=isinstance(served, BlockwiseLM))
-        system = own if drafter_model is None else with_masks
+    if drafter_model is None:
+        system = system or default_system(rescored, alpha, by_cost=costs is not None, has_heads=isinstance(served, BlockwiseLM))
+    elif is_block_drafter(drafter_model):
+        system = system or default_block_system(lm, alpha)
+    else:
+        system = system or ("vanilla" if lm is None else "16-tree")
     source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size, bigram, narrow)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
@@ -186,7 +188,7 @@ def _source(
     if drafter_model is None:
         return Heads(model, k, block_size) if isinstance(model, BlockwiseLM) else None
     if is_block_drafter(drafter_model):
-        return block_source(drafter_model, model, tokenizer, k, block_size, bigram, narrow)
+        return block_source(drafter_model, model, tokenizer, bigram, narrow)(k, block_size)
     verifier = BaseModel.of(model)
     if not verifier.encodes:
         raise ValueError(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from latticebpd.cli.console import err, progress, quiet_transformers, writable
-from latticebpd.cli.decodes import BIGRAM, IGNORE_BEAMS, block_source, without_beams
+from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, block_source
 
 if TYPE_CHECKING:
     from latticebpd.drafting import Blocks
@@ -30,9 +31,7 @@ def lattices(
         "`latticebpd distill` (.npz); the bundled prompts by default.",
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
-    drafter_model: Path | None = typer.Option(
-        None, help="Lattices of this block drafter (`latticebpd train block-drafter`, a DFlash or DSpark checkpoint) instead of heads."
-    ),
+    drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     teacher_force: bool = typer.Option(
@@ -86,7 +85,7 @@ def lattices(
     if drafter_model is None:
         drafts = without_beams(load_blockwise(directory), ignore_beams)
     else:
-        drafts = block_source(drafter_model, without_beams(load_model(directory), ignore_beams), tokenizer, k, None, bigram)
+        drafts = block_source(drafter_model, without_beams(load_model(directory), ignore_beams), tokenizer, bigram)(k)
     writer, slots = foreseer(drafts).model, foreseer(drafts).slots
     format_ = prompt_format(tokenizer, writer, chat, system_prompt)
     following = max_new_tokens + slots  # the last lattices look a little beyond the limit

@@ -11,6 +11,7 @@ from latticebpd.cli.analysis import BY
 from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
 from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.language_models import named_models
+from latticebpd.cli.sources import model_and_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,8 +74,8 @@ def report(
     quality: dict[str, list[float]] = {}
     shape: ModelShape | None = None
     if model is not None:
-        asked = {"rules": rule, "measures": measure, "references": references, "field": field, "ignore_beams": ignore_beams}
-        decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked)
+        asked = {"rules": rule, "measures": measure, "references": references, "field": field}
+        decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked, ignore_beams)
     words = tokenizer
     if words is None and model is not None:
         beside = Path(resolved(model)) / "tokenizer.json"
@@ -106,27 +107,27 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
 
 
 def _with_model(
-    directory: Path, lattices: Path, measurements: Measurements, decode_texts: int, asked: Mapping[str, Any]
+    directory: Path, lattices: Path, measurements: Measurements, decode_texts: int, asked: Mapping[str, Any], ignore_beams: bool
 ) -> tuple[Decoded | None, dict[str, list[float]], ModelShape]:
     """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's shape."""
     quiet_transformers()
     from latticebpd.analysis.excluding import texts_without
     from latticebpd.analysis.hardware import ModelShape
     from latticebpd.lattices.shards import lattice_directory
-    from latticebpd.models.pretrained import load_blockwise
 
     measured = measurements.sets[0]
-    if not lattice_directory(lattices).is_ours:
-        return None, {}, ModelShape.of(load_blockwise(directory))
-    lengths = [prompt_length for _, prompt_length in texts_without([lattices], measured.aside)]
-    source = sum(lengths) / len(lengths)
-    if not decode_texts:
-        return None, {}, ModelShape.of(load_blockwise(directory), source)
     signature, models = measured.comparison.signature, measured.models or None
+    model, source_of = model_and_source(directory, None, False, ignore_beams)
+    if not lattice_directory(lattices).is_ours:
+        return None, {}, ModelShape.of(model)
+    lengths = [prompt_length for _, prompt_length in texts_without([lattices], measured.aside)]
+    shape = ModelShape.of(model, sum(lengths) / len(lengths))
+    if not decode_texts:
+        return None, {}, shape
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
     systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
-    model, decoded, quality = decode_again(
-        directory, [lattices], measured.aside, systems, models, measurements.options.alpha, signature.k, signature.given_text,
-        decode_texts, **asked,
+    decoded, quality = decode_again(
+        directory, model, source_of(signature.k), [lattices], measured.aside, systems, models, measurements.options.alpha,
+        signature.given_text, decode_texts, **asked,
     )  # fmt: skip
-    return decoded, quality, ModelShape.of(model, source)
+    return decoded, quality, shape

@@ -11,6 +11,7 @@ from rich.table import Table
 from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
 from latticebpd.cli.decodes import IGNORE_BEAMS, NARROW, narrowed, without_beams
 from latticebpd.cli.language_models import check_asked
+from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, block_source
 
 
 def spec_bench(
@@ -25,12 +26,14 @@ def spec_bench(
         "--system",
         "-s",
         help="Drafting system, as for `latticebpd generate`; by default 16-calibrated with a calibrated language "
-        "model, copies+16-tree with heads, 16-copies without.",
+        "model, copies+16-tree with heads, 16-copies without; of a block drafter as for `latticebpd generate`.",
     ),
     alpha: float | None = typer.Option(None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."),
     k: int | None = typer.Option(
         None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
     ),
+    drafter_model: Path | None = DRAFTER_MODEL,
+    bigram: bool = BIGRAM,
     slots: int | None = typer.Option(None, min=1, help="Number of heads to use; all by default, and each costs a projection."),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = IGNORE_BEAMS,
@@ -53,8 +56,8 @@ def spec_bench(
     quiet_transformers()
     import torch
 
-    from latticebpd.drafting import Heads, drafter_named
-    from latticebpd.drafting.defaults import arcs, default_system
+    from latticebpd.drafting import Heads, Source, drafter_named
+    from latticebpd.drafting.defaults import arcs, default_block_system, default_system
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
@@ -63,10 +66,17 @@ def spec_bench(
     torch.set_num_threads(threads)
     directory = model or bundle.MODEL
     served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
-    prompts = prompt_format(load_tokenizer(directory), served, chat, system_prompt)
+    tokenizer = load_tokenizer(directory)
+    prompts = prompt_format(tokenizer, served, chat, system_prompt)
     rescored = lm or (bundle.LM if model is None else lm_beside(directory))
-    name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
-    source = Heads(served, arcs(k, name, rescored), slots) if isinstance(served, BlockwiseLM) else None
+    source: Source | None = None
+    if drafter_model is not None:
+        name = system or default_block_system(lm, alpha)
+        source = block_source(drafter_model, served, tokenizer, bigram, narrow)(arcs(k, name, rescored), slots)
+    else:
+        name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
+        if isinstance(served, BlockwiseLM):
+            source = Heads(served, arcs(k, name, rescored), slots)
     check_asked(name, lm, alpha)
     drafter = drafter_named(name, source, rescored, alpha)
     with progress() as bar:

@@ -24,6 +24,16 @@ def default_system(
     return f"{size}-tree" if by_cost else f"copies+{size}-tree"
 
 
+def default_block_system(lm: LanguageModel, alpha: float | None = None) -> str:
+    """The system of a block drafter.
+
+    Args:
+        lm, alpha: the language model that was given beside the drafter, if any, and its weight: one that lies beside the
+            target may be calibrated, but for the target's heads.
+    """
+    return "16-calibrated" if alpha is None and is_calibrated(lm) else "16-tree"
+
+
 def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
     """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
     if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):

@@ -84,22 +84,28 @@ class TreeDrafter(LatticeDrafter):
         super().__init__(Heads(model, k, slots), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
 
 
-class OracleDrafter(LatticeDrafter):
-    """The best path of the heads' lattice in hindsight (Kim 2024, section 6.3).
+class HindsightDrafter(LatticeDrafter):
+    """The best path of a source's lattice in hindsight (Kim 2024, section 6.3).
 
     Args:
-        model, k: as for ``Heads``.
         continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
             or, for a single prompt, just its tokens.
     """
 
-    def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
-        super().__init__(Heads(model, k), Oracle())
+    def __init__(self, source: Source, continuations: Sequence[int] | Sequence[Sequence[int]]) -> None:
+        super().__init__(source, Oracle())
         self.continuations = by_row(continuations)
 
     def told(self, state: State) -> Sequence[int]:
         """What follows, instead."""
         return remaining(self.continuations, state)
+
+
+class OracleDrafter(HindsightDrafter):
+    """The best path of the heads' lattice in hindsight; ``model`` and ``k`` as for ``Heads``."""
+
+    def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
+        super().__init__(Heads(model, k), continuations)
 
 
 class MasksDrafter(LatticeDrafter):

@@ -17,7 +17,7 @@ from latticebpd.analysis import blocks, compare, tally
 from latticebpd.analysis.collecting import CollectOptions, collect, collect_shards
 from latticebpd.analysis.decoded import decode, oracle_drafters
 from latticebpd.analysis.stream import answers_alone, num_lattices
-from latticebpd.drafting import Blocks, State
+from latticebpd.drafting import Blocks, Heads, State
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files, texts_of
@@ -84,7 +84,7 @@ def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tupl
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    decoded = decode(model, texts.items(), oracle_drafters(model, [1, 2, 4]))
+    decoded = decode(model, texts.items(), oracle_drafters(lambda k: Heads(model, k), [1, 2, 4]))
     assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).walked[:, 0, 1].tolist()
     assert decoded.counts.sum(axis=1).tolist() == decoded.calls.tolist()
     with pytest.raises(ValueError, match="at least one text"):

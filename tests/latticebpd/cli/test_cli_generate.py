@@ -290,3 +290,32 @@ def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> 
         assert status == 0, err
     assert LatticeSet.load(files["--bigram"]).transitions is not None
     assert LatticeSet.load(files["--no-bigram"]).transitions is None
+
+
+def test_a_block_drafter_in_every_command_that_decodes(tmp_path: Path, run: Run) -> None:
+    """Its lattices are walked and decoded alike; Spec-Bench's answers are greedy decoding's."""
+    target, drafter, lattices = bundle.MODEL, tmp_path / "drafter", tmp_path / "lattices"
+    save_block_drafter(BlockDrafter(config_for(load_stock(target), 1, 4, 1, markov_rank=4)), drafter)
+    beside = ("--model", target, "--drafter-model", drafter)
+    status, _, err = run("lattices", *beside, "-o", lattices, "--limit", 2, "--max-new-tokens", 12, "-k", 4)
+    assert status == 0, err
+    status, out, err = run("compare", lattices, *beside, "--lm", bundle.LM, "-s", "chain", "-s", "16-tree", "--decode-texts", 2, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    for walked, decoded in zip(found["systems"], found["decoded"], strict=True):
+        assert decoded["system"] == walked["system"]
+        assert decoded["differing_texts"] == 0
+        assert abs(decoded["calls"] - walked["steps"]) <= 2, walked["system"]
+    status, out, err = run("oracle", lattices, *beside, "-k", "1,4", "--json")
+    assert status == 0, err
+    assert [each["differing_texts"] for each in json.loads(out)["decoded"]] == [0, 0]
+    status, _, err = run("compare", lattices, "--drafter-model", drafter)
+    assert status == 2
+    assert "expected --model with --rule, --measure, --references and --drafter-model" in " ".join(err.split())
+
+    questions = tmp_path / "question.jsonl"
+    questions.write_text('{"question_id": 1, "category": "qa", "turns": ["the city"]}\n', encoding="utf-8")
+    for options in ((), ("--no-bigram", "-s", "4-tree", "--slots", 2)):
+        status, out, err = run("spec-bench", questions, *beside, "--max-new-tokens", 8, "--json", *options)
+        assert status == 0, err
+        assert json.loads(out)["differing_answers"] == 0
