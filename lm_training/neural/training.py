@@ -30,14 +30,12 @@ from torch.nn.parallel import DistributedDataParallel
 from fst.files import replacing, replacing_files, require_writable
 from latticebpd.cli import console
 from lm_training.neural.memory import give_freed_back
-from lm_training.neural.memory import give_freed_back
 from lm_training.neural.options import LoopOptions
 from lm_training.neural.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
 
 STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
 LOG = "training-log.jsonl"
-UPDATES_BETWEEN_TRIMS = 10
 UPDATES_BETWEEN_TRIMS = 10
 
 Batch = TypeVar("Batch")
@@ -181,8 +179,6 @@ class Trainer:
                 values = self.update(module, schedule(self.step))
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
-                if self.step % UPDATES_BETWEEN_TRIMS == 0:
-                    give_freed_back()
                 if self.step % UPDATES_BETWEEN_TRIMS == 0:
                     give_freed_back()
                 if not math.isfinite(values["loss"]):
