@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -18,6 +19,10 @@ from transformers import PreTrainedModel
 
 NARROW_ATTENTION = "latticebpd_narrow"
 """The attention implementation of a model that `latticebpd.models.narrow` has changed."""
+
+
+Linear: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
+"""Product of an input with a weight, and what is added to it, as ``F.linear``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +48,12 @@ class Projection:
         """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
         return logits if self.bias is None else logits + self.bias
 
-    def over(self, tokens: Tensor) -> Projection:
-        """The same onto some of the tokens alone, ``[n]`` ids: logits are ``[..., n]``, in their order."""
-        rows = _Rows(self.embedding, tokens.to(self.embedding.weight.device))  # type: ignore[arg-type]
+    def over(self, tokens: Tensor | slice, linear: Linear | None = None) -> Projection:
+        """The same onto some of the tokens alone, ``[n]`` ids: logits are ``[..., n]``, in their order.
+
+        linear: computes the product, in place of the way in which all tokens' is.
+        """
+        rows = _Rows(self.embedding, tokens, linear)
         return Projection(rows, self.scale, None if self.bias is None else self.bias[rows.tokens])
 
     @property
@@ -64,12 +72,14 @@ class Projection:
 class _Rows(nn.Module):
     """Some rows of an output embedding."""
 
-    def __init__(self, embedding: nn.Module, tokens: Tensor) -> None:
+    def __init__(self, embedding: nn.Module, tokens: Tensor | slice, linear: Linear | None) -> None:
         super().__init__()
+        weight: Any = embedding.weight
         bias: Any = getattr(embedding, "bias", None)
         packed: Any = getattr(embedding, "packed", None)  # of a narrow model
-        self.tokens, self.weight, self.bias = tokens, embedding.weight[tokens], None if bias is None else bias[tokens]  # type: ignore[index]
-        self.linear = F.linear if packed is None else type(packed)()
+        self.tokens = tokens.to(weight.device) if isinstance(tokens, Tensor) else tokens
+        self.weight, self.bias = weight[self.tokens], None if bias is None else bias[self.tokens]
+        self.linear = linear or (F.linear if packed is None else type(packed)())
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden, self.weight, self.bias)

@@ -31,6 +31,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.models.base import BaseModel, Projection
 from latticebpd.models.heads import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.models.loading import load_base, stored_fingerprint
+from latticebpd.models.narrow_rounded import RoundedLinear
 
 HEADS_CONFIG = "heads.json"
 HEADS_WEIGHTS = "heads.safetensors"
@@ -81,11 +82,12 @@ class BlockwiseLM(nn.Module):
 
     @property
     def head_projection(self) -> Projection:
-        """From a head's states to logits of the tokens that it knows."""
-        whole, shortlist = self.projection, self.heads.shortlist
-        if shortlist is None:
+        """From a head's states to logits of the tokens that it knows; of a narrow model rounded, since heads only draft."""
+        whole, shortlist, learning = self.projection, self.heads.shortlist, torch.is_grad_enabled()  # the embedding may be learning
+        rounded = whole.narrow and not learning
+        if shortlist is None and not rounded:
             return whole
-        if torch.is_grad_enabled():  # the embedding may be learning
+        if learning:
             return whole.over(shortlist)
         weight: Any = whole.embedding.weight
         key = (
@@ -97,7 +99,7 @@ class BlockwiseLM(nn.Module):
             weight.device,
         )
         if self._short is None or self._short[0] != key:
-            self._short = (key, whole.over(shortlist))
+            self._short = (key, whole.over(slice(None) if shortlist is None else shortlist, RoundedLinear() if rounded else None))
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:

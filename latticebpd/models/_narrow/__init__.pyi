@@ -12,6 +12,20 @@ class Panels:
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
+def rounded_kinds() -> int:
+    """How many ways of computing `Rounded` this processor has; 0 is the quickest, and all give the same bits."""
+
+class Rounded:
+    """A matrix ``[outputs, inputs]`` rounded to 8 bits, laid out."""
+
+    def __init__(self, weight: int, outputs: int, inputs: int, kind: int = 0) -> None: ...
+    def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
+        """``[rows, inputs]`` -> ``[rows, outputs]``."""
+
+def best(x: int, rows: int, count: int, k: int, values: int, places: int, totals: int, threads: int = 1, kind: int = 0) -> None:
+    """Of each row of ``[rows, count]`` numbers the ``k`` largest and their places, ``[rows, k]`` float32 and int32, largest first and of
+    equal ones those that come first, and ``totals [rows]``, ln of the sum of all exponentials; where that is not finite, values are NaN."""
+
 class Layer:
     """A decoder layer of Llama's kind without its attention, laid out.
 

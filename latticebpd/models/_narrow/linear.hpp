@@ -112,22 +112,23 @@ inline std::vector<Kind> kinds() {
 }
 
 // Numbers on large pages where the system has them: a model's weights are far more than small ones' addresses find room for.
+template <typename Number>
 class Memory {
   public:
-    explicit Memory(std::size_t count) : numbers_(static_cast<float*>(::operator new(count * sizeof(float), kPage))) {
+    explicit Memory(std::size_t count) : numbers_(static_cast<Number*>(::operator new(count * sizeof(Number), kPage))) {
 #if defined(__linux__)
-        madvise(numbers_.get(), count * sizeof(float), MADV_HUGEPAGE);
+        madvise(numbers_.get(), count * sizeof(Number), MADV_HUGEPAGE);
 #endif
-        std::fill_n(numbers_.get(), count, 0.0f);
+        std::fill_n(numbers_.get(), count, Number{});
     }
-    float* get() const { return numbers_.get(); }
+    Number* get() const { return numbers_.get(); }
 
   private:
     static constexpr std::align_val_t kPage{1 << 21};
     struct Delete {
-        void operator()(float* numbers) const { ::operator delete(numbers, kPage); }
+        void operator()(Number* numbers) const { ::operator delete(numbers, kPage); }
     };
-    std::unique_ptr<float, Delete> numbers_;
+    std::unique_ptr<Number, Delete> numbers_;
 };
 
 // A matrix [outputs, inputs] and what is added to its product, [outputs] or null; they are copied.
@@ -189,7 +190,7 @@ class Panels {
 
     Kind kind_;
     std::size_t outputs_, inputs_, count_;
-    Memory panels_;
+    Memory<float> panels_;
     std::vector<float> biases_;
 };
 

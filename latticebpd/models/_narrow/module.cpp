@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "attention.hpp"
+#include "best.hpp"
 #include "layer.hpp"
 #include "linear.hpp"
 #include "released.hpp"
+#include "rounded.hpp"
 
 namespace py = pybind11;
 
@@ -67,6 +69,27 @@ PYBIND11_MODULE(_narrow, module) {
                 layer.after(numbers(x), numbers(attended), rows, written(to), threads);
             },
             py::arg("x"), py::arg("attended"), py::arg("rows"), py::arg("to"), py::arg("threads") = 1, py::call_guard<Released>());
+    module.def("rounded_kinds", [] { return rounded_kinds().size(); });
+    py::class_<Rounded>(module, "Rounded")
+        .def(py::init([](std::uintptr_t weight, std::size_t outputs, std::size_t inputs, std::size_t kind) {
+                 return std::make_unique<Rounded>(numbers(weight), outputs, inputs, kind);
+             }),
+             py::arg("weight"), py::arg("outputs"), py::arg("inputs"), py::arg("kind") = 0, py::call_guard<Released>())
+        .def(
+            "multiply",
+            [](const Rounded& rounded, std::uintptr_t x, std::size_t rows, std::uintptr_t y, std::size_t threads) {
+                rounded.multiply(numbers(x), rows, written(y), threads);
+            },
+            py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1, py::call_guard<Released>());
+    module.def(
+        "best",
+        [](std::uintptr_t x, std::size_t rows, std::size_t count, std::size_t k, std::uintptr_t values, std::uintptr_t places,
+           std::uintptr_t totals, std::size_t threads, std::size_t kind) {
+            const Best best{numbers(x), count, k, written(values), reinterpret_cast<std::int32_t*>(places), written(totals)};
+            rows_of(best, rows, threads, kinds().at(kind).lanes);
+        },
+        py::arg("x"), py::arg("rows"), py::arg("count"), py::arg("k"), py::arg("values"), py::arg("places"), py::arg("totals"),
+        py::arg("threads") = 1, py::arg("kind") = 0, py::call_guard<Released>());
     module.def(
         "attend",
         [](const std::array<std::uintptr_t, 5>& addresses, const std::array<std::size_t, 6>& shape,

@@ -13,6 +13,7 @@ import pytest
 from latticebpd.models import _narrow
 
 KINDS = range(_narrow.kinds())
+ROUNDED = range(_narrow.rounded_kinds())
 THREADS = pytest.mark.parametrize("threads", [1, 2])
 NONE, CAUSAL, VISIBLE, ADDED = range(4)
 
@@ -55,6 +56,91 @@ def test_a_row_is_the_same_bits_among_any_others(kind: int, threads: int) -> Non
     for rows in range(1, 70):
         for begin in (0, (70 - rows) // 2, 70 - rows):
             np.testing.assert_array_equal(product(kind, x[begin : begin + rows], weight, bias, threads), whole[begin : begin + rows])
+
+
+def rounded_product(kind: int, x: np.ndarray, weight: np.ndarray, threads: int = 1) -> np.ndarray:
+    outputs, inputs = weight.shape
+    x, y = x.copy(), np.full((len(x) + 1, outputs), 7, np.float32)
+    _narrow.Rounded(address(weight), outputs, inputs, kind).multiply(address(x), len(x), address(y), threads)
+    assert (y[-1] == 7).all(), "written beyond its end"
+    return y[:-1]
+
+
+def whole_numbers(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as whole numbers up to ``most``, and what each row is to be multiplied by."""
+    largest = np.abs(numbers).max(axis=1, keepdims=True)
+    return np.rint(numbers * (np.float32(most) / largest)).astype(np.int64), largest / np.float32(most)
+
+
+@THREADS
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 31), (64, 32), (100, 97), (576, 193)])
+def test_rounded_products_are_sums_of_whole_numbers_the_same_bits_on_every_processor(
+    kind: int, inputs: int, outputs: int, threads: int
+) -> None:
+    rng = np.random.default_rng(inputs)
+    weight = drawn(rng, outputs, inputs) * np.exp(drawn(rng, outputs, 1))
+    most = min(32767, (2**31 - 1) // (127 * inputs) - 1)
+    for rows in (0, 1, 2, 5, 12, 13, 25, 70):
+        x = drawn(rng, rows, inputs) * np.exp(drawn(rng, rows, 1))
+        found = rounded_product(kind, x, weight, threads)
+        (w, s), (z, t) = whole_numbers(weight, 127), whole_numbers(x, most)
+        np.testing.assert_array_equal(found, (z @ w.T).astype(np.float32) * (s.T * t))
+        bound = s.T / 2 * np.abs(x).sum(1)[:, None] + t / 2 * np.abs(weight).sum(1) + s.T * t / 4 * inputs
+        assert (np.abs(found - x.astype(np.float64) @ weight.T.astype(np.float64)) <= bound * 1.001).all()
+        for begin in range(0, rows, 9):
+            np.testing.assert_array_equal(rounded_product(kind, x[begin : begin + 9], weight, threads), found[begin : begin + 9])
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("inputs", [1, 515, 516, 517, 5000])
+def test_the_largest_sums_do_not_overflow(kind: int, inputs: int) -> None:
+    signs = np.array([[1], [-1]], np.float32) * np.ones((2, inputs), np.float32)
+    np.testing.assert_allclose(rounded_product(kind, signs, signs), [[inputs, -inputs], [-inputs, inputs]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_rounded_rows_of_zeros_or_of_no_numbers_stay_by_themselves(kind: int) -> None:
+    x, weight = np.ones((5, 8), np.float32), np.ones((3, 8), np.float32)
+    x[0], x[1, 3], x[2, 3], x[3], weight[1] = 0, np.nan, -np.inf, 1e-45, 0
+    found = rounded_product(kind, x, weight)
+    assert found[0].tolist() == [0, 0, 0]
+    assert np.isnan(found[[1, 2]]).all()
+    np.testing.assert_allclose(found[[3, 4]], [[0, 0, 0], [8, 0, 8]], atol=1e-30)
+
+
+@THREADS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 5, 255, 256, 257, 700, 5000])
+def test_the_best_are_those_of_a_stable_sort_and_totals_those_of_double_precision(kind: int, count: int, threads: int) -> None:
+    rng = np.random.default_rng(count)
+    for x in (drawn(rng, 19, count) * 8, rng.integers(0, 4, (19, count)).astype(np.float32), np.zeros((2, count), np.float32)):
+        x[0, : count // 2] = -np.inf
+        for k in {1, min(count, 64), count}:
+            found, ends = _best(kind, x, k, threads), x.astype(np.float64)
+            order = np.argsort(-x, axis=1, kind="stable")[:, :k]
+            np.testing.assert_array_equal(found[1], order)
+            np.testing.assert_array_equal(found[0], np.take_along_axis(x, order, axis=1))
+            np.testing.assert_allclose(found[2], np.log(np.exp(ends - ends.max(1, keepdims=True)).sum(1)) + ends.max(1), atol=5e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_best_of_no_numbers_are_none(kind: int) -> None:
+    for count in (7, 300):
+        x = np.ones((4, count), np.float32)
+        x[0, 3], x[1, 3], x[2] = np.nan, np.inf, -np.inf
+        values, places, totals = _best(kind, x, 2, 1)
+        assert np.isnan(values[:3]).all()
+        assert not np.isfinite(totals[:3]).any()
+        assert places[3].tolist() == [0, 1]
+
+
+def _best(kind: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x, rows = x.copy(), len(x)
+    values, places, totals = np.full((rows + 1, k), 7, np.float32), np.full((rows + 1, k), 7, np.int32), np.full(rows + 1, 7, np.float32)
+    _narrow.best(address(x), rows, x.shape[1], k, address(values), address(places), address(totals), threads, kind)
+    assert (values[-1] == 7).all() and (places[-1] == 7).all() and totals[-1] == 7, "written beyond its end"
+    return values[:-1], places[:-1], totals[:-1]
 
 
 def attention(

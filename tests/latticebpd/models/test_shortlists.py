@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from latticebpd import TreeDrafter, VanillaDrafter, generate
+from latticebpd import SausageLattice, TreeDrafter, VanillaDrafter, generate
 from latticebpd.analysis.collecting import CollectOptions, collect
 from latticebpd.drafting import lattices_from_logits
 from latticebpd.lattices.texts import Texts
@@ -82,6 +82,21 @@ def test_arcs_are_the_best_of_the_shortlist_by_their_own_ids_ties_to_the_lower()
     np.testing.assert_allclose(lattice.log_probs, torch.log_softmax(logits[0], -1).gather(1, torch.tensor([[1, 2], [0, 1]])), rtol=1e-6)
     (lattice,) = lattices_from_logits(logits, 9, np.array([4, 6, 9, 30]))
     assert sorted(lattice.tokens[0].tolist()) == [4, 6, 9, 30]
+
+
+def test_lattices_of_tensors_are_those_of_arrays() -> None:
+    torch.manual_seed(0)
+    for logits in (torch.randn(3, 4, 700), torch.randint(0, 3, (3, 4, 700)).float(), torch.randn(4, 3, 700).transpose(0, 1)):
+        for k in (1, 16, 700):
+            for found, given in zip(lattices_from_logits(logits, k), logits, strict=True):
+                expected = SausageLattice.from_logits(given, k)
+                assert np.array_equal(found.tokens, expected.tokens)
+                np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=2e-6)
+    for number in (float("nan"), float("inf")):
+        wrong = logits.clone()
+        wrong[1, 2, 3] = number
+        with pytest.raises(ValueError, match="slot 2.*log-probability"):
+            lattices_from_logits(wrong, 4)
 
 
 def test_text_is_the_models_own_and_only_tokens_of_the_shortlist_are_drafted() -> None:
