@@ -6,7 +6,7 @@ whatever stands beside it in the pass: a draft verified together, the same token
 text, not even by rounding.
 
 Modules that are just `torch.nn.Linear`, on a CPU and in float32, are computed so, SDPA attention, and all else in a decoder layer of
-Llama's; the rest of a model stays as it is.
+Llama's; the rest of a model stays as it is.  Heads only draft: they read weights rounded to 8 bits (``narrow_rounded.py``).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _best(kind: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, n
     x, rows = x.copy(), len(x)
     values, places, totals = np.full((rows + 1, k), 7, np.float32), np.full((rows + 1, k), 7, np.int32), np.full(rows + 1, 7, np.float32)
     _narrow.best(address(x), rows, x.shape[1], k, address(values), address(places), address(totals), threads, kind)
-    assert (values[-1] == 7).all() and (places[-1] == 7).all() and totals[-1] == 7, "written beyond its end"
+    assert all((each[-1] == 7).all() for each in (values, places, totals)), "written beyond its end"
     return values[:-1], places[:-1], totals[:-1]
 
 

@@ -95,7 +95,7 @@ def test_lattices_of_tensors_are_those_of_arrays() -> None:
     for number in (float("nan"), float("inf")):
         wrong = logits.clone()
         wrong[1, 2, 3] = number
-        with pytest.raises(ValueError, match="slot 2.*log-probability"):
+        with pytest.raises(ValueError, match=r"slot 2.*log-probability"):
             lattices_from_logits(wrong, 4)
 
 
