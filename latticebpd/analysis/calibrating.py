@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fst
 from fst.search import FEATURES
-from latticebpd.analysis.stream import blocks
+from latticebpd.analysis.stream import blocks, text_numbers
 from latticebpd.analysis.tuning import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
@@ -115,7 +115,8 @@ def calibrate(
     rng = np.random.default_rng(seed)
     halves: tuple[dict[int, list[tuple[np.ndarray, int]]], ...] = defaultdict(list), defaultdict(list)
     side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
-    share, slots, width = positions / sum(1 for _ in _chosen(paths, unit, drawn)), 0, 0
+    texts = text_numbers(paths)[1]
+    share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
     indexes = TextIndexes()
     for lattices, row, example in _chosen(paths, unit, drawn):
         slots, width = lattices.tokens.shape[1:]

@@ -81,6 +81,33 @@ def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) 
     return (shard or Shard()).select(_all_blocks(paths))
 
 
+def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarray | None]:
+    """How many lattices ``paths`` hold, and ``[n]`` the text of each, as `blocks` numbers them, None where no file tells.
+
+    Nothing else of the files is read.
+
+    Raises:
+        ValueError: some files tell texts and others do not, or as `blocks` does.
+        FileNotFoundError: there is no such file.
+    """
+    found, texts, lattices = [], 0, 0
+    for path in paths:
+        before = lattices
+        for file in shard_files(path):
+            with _opened(file) as (columns, _):
+                lattices += columns["tokens"].length
+                if (rows := columns.get("sequence")) is not None and rows.length:
+                    if rows.shape or rows.dtype.kind not in "iu":
+                        raise ValueError(f"sequence: expected integers [n], got {rows.dtype} [n, {rows.shape}]")
+                    found.append(rows.take(rows.length).astype(np.int64) + texts)
+                    texts = max(texts, int(found[-1].max()) + 1)
+        if lattices == before:
+            raise ValueError(f"{path}: expected at least one lattice, got none")
+    if 0 < sum(map(len, found)) < lattices:
+        raise ValueError("expected files that all number their texts, or none that does, got both kinds; tune on one kind")
+    return lattices, np.concatenate(found) if found else None
+
+
 def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
     texts = 0
     for path in paths:

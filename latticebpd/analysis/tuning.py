@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from latticebpd.analysis.stream import blocks
+from latticebpd.analysis.stream import blocks, text_numbers
 from latticebpd.analysis.sweep import ALPHAS, AlphaSweep, sweep_alpha
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files
@@ -88,19 +88,12 @@ def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, 
     """The unit of the files' examples, and the numbers of ``count`` of them, rising."""
     if count < 1:
         raise ValueError(f"expected at least one example, got {count}")
-    texts: set[int] = set()
-    lattices, numbered = 0, set()
-    for block in blocks(paths):
-        numbered.add(block.sequence is not None)
-        texts.update([] if block.sequence is None else np.unique(block.sequence).tolist())
-        lattices += len(block)
-    if len(numbered) > 1:
-        raise ValueError("expected files that all number their texts, or none that does, got both kinds; tune on one kind")
+    lattices, texts = text_numbers(paths)
     if not lattices:
         raise ValueError("expected at least one lattice, got files without any")
-    everything = np.array(sorted(texts)) if texts else np.arange(lattices)
+    everything = np.arange(lattices) if texts is None else np.unique(texts)
     drawn = np.random.default_rng(seed).permutation(everything)[:count]
-    return TEXT if texts else LATTICE, tuple(sorted(drawn.tolist()))
+    return LATTICE if texts is None else TEXT, tuple(sorted(drawn.tolist()))
 
 
 def without(lattices: Iterable[LatticeSet], tuning: Tuning | Calibration) -> Iterator[LatticeSet]:

@@ -31,13 +31,10 @@ def _best(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Tokens and log-probabilities of each row, ``[slots, k]``, by our own kernel: PyTorch's top-k takes four times as long."""
     given = logits.contiguous()
     rows, slots, vocab = given.shape
-    values, places, totals = (
-        np.empty((rows, slots, k), np.float32),
-        np.empty((rows, slots, k), np.int32),
-        np.empty((rows, slots, 1), np.float32),
-    )
-    addresses = (each.ctypes.data for each in (values, places, totals))
-    _narrow.best(given.data_ptr(), rows * slots, vocab, k, *addresses, torch.get_num_threads())
+    values, places = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
+    totals = np.empty((rows, slots, 1), np.float32)
+    values_at, places_at, totals_at = (each.ctypes.data for each in (values, places, totals))
+    _narrow.best(given.data_ptr(), rows * slots, vocab, k, values_at, places_at, totals_at, torch.get_num_threads())
     return list(zip(places, values - totals, strict=True))
 
 

@@ -85,10 +85,11 @@ class BlockwiseLM(nn.Module):
         """From a head's states to logits of the tokens that it knows; of a narrow model rounded, since heads only draft."""
         whole, shortlist, learning = self.projection, self.heads.shortlist, torch.is_grad_enabled()  # the embedding may be learning
         rounded = whole.narrow and not learning
+        tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
             return whole
         if learning:
-            return whole.over(shortlist)
+            return whole.over(tokens)
         weight: Any = whole.embedding.weight
         key = (
             type(whole.embedding),
@@ -99,7 +100,7 @@ class BlockwiseLM(nn.Module):
             weight.device,
         )
         if self._short is None or self._short[0] != key:
-            self._short = (key, whole.over(slice(None) if shortlist is None else shortlist, RoundedLinear() if rounded else None))
+            self._short = (key, whole.over(tokens, RoundedLinear() if rounded else None))
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:

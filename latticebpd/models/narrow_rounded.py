@@ -33,22 +33,11 @@ class RoundedLinear:
         if learning or not plain or input.shape[-1:] != weight.shape[1:]:
             return F.linear(input, weight, bias)
         if self._of != identity(weight):
-            self._rounded, self._of, self._kept = rounded(weight), identity(weight), weight.detach()
-        output = multiplied(self._rounded, input, len(weight))
+            whole = weight.detach().contiguous()
+            self._rounded, self._of, self._kept = _narrow.Rounded(whole.data_ptr(), *whole.shape), identity(weight), weight.detach()
+        rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
+        self._rounded.multiply(rows.data_ptr(), rows.numel() // max(1, rows.shape[-1]), output.data_ptr(), torch.get_num_threads())
         return output if bias is None else output + bias
 
     def __reduce__(self) -> tuple[type[RoundedLinear], tuple[()]]:
         return RoundedLinear, ()  # a copy rounds its own weight
-
-
-def rounded(weight: Tensor) -> Any:
-    """A weight ``[outputs, inputs]`` for the kernel."""
-    whole = weight.detach().contiguous()
-    return _narrow.Rounded(whole.data_ptr(), *whole.shape)
-
-
-def multiplied(weight: Any, input: Tensor, outputs: int) -> Tensor:
-    """``[..., inputs]`` -> ``[..., outputs]``: its product with what `rounded` made."""
-    rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], outputs))
-    weight.multiply(rows.data_ptr(), output.numel() // max(1, outputs), output.data_ptr(), torch.get_num_threads())
-    return output

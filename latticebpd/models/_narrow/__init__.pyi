@@ -22,6 +22,13 @@ class Rounded:
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
+class RoundedHeads:
+    """Feed-forward heads, ``up [heads, inner, size]`` and ``down [heads, size, inner]``, rounded to 8 bits and laid out."""
+
+    def __init__(self, up: int, down: int, heads: int, size: int, inner: int) -> None: ...
+    def states(self, x: int, rows: int, heads: int, to: int, threads: int = 1) -> None:
+        """``[rows, size]`` -> ``[rows, heads, size]`` of the first so many heads."""
+
 def best(x: int, rows: int, count: int, k: int, values: int, places: int, totals: int, threads: int = 1, kind: int = 0) -> None:
     """Of each row of ``[rows, count]`` numbers the ``k`` largest and their places, ``[rows, k]`` float32 and int32, largest first and of
     equal ones those that come first, and ``totals [rows]``, ln of the sum of all exponentials; where that is not finite, values are NaN."""

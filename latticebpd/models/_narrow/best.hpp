@@ -25,7 +25,7 @@ struct Best {
     std::int32_t* places;
     float* totals;
 
-    static constexpr std::size_t kGroup = 16;  // numbers, one of each vector of a block
+    static constexpr std::size_t kGroup = 32;  // numbers, one of each vector of a block
 
     struct Found {
         float value;

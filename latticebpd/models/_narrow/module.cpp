@@ -12,6 +12,7 @@
 
 #include "attention.hpp"
 #include "best.hpp"
+#include "heads.hpp"
 #include "layer.hpp"
 #include "linear.hpp"
 #include "released.hpp"
@@ -81,6 +82,17 @@ PYBIND11_MODULE(_narrow, module) {
                 rounded.multiply(numbers(x), rows, written(y), threads);
             },
             py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1, py::call_guard<Released>());
+    py::class_<RoundedHeads>(module, "RoundedHeads")
+        .def(py::init([](std::uintptr_t up, std::uintptr_t down, std::size_t heads, std::size_t size, std::size_t inner) {
+                 return std::make_unique<RoundedHeads>(numbers(up), numbers(down), heads, size, inner);
+             }),
+             py::arg("up"), py::arg("down"), py::arg("heads"), py::arg("size"), py::arg("inner"), py::call_guard<Released>())
+        .def(
+            "states",
+            [](const RoundedHeads& heads, std::uintptr_t x, std::size_t rows, std::size_t asked, std::uintptr_t to, std::size_t threads) {
+                heads.states(numbers(x), rows, asked, written(to), threads);
+            },
+            py::arg("x"), py::arg("rows"), py::arg("heads"), py::arg("to"), py::arg("threads") = 1, py::call_guard<Released>());
     module.def(
         "best",
         [](std::uintptr_t x, std::size_t rows, std::size_t count, std::size_t k, std::uintptr_t values, std::uintptr_t places,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fst import FEATURES
-from latticebpd.analysis import blocks
+from latticebpd.analysis import blocks, stream
 from latticebpd.analysis.calibrating import NEVER, calibrate
 from latticebpd.analysis.systems import run_system
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -69,6 +70,19 @@ def test_the_text_is_worth_something_and_noise_is_not(file: Path, fitted: Calibr
     assert (table[:, [FEATURES.index(name) for name in ("seen", "match_1", "share_1")]] == 0).all()
     assert calibrate([file], LM, examples=6)[0] == fitted
     assert (fitted.further, len(fitted.weights), len(without.weights)) == (True, SLOTS + 1, SLOTS)  # without copies nothing lies behind
+
+
+def test_lattices_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch, fitted: Calibration) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> Iterator[LatticeSet]:
+        read.append(path)
+        return opened(path)
+
+    opened = stream._blocks_of
+    monkeypatch.setattr(stream, "_blocks_of", counted)
+    assert calibrate([file], LM, examples=6)[0] == fitted
+    assert read == [file]
 
 
 def test_predictions_are_reliable(tmp_path: Path) -> None:

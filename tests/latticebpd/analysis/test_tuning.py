@@ -12,6 +12,7 @@ import pytest
 import fst
 from latticebpd import NeuralRescorer, SausageLattice, draft_tree, rescore
 from latticebpd.analysis import blocks
+from latticebpd.analysis.stream import text_numbers
 from latticebpd.analysis.systems import run_system
 from latticebpd.analysis.tuning import WIDENINGS, draw_examples, lattices_fingerprint, tune, without
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -67,6 +68,12 @@ def test_weight_that_is_right_by_construction_is_found(files: list[Path]) -> Non
     assert swept.counts.sum(axis=1).tolist() == [3 * 5] * 4
     assert (found.unit, len(found.examples), found.seed, found.system, found.by) == ("text", 3, 1, "1-best", "decode")
     assert found.lattices == lattices_fingerprint(files) != lattices_fingerprint(files[::-1])
+
+
+def test_texts_are_numbered_as_they_are_read(files: list[Path]) -> None:
+    count, texts = text_numbers(files)
+    assert texts is not None
+    assert (count, texts.tolist()) == (40, [number for block in blocks(files) for number in block.sequence.tolist()])
 
 
 def test_of_equally_good_weights_the_least_is_taken(files: list[Path]) -> None:
