@@ -117,7 +117,6 @@ class RescorerObjective(Objective[NextTokenBatch]):
         self.model, self.source, self.begins_with = model, data, begins_with
         self.tokenizer_fingerprint, self.keep_settings = tokenizer_fingerprint, keep_settings
         self.tokens_per_step = round(options.batch_size * len(data.tokens) / len(data))
-        self._takes_positions_to_keep = BaseModel.of(model).takes("logits_to_keep")
 
     def batch(self, step: int, part: int, parts: int) -> NextTokenBatch:
         """Sequences come in a fixed random order, every one once per epoch; ``parts`` deal a step's sequences out."""
@@ -135,16 +134,22 @@ class RescorerObjective(Objective[NextTokenBatch]):
         return NextTokenBatch(*(torch.from_numpy(np.ascontiguousarray(array)).to(self.model.device) for array in arrays))
 
     def logits(self, batch: NextTokenBatch) -> Tensor:
-        """``[rows, kept, vocab]``."""
+        """``[labels, vocab]``, where the weights are not 0: prompts and padding are most of a batch, and a projection most of the cost."""
         kept = batch.labels.shape[1]
-        options = {"logits_to_keep": kept} if self._takes_positions_to_keep else {}
-        logits: Tensor = self.model(input_ids=batch.inputs, use_cache=False, **options).logits
-        return logits[:, -kept:]
+        labelled = batch.weights > 0
+        output: Any = self.model.get_output_embeddings()
+        hook = output.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, -kept:][labelled],))
+        try:
+            logits: Tensor = self.model(input_ids=batch.inputs, use_cache=False).logits
+        finally:
+            hook.remove()
+        return logits.float()
 
     def forward(self, batch: NextTokenBatch) -> dict[str, Tensor]:
         """``loss``, in nats."""
-        losses = F.cross_entropy(self.logits(batch).flatten(0, 1).float(), batch.labels.flatten(), reduction="none")
-        return {"loss": losses @ batch.weights.flatten()}
+        labelled = batch.weights > 0
+        losses = F.cross_entropy(self.logits(batch), batch.labels[labelled], reduction="none")
+        return {"loss": losses @ batch.weights[labelled]}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return adamw_and_muon(self.model, self.options, output=self.model.get_output_embeddings())
@@ -156,11 +161,10 @@ class RescorerObjective(Objective[NextTokenBatch]):
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.labelled(self.validation, [index], 1.0)
             if batch.labels.numel():
-                logits = self.logits(batch)[0].float()
-                losses = F.cross_entropy(logits, batch.labels[0], reduction="none")
-                loss += float(losses @ batch.weights[0])
-                hits += float((logits.argmax(dim=1) == batch.labels[0]).float() @ batch.weights[0])
-                labels += float(batch.weights.sum())
+                logits, wanted = self.logits(batch), batch.labels[batch.weights > 0]
+                loss += float(F.cross_entropy(logits, wanted, reduction="sum"))
+                hits += float((logits.argmax(dim=1) == wanted).sum())
+                labels += len(wanted)
         if not labels:
             return {}
         mean = loss / labels

@@ -67,6 +67,16 @@ def test_loss_is_the_mean_over_the_tokens_behind_prompts() -> None:
         np.testing.assert_allclose(objective.validate()["loss"], mean_loss(trained, data, 4), atol=1e-4)
 
 
+def test_only_labels_are_projected_and_the_model_is_left_as_it_was() -> None:
+    data, trained = random_sequences(8), model()
+    objective, rows = RescorerObjective(trained, data, data, replace(QUICK, batch_size=8)), []
+    counting = trained.get_output_embeddings().register_forward_hook(lambda _, inputs, output: rows.append(output.shape[:-1].numel()))
+    objective(objective.batch(0, 0, 1))
+    counting.remove()
+    assert rows == [int((data.lengths - data.prompt_lengths).sum())]
+    assert trained(torch.zeros(2, 3, dtype=torch.long)).logits.shape[:2] == (2, 3)
+
+
 def mean_loss(trained: PreTrainedModel, data: Texts, count: int) -> float:
     """Over the first sequences, token by token."""
     losses: list[float] = []
