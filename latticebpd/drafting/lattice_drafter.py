@@ -33,7 +33,7 @@ class LatticeDrafter:
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        if isinstance(self.strategy, Sized) and not self.strategy.worthwhile():
+        if isinstance(self.strategy, Sized) and not self.strategy.worthwhile(len(states)):
             return [DraftTree.empty()] * len(states)
         found = self.source.lattices(states)
         rows = [row for row, lattice in enumerate(found) if lattice is not None]

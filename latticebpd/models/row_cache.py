@@ -21,19 +21,39 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 
+from latticebpd.models import _narrow
+
 
 class GrowingLayer(DynamicLayer):
-    """One layer.  keys, values: views of the first places of ``buffers``."""
+    """One layer.  keys, values: views of the first ``places`` of ``buffers``, made when somebody asks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.keys: Any
-        self.values: Any
         self.buffers: list[Tensor] = []
+        self.places = 0
+
+    @property
+    def keys(self) -> Any:
+        return self.buffers[0][:, :, : self.places] if self.buffers else None
+
+    @keys.setter
+    def keys(self, given: Any) -> None:
+        """The base class begins with None."""
+
+    @property
+    def values(self) -> Any:
+        return self.buffers[1][:, :, : self.places] if self.buffers else None
+
+    @values.setter
+    def values(self, given: Any) -> None:
+        """As for keys."""
+
+    def get_seq_length(self) -> int:
+        return self.places
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns, ``[rows, attention heads, columns, size]``; returns all keys and values."""
-        begin = self.get_seq_length()
+        begin = self.places
         end = begin + key_states.shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
             buffers = [new.new_empty(*new.shape[:2], end + end // 2, new.shape[3]) for new in (key_states, value_states)]
@@ -43,22 +63,26 @@ class GrowingLayer(DynamicLayer):
             self.dtype, self.device = key_states.dtype, key_states.device
         for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, begin:end] = new
-        self.cut(end)
+        self.places = end
         return self.keys, self.values
 
     def cut(self, places: int) -> None:
         """Forget all but the first places."""
-        self.keys, self.values = (buffer[:, :, :places] for buffer in self.buffers)
+        self.places = places
 
-    def move(self, rows: Tensor, origins: Tensor, targets: Tensor) -> None:
-        """Copy what stands at one place of a row to another, ``[n]`` each."""
+    def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Copy, in each row named, what stands at one place to another."""
         for buffer in self.buffers:
-            buffer[rows, :, targets] = buffer[rows, :, origins]
+            if buffer.device.type == "cpu":  # PyTorch takes longer to be called than to copy
+                _, heads, places, size = buffer.shape
+                _narrow.move(buffer.data_ptr(), heads, places, size * buffer.element_size(), moves)
+            else:
+                rows, origins, targets = torch.tensor(moves, device=buffer.device).T
+                buffer[rows, :, targets] = buffer[rows, :, origins]
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Go on with the given rows."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
-        self.cut(self.get_seq_length())
 
 
 class RowCache:
@@ -107,7 +131,7 @@ class RowCache:
         ]
         if moves:
             for layer in self._layers():
-                layer.move(*torch.tensor(moves, device=layer.device).T)
+                layer.move(moves)
         self.cut([length + len(kept) for length, kept in zip(self.lengths, columns, strict=True)])
 
     @torch.inference_mode()

@@ -96,6 +96,8 @@ def batches_of_one_shape(lattices: Sequence[SausageLattice]) -> Iterator[tuple[l
 
 def padded_histories(contexts: Sequence[Context]) -> np.ndarray:
     """``[n, c]``, -1 on the left: as much of the contexts as any n-gram model can look back on."""
-    histories = [[int(token) for token in context[-MAX_ORDER:]] for context in contexts]
-    width = max(map(len, histories))
-    return np.array([[PADDING] * (width - len(history)) + history for history in histories], dtype=np.int64).reshape(len(histories), width)
+    histories = [np.asarray(context[-MAX_ORDER:], np.int64) for context in contexts]
+    found = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
+    for row, history in zip(found, histories, strict=True):
+        row[len(row) - len(history) :] = history
+    return found

@@ -29,6 +29,9 @@ class RoundedHeads:
     def states(self, x: int, rows: int, heads: int, to: int, threads: int = 1) -> None:
         """``[rows, size]`` -> ``[rows, heads, size]`` of the first so many heads."""
 
+def move(buffer: int, heads: int, places: int, bytes: int, moves: Sequence[tuple[int, int, int]]) -> None:
+    """Of a buffer ``[rows, heads, places]`` of vectors of so many bytes: in each row named, what stands at one place also at another."""
+
 def best(x: int, rows: int, count: int, k: int, values: int, places: int, totals: int, threads: int = 1, kind: int = 0) -> None:
     """Of each row of ``[rows, count]`` numbers the ``k`` largest and their places, ``[rows, k]`` float32 and int32, largest first and of
     equal ones those that come first, and ``totals [rows]``, ln of the sum of all exponentials; where that is not finite, values are NaN."""

@@ -15,6 +15,7 @@
 #include "heads.hpp"
 #include "layer.hpp"
 #include "linear.hpp"
+#include "places.hpp"
 #include "released.hpp"
 #include "rounded.hpp"
 
@@ -93,6 +94,12 @@ PYBIND11_MODULE(_narrow, module) {
                 heads.states(numbers(x), rows, asked, written(to), threads);
             },
             py::arg("x"), py::arg("rows"), py::arg("heads"), py::arg("to"), py::arg("threads") = 1, py::call_guard<Released>());
+    module.def(
+        "move",
+        [](std::uintptr_t buffer, std::size_t heads, std::size_t places, std::size_t bytes, const std::vector<Move>& moves) {
+            move_places(reinterpret_cast<char*>(buffer), heads, places, bytes, moves);
+        },
+        py::arg("buffer"), py::arg("heads"), py::arg("places"), py::arg("bytes"), py::arg("moves"));
     module.def(
         "best",
         [](std::uintptr_t x, std::size_t rows, std::size_t count, std::size_t k, std::uintptr_t values, std::uintptr_t places,

@@ -25,7 +25,7 @@
 
 namespace latticebpd {
 
-constexpr std::size_t kPanel = 32;
+constexpr std::size_t kPanel = 32, kMostRows = 8;
 
 // Numbers as whole ones up to `most`, put down by put(i, number); what they are to be multiplied by.  Not a number where one is none.
 template <typename Put>
@@ -83,7 +83,7 @@ template <int kRows>
         __builtin_prefetch(weights + kAhead, 0, 2);
         const __m512i first = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights)));
         const __m512i second = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights) + 1));
-#pragma GCC unroll 12
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             const __m512i both = _mm512_set1_epi32(x[r]);
             low[r] = _mm512_dpwssd_epi32(low[r], first, both);
@@ -97,13 +97,12 @@ template <int kRows>
 }
 #endif
 
-// What a processor can do: the sums of 1, 2, ... rows at a time, as many as its registers hold.
+// What a processor can do: the sums of 1, 2, ... rows at a time, as many as its registers hold, kMostRows at the most.
 inline std::vector<std::vector<PanelSums>> rounded_kinds() {
     std::vector<std::vector<PanelSums>> found;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni"))
-        found.push_back({vnni_sums<1>, vnni_sums<2>, vnni_sums<3>, vnni_sums<4>, vnni_sums<5>, vnni_sums<6>, vnni_sums<7>, vnni_sums<8>,
-                         vnni_sums<9>, vnni_sums<10>, vnni_sums<11>, vnni_sums<12>});
+        found.push_back({vnni_sums<1>, vnni_sums<2>, vnni_sums<3>, vnni_sums<4>, vnni_sums<5>, vnni_sums<6>, vnni_sums<7>, vnni_sums<8>});
     if (__builtin_cpu_supports("avx2")) found.push_back({avx2_sums<1>, avx2_sums<2>});
 #endif
     found.push_back({plain_sums});
@@ -151,7 +150,7 @@ class Rounded {
         const float* row_scales = scales.data();
         const std::size_t chunk = std::max<std::size_t>(1, count_ / (threads * 4)), chunks = (count_ + chunk - 1) / chunk;
         Pool::instance().run(threads, chunks, [&](std::size_t part) {
-            std::int32_t sums[12 * kPanel];
+            std::int32_t sums[kMostRows * kPanel];
             for (std::size_t panel = part * chunk; panel < std::min(count_, (part + 1) * chunk); ++panel)
                 for (std::size_t block = 0; block < blocks; ++block) {
                     const std::size_t from = begin(block), height = begin(block + 1) - from;
