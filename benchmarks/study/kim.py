@@ -1,0 +1,437 @@
+"""Kim 2024's tables and figures on SmolLM2-135M-Instruct: one resumable command.
+
+    latticebpd models get smollm2-135m
+    python benchmarks/study/kim.py --data DIR --work WORK
+    python benchmarks/study/kim.py                                       # tables and figures of the committed counts, in seconds
+
+``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text,
+n-gram models, weights and calibrations; a stage whose result is there is not done again.  What is counted, text by text, goes to
+``results/kim-*.csv`` beside this file, and every table and figure is made from these alone (`kim_tables.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import kim_tables
+import numpy as np
+from kim_tasks import TASKS, Task, chosen, held, own_prompts, records
+
+sys.path.append(str(Path(__file__).parents[1] / "smollm2"))
+from make import END, HELD_OUT, MODEL, PEOPLE, latticebpd, stage
+from trees import ALL, VARIANTS, narrowed
+
+import fst
+from fst.files import replacing
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.analysis.calibrating import calibrate
+from latticebpd.analysis.comparison import compare
+from latticebpd.analysis.entropy import BIN, head_entropy
+from latticebpd.analysis.oracle import tally
+from latticebpd.analysis.quality import exact_match, f1, perplexity, rouge_l
+from latticebpd.analysis.tuning import draw_examples, tune
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.shards import lattice_directory
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.chat import ChatTemplate
+from latticebpd.models.pretrained import load_stock, load_tokenizer
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import Tuned, as_scorer
+from lm_training.ngram.building import CountingOptions, Recipe, build
+from lm_training.ngram.inputs import Inputs
+from lm_training.ngram.perplexity import perplexity as ngram_perplexity
+
+RESULTS = Path(__file__).parent / "results"
+OWN_TEXT = Path(__file__).parents[1] / "smollm2" / "own-text.npz"
+TUNING, TEST = 8, 24
+"""Texts of a task."""
+NEW_TOKENS = 64
+WIDEST, K = 64, 16
+"""Arcs of a slot that are kept; arcs of a slot in all systems, the paper's. The oracle is looked at up to the first."""
+POSITIONS = 2000
+"""That calibrations are fitted to, at most."""
+KS, HEADS = (1, 2, 4, 8, 16, 32, 64), tuple(range(2, 10))
+GENERAL_NGRAMS = 2_000_000
+EVERY = 4
+LETTERS = 3_000_000
+"""Of in-domain text, at most."""
+
+
+# ---------------------------------------------------------------- texts and lattices
+def prompts(work: Path, data: Path) -> Path:
+    """Prompts of all tasks, tuning texts before test texts, with what follows passages; beside them sources and references."""
+    made = work / "prompts.npz"
+
+    def make() -> None:
+        asked = Path(__file__).parents[1] / "smollm2" / "prompts.py"
+        command = [sys.executable, asked, "--data", data, "-o", work / "prompts.jsonl"]
+        known = own_prompts(stage(work / "prompts.jsonl", lambda: subprocess.run(command, check=True)))
+        chat = ChatTemplate(tokenizer(), None)
+        rows: list[Row] = []
+        about: dict[str, Row] = {}
+        for task in TASKS.values():
+            tuning, _ = chosen(task, task.tuning(data), TUNING, known, chat)
+            test, refused = chosen(task, task.test(data), TEST, known, chat)
+            if (len(tuning), len(test)) != (TUNING, TEST):
+                raise ValueError(f"{task.name}: expected {TUNING} and {TEST} texts, found {len(tuning)} and {len(test)}")
+            rows += tuning + test
+            texts = [{name: row[name] for name in ("source", "references")} for row in tuning + test]
+            about[task.name] = {"refused": refused, "texts": texts}
+        made.with_suffix(".json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows]).save(made)
+
+    return stage(made, make)
+
+
+def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
+    """The lattices of the model's greedy text behind the prompts, whole contexts beside them; a shard for each task."""
+    made, asked = work / "lattices", prompts(work, data)
+    if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
+        latticebpd(
+            "lattices", "--prompts", asked, "--model", MODEL, "-k", WIDEST, "--context", 640, "--max-prompt-tokens", 640,
+            "--max-new-tokens", NEW_TOKENS, "--shard-size", TUNING + TEST, "--batch-size", TUNING + TEST, "-o", made,
+        )  # fmt: skip
+    return made
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Tuning or test texts of a task: what the model wrote and its lattices, by the number of the text; texts of one token have none.
+
+    lattices: 64 arcs a slot. cut: the file of the same with 16.
+    """
+
+    texts: list[tuple[list[int], int]]
+    lattices: LatticeSet
+    cut: Path
+
+
+def parts(work: Path, task: str, found: Path) -> tuple[Part, Part]:
+    """Tuning and test texts."""
+    number = list(TASKS).index(task)
+    shard, written = lattice_directory(found).file(number), Texts.load(lattice_directory(found).file(number, "texts"))
+    every = LatticeSet.load(shard)
+    assert every.sequence is not None
+    asked = Texts.load(work / "prompts.npz").prompts()
+    place = {tuple(asked[number * (TUNING + TEST) + row].tolist()): row for row in range(TUNING + TEST)}
+    texts = list(written.items())
+    numbers = np.array([place[tuple(text[:length])] for text, length in texts])
+    every = replace(every, sequence=numbers[every.sequence])
+    made = []
+    for name, own in (("tuning", range(TUNING)), ("test", range(TUNING, TUNING + TEST))):
+        chosen_ = every.take(np.isin(numbers_of(every), own))
+        path = work / "cut" / f"{found.name}-{task}-{name}.npz"
+        path.parent.mkdir(exist_ok=True)
+        stage(path, lambda: narrowed(chosen_, K).save(path))  # noqa: B023
+        made.append(Part([text for text, row in zip(texts, numbers, strict=True) if row in own], chosen_, path))
+    return made[0], made[1]
+
+
+def numbers_of(lattices: LatticeSet) -> np.ndarray:
+    assert lattices.sequence is not None
+    return lattices.sequence
+
+
+@cache
+def model() -> Any:
+    return load_stock(MODEL)
+
+
+@cache
+def tokenizer() -> Any:
+    return load_tokenizer(MODEL)
+
+
+# ---------------------------------------------------------------- n-gram models
+def general_corpus(work: Path, data: Path) -> Path:
+    """Every fourth document of people's text, as `smollm2/make.py` encodes it, but none that tuning and test passages are from."""
+
+    def encode() -> None:
+        files = [data / name for name in PEOPLE]
+        latticebpd("train", "encode", *files, "--tokenizer", MODEL, "--end-of-text", "<|im_end|>", "-o", work / "people.npy")
+
+    def make() -> None:
+        ids = np.load(people)
+        documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
+        behind = [held(row) > 1 for name in PEOPLE if "books" not in name for row in records(data / name)]
+        free = [True] * (len(documents) - len(behind)) + behind  # the books come first
+        np.save(work / "general.npy", np.concatenate([each for each, here in zip(documents, free, strict=True) if here][::EVERY]))
+
+    people = stage(work / "people.npy", encode)
+    return stage(work / "general.npy", make)
+
+
+def own_corpus(work: Path) -> Path:
+    """The model's answers that its heads learnt from; nothing of their prompts."""
+
+    def make() -> None:
+        with np.load(OWN_TEXT, allow_pickle=False) as file:
+            ids, answers = file["ids"], np.split(file["tokens"], np.cumsum(file["lengths"].astype(np.int64))[:-1])
+        rows = [np.append(answer[answer != END], END) for number, answer in zip(ids, answers, strict=True) if number % HELD_OUT]
+        np.save(work / "own.npy", np.concatenate(rows).astype(np.uint16))
+
+    return stage(work / "own.npy", make)
+
+
+def domain_corpus(work: Path, data: Path, task: Task) -> Path:
+    """Text of the task's kind, up to so many letters."""
+
+    def make() -> None:
+        made.parent.mkdir(exist_ok=True)
+        texts = list(task.domain(data))
+        ends = np.cumsum([len(text) for text in texts])
+        rows = tokenizer()(texts[: 1 + int(np.searchsorted(ends, LETTERS))], add_special_tokens=False)["input_ids"]
+        np.save(made, np.concatenate([[*row, END] for row in rows]).astype(np.uint16))
+
+    made = work / "domains" / f"{task.name}.npy"
+    return stage(made, make)
+
+
+def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
+    """Katz, as `latticebpd lm train` estimates it; with counts of trigrams from 2 and of 4-grams from 4, the paper's, by default."""
+    made = work / "lm" / f"{corpus.stem}-{order}.fst"
+    made.parent.mkdir(exist_ok=True)
+    vocabulary = tokenizer().get_vocab()
+    recipe = Recipe(order=order, end_of_text=END, vocab_size=len(vocabulary), fingerprint=vocabulary_fingerprint(vocabulary), **options)
+    counting = CountingOptions("sort", 3 << 30, 1)
+    return stage(made, lambda: build(Inputs([corpus]), None, recipe, counting, made, made.with_suffix(".work")))
+
+
+def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
+    """General and in-domain n-gram models of each order, and a 4-gram of the model's own text, by names as g4, d2, own4."""
+    found = {f"g{order}": ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS) for order in (2, 3, 4)}
+    found |= {f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2)) for order in (2, 4)}
+    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=(1, 1, 1, 2))}
+
+
+# ---------------------------------------------------------------- systems
+RESCORED = {
+    "g2": ("1-best",),
+    "g3": ("1-best",),
+    "g4": ("1-best", "16-best", "16-tree", "64-tree"),
+    "d2": ("1-best",),
+    "d4": ("1-best", "16-best", "16-tree"),
+    "own4": ("1-best", "16-best", "16-tree", "64-tree"),
+}
+"""By language model, the systems that have a weight of their own; others take that of the system of their kind nearest in size."""
+FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
+PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
+CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
+"""Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
+LOOKED_AT = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4", "16-best:g4")
+"""Systems whose wins, losses and repetitions are kept."""
+SYSTEMS = (
+    *(f"{system}:{name}" for name, systems in RESCORED.items() for system in systems),
+    *FURTHER,
+    *(f"{system}:0-gram" for system in PLAIN),
+)
+
+
+def tuned_models(paths: Sequence[Path], models: Mapping[str, Any], rescored: Mapping[str, Sequence[str]] = RESCORED) -> dict[str, Tuned]:
+    """Every language model with the weight of each of its systems, that of the fewest calls on the tuning texts."""
+    found = {}
+    for name, systems in rescored.items():
+        records_ = tuple(tune(paths, models[name], system, examples=len(draw_examples(paths, 10_000, 0)[1]))[0] for system in systems)
+        found[name] = Tuned(as_scorer(models[name]), records_)
+    return found
+
+
+def calibrations(work: Path, paths: Sequence[Path], models: Mapping[str, Path]) -> dict[str, CalibratedScorer]:
+    """One calibration for all tasks, with and without the text so far."""
+    found = {}
+    for name, suffix in (("g4", "all"), ("own4", "text"), ("own4", "all")):
+        lm, features = fst.NgramModel.load(models[name]), VARIANTS[ALL] if suffix == "all" else VARIANTS["+ its orders"]
+        stored = work / f"calibration-{name}-{suffix}-{len(paths)}.json"
+        stage(stored, lambda: calibrate(paths, lm, 10_000, POSITIONS, 0, features)[0].save(stored))  # noqa: B023
+        found[f"{name}-{suffix}"] = CalibratedScorer(NgramScorer(lm), Calibration.load(stored))
+    return found
+
+
+def by_text(lattices: LatticeSet) -> Iterator[tuple[int, LatticeSet]]:
+    for number in np.unique(numbers_of(lattices)).tolist():
+        yield number, lattices.take(numbers_of(lattices) == number)
+
+
+# ---------------------------------------------------------------- counts
+Row = dict[str, Any]
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def compared(task: str, cut_test: LatticeSet, models: Mapping[str, Any], systems: Sequence[str] = SYSTEMS) -> tuple[list[Row], ...]:
+    """Of every text: calls of every system, verified tokens of every system, and what became of the drafts of some."""
+    calls, verified, drafts = [], [], []
+    for number, lattices in by_text(cut_test):
+        found = compare([lattices], systems, models)
+        about = {"task": task, "text": number, "tokens": int(found.walked[0, 0])}
+        calls.append(about | dict(zip(found.systems, found.walked[:, 1].tolist(), strict=True)))
+        verified.append(about | dict(zip(found.systems, found.nodes.tolist(), strict=True)))
+        for i, system in enumerate(found.systems):
+            if system in LOOKED_AT:
+                outcomes = dict(zip(("wins", "ties", "losses"), found.outcomes[i].tolist(), strict=True))
+                names = ("win_repair", "win_regress", "tie_repair", "tie_regress", "loss_repair", "loss_regress")
+                mended = dict(zip(names, found.mended[i].ravel().tolist(), strict=True))
+                repeats = dict(zip(("equal", "neighbours", "run"), found.repeats[i].tolist(), strict=True))
+                drafts.append({"task": task, "text": number, "system": system, **outcomes, **mended, **repeats})
+    return calls, verified, drafts
+
+
+def oracles(task: str, test: LatticeSet) -> list[Row]:
+    rows = []
+    for number, lattices in by_text(test):
+        found = tally([lattices], KS, HEADS)
+        for k, walked in zip(KS, found.walked, strict=True):
+            heads = dict(zip((f"h{heads}" for heads in HEADS), walked[:, 1].tolist(), strict=True))
+            rows.append({"task": task, "text": number, "tokens": int(walked[0, 0]), "k": k, **heads})
+    return rows
+
+
+def entropies(task: str, test: LatticeSet) -> tuple[list[Row], list[Row]]:
+    """Mean entropy of each head over the calls of every text, nats; histograms over all of them."""
+    rows = []
+    for number, lattices in by_text(test):
+        found = head_entropy([lattices])
+        calls = round(len(lattices) / found.text_efficiency[0])
+        means = {f"h{head}": f"{mean:.5f}" for head, mean in zip(found.heads, found.text_means[0], strict=True)}
+        rows.append({"task": task, "text": number, "calls": calls, **means})
+    found = head_entropy([test])
+    bins = [
+        {"task": task, "head": head, "from": round(number * BIN, 2), "calls": count}
+        for head, row in zip(found.heads, found.histogram, strict=True) for number, count in enumerate(row.tolist()) if count
+    ]  # fmt: skip
+    return rows, bins
+
+
+def qualities(work: Path, task: Task, test: Part) -> list[Row]:
+    """What the written texts are worth: of passages the perplexity of their own continuation, in nats; else percentages."""
+    about = json.loads((work / "prompts.json").read_text(encoding="utf-8"))[task.name]["texts"]
+    asked, first = Texts.load(work / "prompts.npz"), list(TASKS).index(task.name) * (TUNING + TEST)
+    written = {tuple(text[:length]): text[length : length + NEW_TOKENS] for text, length in test.texts}
+    rows: list[Row] = []
+    for number in range(TUNING, TUNING + TEST):
+        text, length = asked[first + number].tolist(), int(asked.prompt_lengths[first + number])
+        answer = [token for token in written.get(tuple(text[:length]), []) if token != END]
+        row: Row = {"task": task.name, "text": number, "source": about[number]["source"], "prompt": length, "written": len(answer)}
+        said, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
+        if task.kind == "continue":
+            nats = math.log(perplexity(model(), [(text, length)])) * (len(text) - length)
+            row |= {"measure": "nats", "value": f"{nats:.3f}", "of": len(text) - length, "f1": ""}
+        elif task.kind == "answer":
+            row |= {"measure": "exact match", "value": exact_match(said, references), "of": 1, "f1": f"{f1(said, references):.2f}"}
+        else:
+            row |= {"measure": "ROUGE-L", "value": f"{rouge_l(said, references):.2f}", "of": 1, "f1": ""}
+        rows.append(row)
+    return rows
+
+
+def weights(task: str, models: Mapping[str, Tuned]) -> list[Row]:
+    return [
+        {"task": task, "lm": name, "system": record.system, "alpha": f"{alpha:g}", "tokens_per_call": value,
+         "chosen": int(alpha == record.alpha)}
+        for name, tuned in models.items() for record in tuned.tunings
+        for alpha, value in zip(record.alphas, record.block_efficiency, strict=True)
+    ]  # fmt: skip
+
+
+def ngram_rows(task: str, models: Mapping[str, fst.NgramModel], test: Part) -> list[Row]:
+    """Sizes of the n-gram models, and their perplexity of what the model wrote."""
+    texts = np.concatenate([np.array(text[max(0, length - 3) :][: NEW_TOKENS + 3]) for text, length in test.texts])
+    told = {name: f"{ngram_perplexity(lm, texts).perplexity:.1f}" for name, lm in models.items()}
+    return [{"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": told[name]} for name, lm in models.items()]
+
+
+# ---------------------------------------------------------------- everything
+def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, list[Row]]:
+    """All counts of a task but those of calibrated trees."""
+    tuning, test = parts(work, task.name, found)
+    models = {name: fst.NgramModel.load(path) for name, path in language_models(work, data, task).items()}
+    tuned = tuned_models([tuning.cut], models)
+    calls, verified, drafts = compared(task.name, LatticeSet.load(test.cut), tuned)
+    means, bins = entropies(task.name, test.lattices)
+    return {
+        "calls": calls, "verified": verified, "drafts": drafts, "oracle": oracles(task.name, test.lattices), "entropy": means,
+        "entropy-bins": bins, "quality": qualities(work, task, test), "weights": weights(task.name, tuned),
+        "ngrams": ngram_rows(task.name, models, test),
+    }  # fmt: skip
+
+
+def count_calibrated(work: Path, data: Path, task: Task, found: Path, tasks: Sequence[str]) -> dict[str, list[Row]]:
+    """Calls and verified tokens of calibrated trees, which are fitted to the tuning texts of all tasks."""
+    fitted = calibrations(work, [parts(work, each, found)[0].cut for each in tasks], language_models(work, data, task))
+    calls, verified, _ = compared(task.name, LatticeSet.load(parts(work, task.name, found)[1].cut), fitted, CALIBRATED)
+    return {"calls": calls, "verified": verified}
+
+
+def kept(path: Path, make: Callable[[], dict[str, list[Row]]]) -> dict[str, list[Row]]:
+    """What was counted, from its file where it has been counted before."""
+
+    def write_json() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(made), encoding="utf-8")
+
+    made: dict[str, list[Row]] = {} if path.exists() else make()
+    stage(path, write_json)
+    found: dict[str, list[Row]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
+    """One file of every kind of count, the tasks one behind the other."""
+    joined: dict[str, list[Row]] = {}
+    for part in parts:
+        for name, rows in part.items():
+            joined.setdefault(name, []).extend(rows)
+    results.mkdir(exist_ok=True)
+    for name, rows in joined.items():
+        write(results / f"kim-{name}.csv", rows)
+
+
+def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path) -> None:
+    """The counts of all tasks, each from its file where it has been counted before, into the files of the results."""
+    found = lattices(work, data, tasks)
+    rows = {name: kept(work / "counts" / f"{name}.json", partial(count_task, work, data, TASKS[name], found)) for name in tasks}
+    gather(rows.values(), results)
+    for name in tasks:
+        stored = work / "counts" / f"{name}-calibrated-{len(tasks)}.json"
+        further = kept(stored, partial(count_calibrated, work, data, TASKS[name], found, tasks))
+        rows[name] |= {kind: [one | other for one, other in zip(rows[name][kind], each, strict=True)] for kind, each in further.items()}
+    gather(rows.values(), results)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
+    parser.add_argument("--work", type=Path, help="folder of all stages' results")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
+    parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
+    arguments = parser.parse_args()
+    if (arguments.data is None) != (arguments.work is None):
+        parser.error("expected --data and --work, or neither for the tables of counts that are there")
+    if arguments.work is not None:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        work, data = arguments.work, arguments.data
+        count_all(work, data, arguments.tasks, arguments.results)
+    kim_tables.show(arguments.results, arguments.tables)
+
+
+if __name__ == "__main__":
+    main()

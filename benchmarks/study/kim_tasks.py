@@ -1,0 +1,245 @@
+"""Nine tasks for Kim's tables: prompts with their references, and text of the same kind for in-domain n-gram models.
+
+Every task has *test* texts, from which all numbers come, and *tuning* texts, to which weights are fitted.  They are of different
+articles, websites or documents, and of parts of the data that nothing was trained on: `own_prompts` are those behind whose answers the
+heads learnt, and a text is refused if it has eight words in a row from any of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latticebpd.models.chat import PlainText
+
+SHINGLE = 8
+"""Words in a row that no text may share with what the heads were trained on."""
+PROMPT_TOKENS = 96
+"""Of a passage that is to be continued; as many tokens behind them are the reference."""
+MOST_PROMPT = 240
+"""Tokens of a question's or a summary's prompt, at most; longer ones are passed over."""
+QUESTION = "Answer the question in a few words of the text.\n\nText: {context}\n\nQuestion: {question}"
+SUMMARY = "Here is a dialogue:\n\n{document}\n\nWrite a short summary!"
+
+
+@dataclass(frozen=True)
+class Item:
+    """prompt: what the model reads, a passage's beginning or a user's turn. references: what should follow. source: for messages."""
+
+    prompt: str
+    references: tuple[str, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task.
+
+    kind: ``continue`` (plain text, measured by perplexity), ``answer`` (exact match, F1) or ``summarise`` (ROUGE-L).
+    tuning, test: the sources of its items, of which the first so many are taken; domain: text of its kind.
+    """
+
+    name: str
+    title: str
+    kind: str
+    tuning: Callable[[Path], Iterator[Item]]
+    test: Callable[[Path], Iterator[Item]]
+    domain: Callable[[Path], Iterator[str]]
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else open(path, encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
+def mixed(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In an order that depends on nothing but their ids."""
+    return sorted(rows, key=lambda row: hashlib.sha256(str(row["id"]).encode()).digest())
+
+
+def untokenised(text: str) -> str:
+    """Words apart by spaces, as WikiText-2 and LAMBADA's plain files have them -> as people write."""
+    text = re.sub(r" @([-,.])@ ", r"\1", text.replace("``", '"').replace("''", '"'))
+    text = re.sub(r'" ([^"]*) "', r'"\1"', text)
+    text = re.sub(r" (n't|'(?:s|m|d|re|ve|ll))\b", r"\1", text)
+    text = re.sub(r" ([.,;:?!)\]%])", r"\1", text)
+    return re.sub(r"([(\[$]) ", r"\1", text)
+
+
+def cased(text: str) -> str:
+    """Lower-case text with capitals where sentences begin, and I."""
+    text = re.sub(r"\bi\b", "I", text)
+    return re.sub(r"(^|[.?!]\"? \"?)([a-z])", lambda match: match[1] + match[2].upper(), text)
+
+
+# ---------------------------------------------------------------- sources
+def lambada(begin: int, step: int) -> Callable[[Path], Iterator[Item]]:
+    def items(data: Path) -> Iterator[Item]:
+        for row in records(data / "lambada/lambada-test.jsonl")[begin::step]:
+            yield Item(row["text"], (), row["id"])
+
+    return items
+
+
+def wikitext(part: str, articles: slice, each: int) -> Callable[[Path], Iterator[Item]]:
+    """The longest runs of whole sentences without unknown words of every article, ``each`` of them; headings left out."""
+
+    def items(data: Path) -> Iterator[Item]:
+        for row in records(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
+            paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
+            runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]
+            for number, run in enumerate(sorted(runs, key=lambda run: -len(run.split()))[:each]):
+                if len(run.split()) >= 70:
+                    yield Item(untokenised(run), (), f"{row['id']}#{number}")
+
+    return items
+
+
+def questions(path: str, titles: Callable[[str], bool], each: int = 1) -> Callable[[Path], Iterator[Item]]:
+    """``each`` questions of every paragraph."""
+
+    def items(data: Path) -> Iterator[Item]:
+        seen: dict[str, int] = {}
+        for row in mixed(records(data / path)):
+            seen[row["context"]] = seen.get(row["context"], 0) + 1
+            if titles(row["title"]) and seen[row["context"]] <= each:
+                yield Item(QUESTION.format(**row), tuple(row["answers"]), row["id"])
+
+    return items
+
+
+def dialogues(path: str) -> Callable[[Path], Iterator[Item]]:
+    def items(data: Path) -> Iterator[Item]:
+        for row in mixed(records(data / path)):
+            yield Item(SUMMARY.format(**row), tuple(row["summaries"]), row["id"])
+
+    return items
+
+
+def held(row: dict[str, Any]) -> int:
+    """0 and 1: tuning and test documents, one in 25 each; every other number: text that n-gram models may read."""
+    return int.from_bytes(hashlib.sha256(str(row["id"]).encode()).digest()[:4]) % 25
+
+
+def documents(path: str, part: int, sources: tuple[str, ...] = ("",)) -> Callable[[Path], Iterator[Item]]:
+    """A passage from the middle of every document of a part."""
+
+    def items(data: Path) -> Iterator[Item]:
+        for row in mixed(records(data / path)):
+            if held(row) == part and row["source"].startswith(sources):
+                text = row["text"]
+                begin = text.find("\n", len(text) // 3) + 1
+                yield Item(text[begin : begin + 2000].strip("\n"), (), row["id"])
+
+    return items
+
+
+def others(path: str, sources: tuple[str, ...] = ("",)) -> Callable[[Path], Iterator[str]]:
+    """The documents of neither part."""
+
+    def texts(data: Path) -> Iterator[str]:
+        for row in mixed(records(data / path)):
+            if held(row) > 1 and row["source"].startswith(sources):
+                yield row["text"]
+
+    return texts
+
+
+def answered(path: str) -> Callable[[Path], Iterator[str]]:
+    """Every paragraph once, and every question with its answer."""
+
+    def texts(data: Path) -> Iterator[str]:
+        seen = set()
+        for row in records(data / path):
+            if row["context"] not in seen:
+                seen.add(row["context"])
+                yield row["context"]
+            yield f"{row['question']} {row['answer']}"
+
+    return texts
+
+
+def summarised(data: Path) -> Iterator[str]:
+    for row in records(data / "summ/dialogsum-train.jsonl.xz"):
+        yield row["summary"]
+        yield row["document"]
+
+
+NEWS = ("GSA/digitalgov.gov", "rust-lang/blog", "18F/", "amir-zeldes/gum")
+SQUAD, XQUAD, POLICY = "qa/squad-dev.jsonl", "qa/xquad-en-test.jsonl", "qa/policyqa-test.jsonl"
+TUNED_ARTICLE, TEST_ARTICLES = "Civil_disobedience", ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change")
+TUNED_SITES = ("neworleansonline.com", "zacks.com")
+TASKS = {
+    task.name: task
+    for task in (
+        Task("lambada", "LAMBADA", "continue", lambada(0, 60), lambada(7, 30), lambda data: (
+            cased(untokenised(row["text"])) for row in records(data / "lambada/lambada-dev-plain.jsonl"))),
+        Task("wikitext", "WikiText-2", "continue", wikitext("valid", slice(44, None), 2), wikitext("test", slice(None), 2), lambda data: (
+            untokenised(row["text"]) for row in records(data / "wikitext2/wikitext2-valid.jsonl")[:44])),
+        Task("squad", "SQuAD", "answer", questions(SQUAD, lambda title: title == TUNED_ARTICLE),
+             questions(SQUAD, lambda title: title in TEST_ARTICLES), answered("qa/squad-train.jsonl")),
+        Task("xquad", "XQuAD-en", "answer", questions(XQUAD, lambda title: title == TUNED_ARTICLE, 3),
+             questions(XQUAD, lambda title: title in TEST_ARTICLES, 4), answered("qa/squad-train.jsonl")),
+        Task("policyqa", "PolicyQA", "answer", questions(POLICY, lambda title: title in TUNED_SITES),
+             questions(POLICY, lambda title: title not in TUNED_SITES), answered("qa/policyqa-dev.jsonl")),
+        Task("dialogsum", "DialogSum", "summarise", dialogues("summ/dialogsum-dev.jsonl"), dialogues("summ/dialogsum-test.jsonl"),
+             summarised),
+        Task("code", "Python code", "continue", documents("code/code-000.jsonl.xz", 0), documents("code/code-000.jsonl.xz", 1),
+             others("code/code-000.jsonl.xz")),
+        Task("docs", "documentation", "continue", documents("text/docs-000.jsonl.xz", 0), documents("text/docs-000.jsonl.xz", 1),
+             others("text/docs-000.jsonl.xz")),
+        Task("news", "news", "continue", documents("text/news-000.jsonl.xz", 0, NEWS), documents("text/news-000.jsonl.xz", 1, NEWS),
+             others("text/news-000.jsonl.xz", NEWS)),
+    )
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- prompts
+def shingles(text: str) -> set[str]:
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[begin : begin + SHINGLE]) for begin in range(len(words) - SHINGLE + 1)}
+
+
+def own_prompts(path: Path) -> set[str]:
+    """All runs of eight words of the prompts behind whose answers the heads were trained (``smollm2/prompts.py``)."""
+    found: set[str] = set()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        for message in json.loads(line)["messages"]:
+            found |= shingles(message["content"])
+    return found
+
+
+INSTRUCTIONS = {kind: shingles(form) for kind, form in (("answer", QUESTION), ("summarise", SUMMARY))}
+
+
+def chosen(task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText) -> tuple[list[dict[str, Any]], int]:
+    """The first ``count`` texts: ``tokens`` with ``prompt_tokens`` of prompt, references and source; and how many were refused.
+
+    What a passage is continued with is in its tokens and its reference alike; a question's tokens are its prompt.
+    """
+    found: list[dict[str, Any]] = []
+    refused = 0
+    for item in items:
+        if len(found) == count:
+            break
+        if (shingles(item.prompt) - INSTRUCTIONS.get(task.kind, set())) & known:
+            refused += 1
+            continue
+        if task.kind == "continue":
+            tokens = chat.ids(item.prompt)[: 2 * PROMPT_TOKENS]
+            prompt_tokens = min(PROMPT_TOKENS, len(tokens) // 2)
+            if len(tokens) < PROMPT_TOKENS // 2 or "<|" in item.prompt:
+                continue
+        else:
+            tokens = chat.prompt([item.prompt])
+            prompt_tokens = len(tokens)
+            if len(tokens) > MOST_PROMPT:
+                continue
+        found.append({"tokens": tokens, "prompt_tokens": prompt_tokens, "references": item.references, "source": item.source})
+    return found, refused

@@ -1,0 +1,161 @@
+"""Kim's tables: the page says what the committed counts say, counts of texts add up, and no text is one that was trained on."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import fst
+from latticebpd import LatticeSet
+from latticebpd.analysis import compare
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import Tuned
+
+GAIN = re.compile(r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)")
+STUDY = Path(__file__).parents[2] / "benchmarks" / "study"
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
+    for folder in (STUDY, STUDY.parent / "smollm2"):
+        monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module("kim"), importlib.import_module("kim_tables"), importlib.import_module("kim_tasks")
+
+
+@pytest.fixture
+def lattices() -> LatticeSet:
+    """Three texts over a vocabulary of 40, eight slots of five arcs."""
+    rng, parts = np.random.default_rng(0), []
+    for text in range(3):
+        written = rng.integers(3, 40, 30).astype(np.int32)
+        n = 20
+        following = np.stack([written[i + 2 : i + 10] for i in range(n)])
+        tokens = np.stack([[rng.permutation(np.arange(3, 40))[:5] for _ in range(8)] for _ in range(n)]).astype(np.int32)
+        right = rng.integers(0, 5, (n, 8))
+        known = rng.random((n, 8)) < 0.7
+        for row, slot in zip(*np.nonzero(known), strict=True):
+            if following[row, slot] not in tokens[row, slot]:
+                tokens[row, slot, right[row, slot]] = following[row, slot]
+        log_probs = -np.sort(rng.exponential(2, (n, 8, 5)).astype(np.float32), axis=2) - 1.7
+        context = np.stack([np.concatenate([np.full(28 - i, -1), written[: i + 2]]) for i in range(n)]).astype(np.int32)
+        entropy = rng.random((n, 9)).astype(np.float32)
+        parts.append(LatticeSet(tokens, log_probs, following, context, None, np.full(n, text), entropy, vocab_size=40))
+    return LatticeSet.joined(parts)
+
+
+@pytest.fixture
+def lm() -> fst.NgramModel:
+    from lm_training.ngram.estimation import estimate
+
+    table = estimate(np.random.default_rng(1).integers(0, 40, 4000), order=2, vocab_size=40)
+    return fst.NgramModel.from_table(table)
+
+
+SYSTEMS = ("1-best:g4", "16-best:g4", "16-tree:0-gram")
+
+
+def test_counts_of_texts_add_up_to_those_of_all(modules: tuple[ModuleType, ...], lattices: LatticeSet, lm: fst.NgramModel) -> None:
+    kim = modules[0]
+    models = {"g4": Tuned(NgramScorer(lm, 0.5), ())}
+    calls, verified, drafts = kim.compared("squad", lattices, models, SYSTEMS)
+    whole = compare([lattices], SYSTEMS, models)
+    assert [row["text"] for row in calls] == [0, 1, 2]
+    for i, system in enumerate(whole.systems):
+        assert sum(row[system] for row in calls) == whole.walked[i, 1]
+        assert sum(row[system] for row in verified) == whole.nodes[i]
+    outcomes = whole.outcomes[whole.systems.index("1-best:g4")]
+    own = [row for row in drafts if row["system"] == "1-best:g4"]
+    assert [sum(row[name] for row in own) for name in ("wins", "ties", "losses")] == outcomes.tolist()
+    assert outcomes[0]
+    assert outcomes[2]
+    oracle = [row for row in kim.oracles("squad", lattices) if row["k"] == 1]
+    assert [row["h9"] for row in oracle] == [row["vanilla"] for row in calls]
+    entropies, bins = kim.entropies("squad", lattices)
+    assert [row["calls"] for row in entropies] == [row["vanilla"] for row in calls]
+    assert sum(row["calls"] for row in bins if row["head"] == 1) == sum(row["vanilla"] for row in calls)
+
+
+def test_a_weight_is_that_of_the_fewest_calls(
+    modules: tuple[ModuleType, ...], lattices: LatticeSet, lm: fst.NgramModel, tmp_path: Path
+) -> None:
+    kim = modules[0]
+    lattices.save(tmp_path / "tuning.npz")
+    tuned = kim.tuned_models([tmp_path / "tuning.npz"], {"g4": lm}, {"g4": ("1-best", "16-best")})
+    rows = kim.weights("squad", tuned)
+    for system in ("1-best", "16-best"):
+        own = [row for row in rows if row["system"] == system]
+        (chosen,) = (row for row in own if row["chosen"])
+        assert chosen["tokens_per_call"] == max(row["tokens_per_call"] for row in own)
+
+
+def test_texts_that_share_words_with_training_prompts_are_refused(modules: tuple[ModuleType, ...]) -> None:
+    tasks = modules[2]
+
+    class Words:
+        def ids(self, text: str) -> list[int]:
+            return list(range(len(text.split())))
+
+        def prompt(self, turns: list[str]) -> list[int]:
+            return self.ids(turns[0])
+
+    words = " ".join(f"word{i}" for i in range(200))
+    items = [tasks.Item(words, (), "new"), tasks.Item("Quite another " + words.replace("word", "other"), (), "known")]
+    known = tasks.shingles("other5 Other6 other7, other8 other9 other10 other11 other12")
+    found, refused = tasks.chosen(tasks.TASKS["news"], iter(items), 5, known, Words())
+    assert ([row["source"] for row in found], refused) == (["new"], 1)
+    assert (len(found[0]["tokens"]), found[0]["prompt_tokens"]) == (192, 96)
+    question = tasks.Item(tasks.QUESTION.format(context="Rain falls.", question="What falls?"), ("Rain",), "q")
+    # The instruction's own words are no reason to refuse
+    found, refused = tasks.chosen(tasks.TASKS["squad"], iter([question]), 5, tasks.shingles(tasks.QUESTION), Words())
+    assert (len(found), refused) == (1, 0)
+
+
+def test_text_as_people_write_it(modules: tuple[ModuleType, ...]) -> None:
+    tasks = modules[2]
+    assert tasks.untokenised("the second @-@ most , 1 @,@ 500 ( or so ) . `` I do n't , '' he said") == (
+        'the second-most, 1,500 (or so). "I don\'t," he said'
+    )
+    assert tasks.cased("it rained . i left").startswith("It rained . I")
+
+
+def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) -> None:
+    tables = modules[1]
+    counts, page = tables.Counts(STUDY / "results"), (STUDY / "README.md").read_text(encoding="utf-8")
+    assert tables.refreshed(page, counts) == page, "the page's tables are not those of the counts; run benchmarks/study/kim.py"
+    for name in tables.TABLES:
+        assert f"<!-- kim {name} -->" in page
+    for name in tables.FIGURES:
+        assert f"results/kim-{name}.png" in page
+        assert (STUDY / "results" / f"kim-{name}.png").exists()
+    # What the page quotes in words, with its interval, is in a table
+    in_tables = {
+        gain for name, make in tables.TABLES.items() if name != "heads" or counts.there("heads") for gain in GAIN.findall(make(counts))
+    }
+    assert set(GAIN.findall(page)) == in_tables
+
+
+def test_figures_are_drawn_from_counts_alone(modules: tuple[ModuleType, ...], tmp_path: Path) -> None:
+    tables = modules[1]
+    for file in (STUDY / "results").glob("kim-*.csv"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tables.show(tmp_path, ["figure-3", "figure-7"])
+    assert (tmp_path / "kim-figure-3.png").stat().st_size > 10_000
+    with pytest.raises(ValueError, match="expected tables among"):
+        tables.show(tmp_path, ["figure-8"])
+
+
+def test_weights_come_from_other_texts(modules: tuple[ModuleType, ...]) -> None:
+    """Sources of test texts, as they were counted, are those of `TEST` texts behind `TUNING` ones, each once."""
+    kim = modules[0]
+    with open(STUDY / "results" / "kim-quality.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for task in kim.TASKS:
+        own = [row for row in rows if row["task"] == task]
+        assert [int(row["text"]) for row in own] == list(range(kim.TUNING, kim.TUNING + kim.TEST))
+        assert len({row["source"] for row in own}) == kim.TEST
