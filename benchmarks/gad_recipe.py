@@ -91,7 +91,8 @@ def taught(arguments: argparse.Namespace) -> Path:
         stage(work / f"{name}.npy", lambda name=name, encoded=encoded: latticebpd(
             "distill", encoded, "--model", teacher, "-o", work / name, "--num-beams", 5, "--max-new-tokens", 64,
             "--corpus", work / f"{name}.npy"))  # fmt: skip
-    further = ("--model", teacher, "--steps", max(1, first * 2 // 9), "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
+    second = arguments.verifier_updates or max(1, first * 2 // 9)
+    further = ("--model", teacher, "--steps", second, "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
     return trained(work / "verifier", "translation", *written(work), *further, *size)
 
 
@@ -188,7 +189,8 @@ def options() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=Path, required=True, help=f"JSONL, a sentence and its translation a line, {what}")
     parser.add_argument("--work", type=Path, required=True, help="directory of all results; the same command goes on in it")
     parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
-    parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's); the verifier has 2/9 more")
+    parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
+    parser.add_argument("--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9 of the teacher's)")
     parser.add_argument("--written", type=int, help="so many training sentences only are translated anew; the first ones")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")

@@ -1,0 +1,125 @@
+"""What the scripts of the study share: resumable stages, decodes counted text by text, intervals, small CSV files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fst.files import replacing
+from latticebpd import generate
+from latticebpd.models.blockwise import BlockwiseLM
+
+sys.path.append(str(Path(__file__).parents[1]))
+from resuming import claim
+
+__all__ = ["RESULTS", "Decoded", "claim", "decode", "drawn", "fewer_heads", "interval", "read_csv", "stage", "write_csv"]
+
+RESULTS = Path(__file__).parent / "results"
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One system on all texts.
+
+    rows: new tokens of each text.  tokens, calls: ``[texts]``, what the calls behind the prefill committed, and how many they were.
+    """
+
+    rows: list[list[int]]
+    tokens: list[int]
+    calls: list[int]
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(vars(self)) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Decoded:
+        return cls(**json.loads(path.read_text(encoding="utf-8")))
+
+    @property
+    def accepted(self) -> tuple[float, float, float]:
+        """Mean accepted block size (Stern 2018, section 7), pooled over all texts, and its interval."""
+        tokens, calls = np.array(self.tokens), np.array(self.calls)
+        return interval(lambda chosen: tokens[chosen].sum(axis=-1) / calls[chosen].sum(axis=-1), len(calls))
+
+
+def stage(result: Path, make: Callable[[], object]) -> Path:
+    """The result, made if it is not there."""
+    if not result.exists():
+        print(f"-- {result}", file=sys.stderr, flush=True)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        make()
+    return result
+
+
+def ended(row: Sequence[int], end: int) -> list[int]:
+    """The tokens up to the end of text."""
+    row = list(row)
+    return row[: row.index(end) + 1] if end in row else row
+
+
+def decode(model: Any, sources: Sequence[Sequence[int]], drafter: Any, rule: Any, max_new: int, rows: int = 50) -> Decoded:
+    """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    pad, end = base.config.pad_token_id, base.config.eos_token_id
+    found = Decoded([], [], [])
+    for first in range(0, len(sources), rows):
+        part = sources[first : first + rows]
+        width = max(map(len, part))
+        ids = [[*source, *[pad] * (width - len(source))] for source in part]
+        mask = [[1] * len(source) + [0] * (width - len(source)) for source in part]
+        out = generate(model, ids, drafter, rule, max_new, attention_mask=mask, trace=True)
+        tokens, calls = [0] * len(part), [0] * len(part)
+        for step in out.trace or ():
+            tokens[step.row] += len(step.committed)
+            calls[step.row] += 1
+        found.rows.extend(ended(row, end) for row in out.sequences[:, 1:].tolist())
+        found.tokens.extend(tokens)
+        found.calls.extend(calls)
+    return found
+
+
+@torch.no_grad()
+def fewer_heads(heads: Any, num_heads: int) -> Any:
+    """The first heads of feed-forward ones, which are independent of each other, as new ones; head 1 is the base model's."""
+    kept = type(heads)(heads.hidden_size, num_heads, heads.intermediate_size)
+    kept.up.copy_(heads.up[: num_heads - 1])
+    kept.down.copy_(heads.down[: num_heads - 1])
+    return kept
+
+
+def drawn(count: int) -> np.ndarray:
+    """``[RESAMPLES, count]``: so many texts drawn anew; the same ones for every system."""
+    return np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+
+
+def interval(measure: Callable[[np.ndarray], Any], count: int) -> tuple[float, float, float]:
+    """A measure of all texts, and its bootstrap interval of 95 %.
+
+    measure: ``[..., texts]`` numbers of texts -> ``[...]``.
+    """
+    low, high = np.quantile(measure(drawn(count)), [0.025, 0.975])
+    return float(measure(np.arange(count))), float(low), float(high)
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Numbers with four digits behind the point."""
+    rounded = [{name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rounded[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rounded)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,351 @@
+"""Blockwise parallel decoding of a small translator (Stern 2018, tables 1 and 4, figure 4).
+
+    python benchmarks/study/stern.py --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
+        --test multi30k-test_2016_flickr.jsonl                     # from scratch; the same command goes on
+    python benchmarks/study/stern.py                              # tables and figure again, from results/*.csv
+
+*Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn people's translations.  *Distilled*: the teacher taught further
+on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the same, base model and heads learning
+together, once for every k; heads begin as the frozen model's.  Frozen heads do not depend on each other, so those of one
+run serve every k.  Exact acceptance must write `generate()`'s texts; the program stops where it does not.  WORK may hold a teacher and
+its text already, as `gad_recipe.py` leaves them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sacrebleu
+import torch
+import transformers
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from measuring import RESULTS, Decoded, claim, decode, ended, fewer_heads, interval, read_csv, stage, write_csv
+from tokenizers import Tokenizer
+
+from fst.files import replacing
+from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter
+from latticebpd.analysis.theme import FAINT, MARKERS, SERIES, STYLE, png
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.blockwise import new_heads
+from lm_training.data.loading import load_texts
+from lm_training.data.pairs import encode_pairs, read_pairs
+from lm_training.neural.heads import train_heads
+from lm_training.neural.options import HeadTraining
+from lm_training.neural.translation import load_translator
+
+from gad_recipe import cut, latticebpd, taught  # isort: skip  # beside what measuring has put on the path
+
+MAX_NEW = 96
+EXACT: dict[str, Any] = {"exact": Exact()}
+LENIENT: dict[str, Any] = {"top-2": TopK(2), "top-3": TopK(3), "at least 2": MinimumBlock(2), "at least 3": MinimumBlock(3)}
+SETTINGS = ("regular", "distilled", "fine-tuned", "both")
+BASES = {"regular": "teacher", "distilled": "verifier", "fine-tuned": "teacher", "both": "verifier"}
+BEGUN = {"fine-tuned": "regular", "both": "distilled"}
+ALPHAS = (0.25, 0.5, 0.75, 1.0)
+NODES = (8, 16)
+TABLE, SPEED = "stern.csv", "stern-speed.csv"
+PAPER = {
+    "regular": {2: (25.81, 1.51), 4: (25.84, 1.73), 6: (26.08, 1.76), 8: (25.82, 1.76), 10: (25.69, 1.74)},
+    "distilled": {2: (26.52, 1.55), 4: (26.31, 1.85), 6: (26.26, 1.90), 8: (26.25, 1.91), 10: (26.34, 1.90)},
+    "fine-tuned": {2: (25.74, 1.78), 4: (25.05, 2.69), 6: (24.69, 2.98), 8: (24.27, 3.01), 10: (23.51, 2.87)},
+    "both": {2: (26.58, 1.88), 4: (26.36, 3.27), 6: (26.18, 4.18), 8: (26.11, 4.69), 10: (25.60, 4.95)},
+}
+
+
+class Study:
+    """Texts, references and where everything is kept."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments, self.work = arguments, arguments.work
+        taught(arguments)
+        self.tokenizer = Tokenizer.from_file(str(self.work / "teacher" / "tokenizer.json"))
+        self.sources, self.references = self.read(arguments.test, arguments.limit)
+        self.held_out, _ = self.read(arguments.validation, arguments.tuned)
+        learnt = arguments.written  # people's translations of the sources that were translated anew
+        gold = [self.pairs(arguments.train, learnt), self.pairs(arguments.validation, None)]
+        own = [load_texts(self.work / name, 0) for name in ("written", "written-val")]
+        self.data = {name: gold if BASES[name] == "teacher" else own for name in SETTINGS}
+        lm = self.work / "written.fst"
+        stage(lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
+        self.lm = lm
+
+    def read(self, path: Path, limit: int | None) -> tuple[list[list[int]], list[str]]:
+        """Sources as tokens, references as text."""
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()][:limit]
+        ids = [encoded.ids for encoded in self.tokenizer.encode_batch([line[self.arguments.source] for line in lines])]
+        return ids, [line[self.arguments.target] for line in lines]
+
+    def pairs(self, path: Path, limit: int | None) -> Texts:
+        return encode_pairs(islice(read_pairs([path], self.arguments.source, self.arguments.target), limit), self.tokenizer)
+
+    def model(self, setting: str, k: int) -> BlockwiseLM:
+        """The heads of a setting, made if they are not there; frozen ones in one run for all k."""
+        frozen, given = setting not in BEGUN, self.arguments
+        name = f"heads-{setting}" if frozen else f"heads-{setting}-{k}"
+        directory = self.work / name
+
+        def make() -> None:
+            torch.manual_seed(0)
+            base = load_translator(self.work / BASES[setting])
+            begun = None if frozen else self.model(BEGUN[setting], k).heads
+            heads = new_heads(base, "feed-forward", max(given.k), given.width) if begun is None else fewer_heads(begun, k)
+            tuning = {"objective": "joint", "fine_tune": True, "base_learning_rate": 3e-4}
+            chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning
+            steps = given.head_updates if frozen else given.tuning_updates
+            options = HeadTraining(steps=steps, warmup_steps=20, validation_every=steps, serving_prompts=0, **chosen)
+            train_heads(BlockwiseLM(base, heads), *self.data[setting], directory, options)
+
+        stage(directory / "heads.json", make)
+        return BlockwiseLM.from_pretrained(directory)
+
+    def decoded(self, name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
+        path = self.work / "decodes" / f"{name.replace(' ', '-').replace(',', '')}.json"
+        stage(path, lambda: decode(model, self.sources, drafter(), rule, MAX_NEW).save(path))
+        return Decoded.load(path)
+
+    def greedy(self, name: str, model: Any) -> list[list[int]]:
+        """`generate()`'s texts."""
+        path = self.work / "decodes" / f"generate-{name}.json"
+        stage(path, lambda: path.write_text(json.dumps(stock(model, self.sources))))
+        rows: list[list[int]] = json.loads(path.read_text())
+        return rows
+
+    def bleu(self, rows: list[list[int]]) -> tuple[float, float, float]:
+        """BLEU and its bootstrap interval of 95 %."""
+        texts = [self.tokenizer.decode(row).strip() for row in rows]
+        score: Any = sacrebleu.BLEU().corpus_score(texts, [self.references], n_bootstrap=1000)
+        return score.score, score._mean - score._ci, score._mean + score._ci
+
+    def row(self, setting: str, k: int, rule: str, run: Decoded) -> dict[str, Any]:
+        accepted = run.accepted if sum(run.calls) and rule != "greedy" else (1.0, 1.0, 1.0)
+        named = {"accepted": accepted, "BLEU": self.bleu(run.rows)}
+        ends = ("", " low", " high")
+        return {"setting": setting, "k": k, "rule": rule} | {
+            f"{name}{end}": value for name, values in named.items() for end, value in zip(ends, values, strict=True)
+        }
+
+
+def stock(model: Any, sources: list[list[int]], rows: int = 50, **options: Any) -> list[list[int]]:
+    """What `transformers` writes."""
+    found, pad, end = [], model.config.pad_token_id, model.config.eos_token_id
+    for first in range(0, len(sources), rows):
+        part = sources[first : first + rows]
+        width = max(map(len, part))
+        ids = torch.tensor([[*source, *[pad] * (width - len(source))] for source in part])
+        mask = torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in part])
+        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW, **{"num_beams": 1, **options})
+        found += [ended(row, end) for row in out[:, 1:].tolist()]
+    return found
+
+
+def measure(study: Study) -> None:
+    """Every setting, block size and rule."""
+    given, rows = study.arguments, []
+    for setting, base in (("regular", "teacher"), ("distilled", "verifier")):
+        model = load_translator(study.work / base).eval()
+        rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", model, NoDrafter, Exact())))
+    for setting in SETTINGS:
+        for k in given.tuned_k if setting in BEGUN else given.k:
+            model = study.model(setting, k)
+            wanted = study.greedy(f"{setting}-{k}" if setting in BEGUN else setting, model.base)
+            for rule, acceptance in {**EXACT, **(LENIENT if setting == "both" else {})}.items():
+                if rule.startswith("at least") and k < int(rule[-1]):
+                    continue
+                run = study.decoded(f"{setting}-{k}-{rule}", model, lambda model=model, k=k: VanillaDrafter(model, k - 1), acceptance)
+                if rule == "exact" and run.rows != wanted:
+                    raise ValueError(f"{setting}, k = {k}: expected generate()'s texts, got others")
+                rows.append(study.row(setting, k, rule, run))
+        if setting in ("distilled", "both"):
+            rows += trees(study, setting, wanted)
+        write_csv(given.results / TABLE, rows)
+    write_csv(given.results / SPEED, speeds(study))
+
+
+def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
+    """Trees of the largest k's heads, alone and with a 4-gram of the distilled text, at the weight that is best on validation sources."""
+    k = max(study.arguments.tuned_k if setting in BEGUN else study.arguments.k)
+    model, rows = study.model(setting, k), []
+    for nodes in NODES:
+        note = study.work / "decodes" / f"alpha-{setting}-{nodes}.json"
+
+        def tune(nodes: int = nodes, note: Path = note) -> None:
+            found = {}
+            for alpha in ALPHAS:
+                run = decode(model, study.held_out, TreeDrafter(model, study.lm, nodes, alpha), Exact(), MAX_NEW)
+                found[alpha] = sum(run.tokens) / sum(run.calls)
+            note.write_text(json.dumps({"alpha": max(found, key=lambda alpha: found[alpha]), "tokens a call": found}))
+
+        alpha = json.loads(stage(note, tune).read_text())["alpha"]
+        for name, lm in (("0-gram", None), ("4-gram", study.lm)):
+
+            def drafter(lm: Path | None = lm, nodes: int = nodes, alpha: float = alpha) -> TreeDrafter:
+                return TreeDrafter(model, lm, nodes, alpha)
+
+            run = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact())
+            if run.rows != wanted:
+                raise ValueError(f"{setting}, tree of {nodes} nodes, {name}: expected generate()'s texts, got others")
+            rows.append(study.row(setting, k, f"{nodes}-node tree, {name}", run))
+    return rows
+
+
+def speeds(study: Study) -> list[dict[str, Any]]:
+    """Processor time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
+    path, given = study.work / "decodes" / "speeds.json", study.arguments
+    sources = study.sources[: given.timed]
+
+    def clock() -> None:
+        systems: dict[str, tuple[Any, Any]] = {}
+        for setting in ("distilled", "both"):
+            for k in given.tuned_k if setting == "both" else given.k:
+                model = study.model(setting, k)
+                systems[f"{setting} {k}"] = (model, VanillaDrafter(model, k - 1))
+        base = systems[f"distilled {max(given.k)}"][0].base
+        found: dict[str, list[float]] = {}
+        calls: dict[str, list[list[int]]] = {}
+        for source in [sources[0], *sources]:  # the first warms up
+            for name, (model, drafter) in {"greedy": (base, NoDrafter()), **systems}.items():
+                started = time.process_time()
+                run = decode(model, [source], drafter, Exact(), MAX_NEW)
+                found.setdefault(name, []).append((time.process_time() - started) / len(run.rows[0]))  # a token
+                calls.setdefault(name, []).append([run.tokens[0], run.calls[0]])
+        path.write_text(json.dumps({name: [found[name][1:], calls[name][1:]] for name in found}))
+
+    taken = json.loads(stage(path, clock).read_text())
+    greedy, rows = np.array(taken["greedy"][0]), []
+    for name, (seconds, counted) in taken.items():
+        own, (tokens, calls) = np.array(seconds), np.array(counted).T
+        setting, _, k = name.partition(" ")
+        speedup = interval(lambda chosen, own=own: greedy[chosen].mean(axis=-1) / own[chosen].mean(axis=-1), len(own))
+        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(own.mean())
+        row = {"setting": setting, "k": k or 1, "accepted": accepted, "ms a token": milliseconds}
+        rows.append(row | {f"speedup{end}": value for end, value in zip(("", " low", " high"), speedup, strict=True)})
+    return rows
+
+
+def draw(results: Path) -> None:
+    """Table 1's form on standard output, and the figure, from the CSV files alone."""
+    rows = read_csv(results / TABLE)
+    cell = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
+    sizes = sorted({k for _, k, _ in cell})
+    columns = [(setting, rule) for setting in SETTINGS for rule in ("exact", *LENIENT) if any((setting, k, rule) in cell for k in sizes)]
+    print(f"\nBLEU / mean accepted block size\n\n| k | {' | '.join(f'{setting}, {rule}' for setting, rule in columns)} |")
+    print("|---" * (len(columns) + 1) + "|")
+    for k in sizes:
+        found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
+        print(f"| {k} | {' | '.join('' if row is None else both(row) for row in found)} |")
+    print("\n| setting | k | drafts | BLEU | mean accepted block size |\n|---|---|---|---|---|")
+    for row in rows:
+        if "tree" in row["rule"] or row["rule"] in ("exact", "greedy"):
+            print(f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |")
+    speed = read_csv(results / SPEED)
+    print("\n| setting | k | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|---|")
+    for row in speed:
+        numbers = f"{float(row['accepted']):.2f} | {float(row['ms a token']):.2f}"
+        print(f"| {row['setting']} | {row['k']} | {numbers} | {spread(row, 'speedup')} |")
+    with replacing(results / "stern.png") as temporary:
+        temporary.write_bytes(png(figure(cell, sizes, speed)))
+
+
+def both(row: dict[str, str]) -> str:
+    return f"{float(row['BLEU']):.2f} / {float(row['accepted']):.2f}"
+
+
+def spread(row: dict[str, str], name: str) -> str:
+    """A value and its interval."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[f"{name}{end}"]) for end in ("", " low", " high")))
+
+
+def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], speed: list[dict[str, str]]) -> Figure:
+    """Mean accepted block size by k, BLEU by k, speed by mean accepted block size; the paper's dotted."""
+    with rc_context(STYLE):
+        drawn = Figure((11, 3.8), layout="constrained")
+        accepted, bleu, clock = drawn.subplots(1, 3)
+        for number, setting in enumerate(SETTINGS):
+            found = [cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell]
+            own, style = [int(row["k"]) for row in found], {"color": SERIES[number].light, "marker": MARKERS[number]}
+            for axes, what, place in ((accepted, "accepted", 1), (bleu, "BLEU", 0)):
+                values, low, high = ([float(row[f"{what}{end}"]) for row in found] for end in ("", " low", " high"))
+                axes.plot(own, values, label=setting, **style)
+                if what == "accepted":
+                    axes.fill_between(own, low, high, color=style["color"], alpha=0.15, linewidth=0)
+                    theirs = PAPER[setting]
+                    axes.plot([*theirs], [pair[place] for pair in theirs.values()], ":", color=style["color"], linewidth=1.1)
+        accepted.set(title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes)
+        bleu.set(title="BLEU", xlabel="block size k", xticks=sizes)
+        for number, setting in ((1, "distilled"), (3, "both")):
+            found = [row for row in speed if row["setting"] == setting]
+            if found:
+                columns = ("accepted", "speedup", "speedup low", "speedup high")
+                at, value, low, high = ([float(row[name]) for row in found] for name in columns)
+                style = {"color": SERIES[number].light, "marker": MARKERS[number]}
+                errors = [np.subtract(value, low), np.subtract(high, value)]
+                clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
+                for row, x, y in zip(found, at, value, strict=True):
+                    clock.annotate(f"k={row['k']}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=FAINT.light)
+        clock.axhline(1, color=FAINT.light, linewidth=0.8)
+        clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
+        accepted.legend(fontsize=8)
+        clock.legend(fontsize=8)
+    return drawn
+
+
+def options() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--work", type=Path, help="directory of models and decodes; without it only tables and figure are made again")
+    for name, what in (("train", "to learn from"), ("validation", "to watch and tune with"), ("test", "to measure on")):
+        parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
+    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
+    parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="those with a fine-tuned base model")
+    parser.add_argument("--teacher-updates", type=int, default=1800)
+    parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
+    parser.add_argument("--written", type=int, default=12000, help="so many training sentences are translated anew, and learnt by heads")
+    parser.add_argument("--held-out", type=int, default=256, help="so many validation sentences are translated anew")
+    parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each")
+    parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, for every k")
+    parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
+    parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")
+    parser.add_argument("--shape", default="base", help="of the translator, as for `latticebpd train translation`")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--source", default="en")
+    parser.add_argument("--target", default="de")
+    parser.add_argument("--tuned", type=int, default=100, help="validation sentences that weights are tuned on")
+    parser.add_argument("--timed", type=int, default=60, help="test sentences that are timed")
+    parser.add_argument("--limit", type=int, help="so many test sentences only")
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if arguments.work is not None:
+        if None in (arguments.train, arguments.validation, arguments.test):
+            raise ValueError("expected --train, --validation and --test with --work")
+        changing = ("work", "results", "k", "tuned_k")
+        claim(arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing})
+        fewer = arguments.work / "validation.jsonl"
+        stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
+        arguments.validation, arguments.updates = fewer, arguments.teacher_updates
+        measure(Study(arguments))
+    draw(arguments.results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"stern: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

@@ -1,0 +1,267 @@
+"""Super-resolution in small (Stern 2018, section 7.2, table 2): digits of 4x4 pixels to digits of 8x8, 17 intensities.
+
+    python benchmarks/study/superresolution.py --work WORK        # from scratch; the same command goes on
+    python benchmarks/study/superresolution.py                    # tables and figures again, from results/*.csv
+
+scikit-learn's 1,797 handwritten digits; the small image is the mean of 2x2 pixels, rounded.  The model is a stock Marian
+encoder-decoder whose tokens are intensities: its encoder reads 16 pixels, its decoder writes 64, row by row.  Block heads
+come on it, with the base model frozen or fine-tuned, and decode by exact acceptance and by distance.  Exact acceptance must write
+greedy decoding's images; the program stops where it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from measuring import RESULTS, Decoded, claim, decode, fewer_heads, interval, read_csv, stage, write_csv
+
+from fst.files import replacing
+from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
+from latticebpd.analysis.theme import MARKERS, SERIES, STYLE, png
+from latticebpd.lattices.texts import Texts
+from latticebpd.models.blockwise import new_heads
+from lm_training.neural.heads import train_heads
+from lm_training.neural.options import HeadTraining, TranslationTraining
+from lm_training.neural.translation import TranslationShape, load_translator, new_translator, train_translation
+
+SIDE, PIXELS, BRIGHTEST = 8, 64, 16
+PAD, END = BRIGHTEST + 1, BRIGHTEST + 2  # the decoder begins with the one; nothing ends with the other
+SHAPE = TranslationShape(96, 2, 2, 4, 384, 80)
+TEST, VALIDATION = 400, 100
+RULES: dict[str, Any] = {"exact": Exact(), "distance 1": Distance(1), "distance 2": Distance(2)}
+PAPER = {
+    2: (1.07, 1.24, 1.59, 1.96), 4: (1.08, 1.36, 2.11, 3.75), 6: (1.09, 1.38, 2.23, 5.25),
+    8: (1.09, 1.49, 2.17, 6.36), 10: (1.10, 1.40, 2.04, 6.79),
+}  # fmt: skip
+"""Mean accepted block sizes by k: frozen, exact and within 2; fine-tuned, exact and within 2."""
+BASES = ("frozen", "fine-tuned")
+SHOWN = 6
+"""Test images in the gallery, the first ones."""
+TABLE, PICTURES = "superresolution.csv", "superresolution-images.csv"
+
+
+def digits() -> np.ndarray:
+    """``[images, 8, 8]`` intensities from 0 to 16."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ValueError("expected scikit-learn, whose digits are learnt, found none: pip install scikit-learn") from error
+    images: np.ndarray = load_digits().images.astype(np.int64)
+    return images
+
+
+def small(images: np.ndarray) -> np.ndarray:
+    """``[images, 8, 8]`` -> ``[images, 4, 4]``: means of 2x2 pixels, rounded half up."""
+    halves = images.reshape(len(images), SIDE // 2, 2, SIDE // 2, 2)
+    pooled: np.ndarray = (halves.sum(axis=(2, 4)) + 2) // 4
+    return pooled
+
+
+def texts_of(images: np.ndarray) -> Texts:
+    """The small image's pixels as prompt, the large one's behind it."""
+    pooled = small(images).reshape(len(images), -1)
+    rows = np.concatenate([pooled, images.reshape(len(images), -1)], axis=1)
+    return Texts.of_rows(list(rows), [pooled.shape[1]] * len(rows))
+
+
+def parts(images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test images."""
+    mixed = images[np.random.default_rng(0).permutation(len(images))]
+    return mixed[TEST + VALIDATION :], mixed[TEST : TEST + VALIDATION], mixed[:TEST]
+
+
+def whole(images: np.ndarray, rows: Sequence[Sequence[int]]) -> np.ndarray:
+    """Decoded rows as images; ValueError where one is none."""
+    found = np.array([row if len(row) == PIXELS else [PAD] * PIXELS for row in rows])
+    if found.shape != (len(images), PIXELS) or found.max() > BRIGHTEST:
+        raise ValueError(f"expected {len(images)} images of {PIXELS} intensities, got others; train for longer")
+    return found.reshape(images.shape)
+
+
+def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **options: Any) -> BlockwiseLM:
+    """Heads on the frozen base model, or on one that they have fine-tuned, which begin as the frozen one's."""
+    directory, texts = work / name, [texts_of(part) for part in images[:2]]
+
+    def make() -> None:
+        torch.manual_seed(0)
+        base = load_translator(work / "base")
+        heads = fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in options else None
+        chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=options["steps"], serving_prompts=0, **options)
+        train_heads(BlockwiseLM(base, heads or new_heads(base, "feed-forward", k)), *texts, directory, chosen)
+
+    stage(directory / "heads.json", make)
+    return BlockwiseLM.from_pretrained(directory)
+
+
+def measure(work: Path, settings: argparse.Namespace) -> None:
+    """All stages, then the CSV files."""
+    images = parts(digits())
+    test = images[2][: settings.limit]
+    sources = small(test).reshape(len(test), -1).tolist()
+
+    def learn() -> None:
+        torch.manual_seed(0)
+        options = TranslationTraining(steps=settings.base_updates, batch_tokens=2 * PIXELS * 64, label_smoothing=0.0, validation_every=100)
+        learnt, held_out = (texts_of(part) for part in images[:2])
+        train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), options)
+
+    stage(work / "base" / "model.safetensors", learn)
+    base = load_translator(work / "base").eval()
+    done: dict[str, Decoded] = {}
+
+    def decoded(name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
+        path = work / "decodes" / f"{name}.json"
+        stage(path, lambda: decode(model, sources, drafter, rule, PIXELS).save(path))
+        return done.setdefault(name, Decoded.load(path))
+
+    def greedy(model: Any) -> list[list[int]]:
+        ids = torch.tensor(sources)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=PIXELS)
+        rows: list[list[int]] = out[:, 1:].tolist()
+        return rows
+
+    own = greedy(base)
+    pictures = {"low resolution": np.kron(small(test), np.ones((2, 2), np.int64)), "original": test, "greedy": whole(test, own)}
+    run = decoded("greedy", base, NoDrafter(), Exact())
+    rows: list[dict[str, Any]] = [{"base": "frozen", "k": 1, "rule": "greedy"} | qualities(test, pictures["greedy"], run)]
+    for name, pixels in {"copied": pictures["low resolution"], "bilinear": bilinear(small(test))}.items():
+        rows.append({"base": "none", "k": "", "rule": name} | qualities(test, pixels, None))
+    frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
+    tuning = {"steps": settings.tuning_updates, "batch_size": 32, "fine_tune": True, "base_learning_rate": 5e-4}
+    for kind in BASES:
+        for k in settings.k:
+            model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
+            wanted = own if kind == "frozen" else greedy(model.base)
+            for rule, acceptance in RULES.items():
+                run = decoded(f"{kind}-{k}-{rule.replace(' ', '-')}", model, VanillaDrafter(model, k - 1), acceptance)
+                if rule == "exact" and run.rows != wanted:
+                    raise ValueError(f"k = {k}, {kind}: expected generate()'s images, got others")
+                pixels = whole(test, run.rows)
+                rows.append({"base": kind, "k": k, "rule": rule} | qualities(test, pixels, run))
+                if k == max(settings.k):
+                    pictures[f"{kind}, {rule}"] = pixels
+    write_csv(settings.results / TABLE, rows)
+    chosen = [
+        {"picture": name, "image": image, "pixels": " ".join(map(str, pixels[image].reshape(-1).tolist()))}
+        for name, pixels in pictures.items()
+        for image in range(min(SHOWN, len(pixels)))
+    ]
+    write_csv(settings.results / PICTURES, chosen)
+
+
+def bilinear(pooled: np.ndarray) -> np.ndarray:
+    """``[images, 4, 4]`` -> ``[images, 8, 8]``, by the weights of a straight line between the centres of pixels, rounded."""
+    centres = np.clip((np.arange(SIDE) + 0.5) / 2 - 0.5, 0, SIDE // 2 - 1)
+    weights = np.maximum(0, 1 - abs(centres[:, None] - np.arange(SIDE // 2)))
+    grown: np.ndarray = np.rint(weights @ pooled @ weights.T).astype(np.int64)
+    return grown
+
+
+def qualities(original: np.ndarray, pixels: np.ndarray, run: Decoded | None) -> dict[str, float]:
+    """Mean accepted block size, mean absolute error in levels, and peak signal-to-noise ratio in dB, with intervals over images."""
+    gap = (pixels - original).reshape(len(original), -1)
+    absolute, squared = abs(gap).mean(axis=1), (gap**2).mean(axis=1)
+    measures = {
+        "accepted": (1.0, 1.0, 1.0) if run is None or not sum(run.calls) else run.accepted,
+        "MAE": interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
+        "PSNR": interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
+    }
+    return {f"{name}{end}": value for name, values in measures.items() for end, value in zip(("", " low", " high"), values, strict=True)}
+
+
+def draw(results: Path) -> None:
+    """Table 2's form on standard output, and the figures, from the CSV files alone."""
+    rows = read_csv(results / TABLE)
+    cell = {(row["base"], int(row["k"]), row["rule"]): row for row in rows if row["k"]}
+    sizes = sorted({k for base, k, _ in cell if base == "fine-tuned"})
+    for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
+        print(f"\n{what}\n\n| k | {' | '.join(f'{base}, {rule}' for base in BASES for rule in RULES)} |\n{'|---' * 7}|")
+        for k in sizes:
+            found = [cell[base, k, rule] for base in BASES for rule in RULES]
+            print(f"| {k} | {' | '.join(spread(row, what, places) for row in found)} |")
+    for row in rows:
+        if not row["k"] or row["k"] == "1":
+            print(f"{row['base']} {row['rule']}: MAE {spread(row, 'MAE', 2)}, PSNR {spread(row, 'PSNR', 1)}")
+    for name, figure in (("superresolution.png", lines(cell, sizes)), ("superresolution-images.png", gallery(results))):
+        with replacing(results / name) as temporary:
+            temporary.write_bytes(png(figure))
+
+
+def spread(row: dict[str, str], what: str, places: int) -> str:
+    """A value and its interval."""
+    value, low, high = (float(row[f"{what}{end}"]) for end in ("", " low", " high"))
+    return f"{value:.{places}f} ({low:.{places}f} to {high:.{places}f})"
+
+
+def lines(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
+    """Mean accepted block size by k, beside the paper's."""
+    with rc_context(STYLE):
+        figure = Figure((9, 3.6), layout="constrained")
+        ours, theirs = figure.subplots(1, 2, sharey=True)
+        for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
+            found = [cell[base, k, rule] for k in sizes]
+            values, low, high = ([float(row[f"accepted{end}"]) for row in found] for end in ("", " low", " high"))
+            style = {"color": SERIES[number].light, "marker": MARKERS[number]}
+            ours.plot(sizes, values, label=f"{base}, {rule}", **style)
+            ours.fill_between(sizes, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
+        for number, name in enumerate(("frozen, exact", "frozen, distance 2 of 256", "fine-tuned, exact", "fine-tuned, distance 2 of 256")):
+            place = (0, 2, 3, 5)[number]
+            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, color=SERIES[place].light, marker=MARKERS[place])
+        for axes, title in ((ours, "digits, 4×4 to 8×8, 17 intensities"), (theirs, "Stern et al., 8×8 to 32×32, 256 intensities")):
+            axes.set(title=title, xlabel="block size k", xticks=sizes)
+            axes.legend(fontsize=8)
+        ours.set_ylabel("mean accepted block size")
+    return figure
+
+
+def gallery(results: Path) -> Figure:
+    """The pictures side by side: a row each image, a column each system."""
+    rows = read_csv(results / PICTURES)
+    names, images = list(dict.fromkeys(row["picture"] for row in rows)), sorted({int(row["image"]) for row in rows})
+    pixels = {(row["picture"], int(row["image"])): np.array(row["pixels"].split(), int).reshape(SIDE, SIDE) for row in rows}
+    with rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure((1.25 * len(names), 1.3 * len(images) + 0.5), layout="constrained")
+        for place, axes in enumerate(figure.subplots(len(images), len(names), squeeze=False).flat):
+            image, name = divmod(place, len(names))
+            axes.imshow(pixels[names[name], images[image]], cmap="gray_r", vmin=0, vmax=BRIGHTEST)
+            axes.set(xticks=[], yticks=[])
+            if not image:
+                axes.set_title(names[name].replace(", ", ",\n"), fontsize=8.5, loc="center", fontweight="normal")
+    return figure
+
+
+def main() -> None:
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--work", type=Path, help="directory of models and decodes; without it only tables and figures are made again")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figures")
+    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
+    parser.add_argument("--base-updates", type=int, default=500, help="of the base model, 64 images each")
+    parser.add_argument("--head-updates", type=int, default=400, help="of heads on the frozen base model, 64 images each")
+    parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, 32 images each, for every k")
+    parser.add_argument("--limit", type=int, help="so many test images only")
+    arguments = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if arguments.work is not None:
+        names = ("k", "base_updates", "head_updates", "tuning_updates", "limit")
+        claim(arguments.work, {name: str(getattr(arguments, name)) for name in names})
+        measure(arguments.work, arguments)
+    draw(arguments.results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"superresolution: error: {error}")

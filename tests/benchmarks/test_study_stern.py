@@ -1,0 +1,106 @@
+"""Stern's tables on a translator, from sentences to tables, in one resumable command; models so tiny that the numbers mean nothing."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from latticebpd import BlockHeads
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
+WORDS = {"a": "ein", "dog": "Hund", "cat": "Kater", "runs": "rennt", "sleeps": "schläft", "big": "großer", "red": "roter"}
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("measuring")
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    rng, files = np.random.default_rng(0), []
+    for name, count in (("train", 24), ("validation", 6), ("test", 5)):
+        chosen = [rng.choice([*WORDS], rng.integers(2, 6)) for _ in range(count)]
+        lines = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
+    (tmp_path / "results").mkdir()
+    updates = ["--teacher-updates", "6", "--verifier-updates", "2", "--head-updates", "2", "--tuning-updates", "2"]
+    small = ["--shape", "small", "--vocab-size", "270", "--batch-tokens", "96", "--width", "16", "--written", "12", "--held-out", "4"]
+    few = ["--k", "2", "3", "--tuned-k", "3", "--tuned", "2", "--timed", "2"]
+    return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), *updates, *small, *few]
+
+
+def test_fewer_heads_are_the_first_of_more(measuring: ModuleType) -> None:
+    heads = BlockHeads(8, 5, 4)
+    torch.nn.init.normal_(heads.down)
+    hidden = torch.randn(3, 8)
+    fewer = measuring.fewer_heads(heads, 3)
+    assert fewer.num_heads == 3
+    torch.testing.assert_close(fewer(hidden), heads(hidden)[:, :2])
+    fewer.up.data.zero_()  # what is learnt by the one does not change the other
+    assert heads.up.abs().sum() > 0
+
+
+def test_interval_holds_the_measure_and_narrows_with_the_texts(measuring: ModuleType) -> None:
+    def width(count: int) -> float:
+        values = np.random.default_rng(1).normal(5.0, 1.0, count)
+        mean, low, high = measuring.interval(lambda chosen: values[chosen].mean(axis=-1), count)
+        assert low < mean < high
+        return float(high - low)
+
+    assert width(400) == pytest.approx(2 * 1.96 / 20, rel=0.15)
+    assert width(25) > 3 * width(400)
+
+
+def test_accepted_tokens_are_pooled_over_texts(measuring: ModuleType) -> None:
+    accepted, low, high = measuring.Decoded([[0], [0]], [10, 2], [2, 2]).accepted
+    assert (accepted, low, high) == (3, 1, 5)
+
+
+@pytest.mark.slow
+def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("sacrebleu")
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run([sys.executable, FOLDER / "stern.py", *arguments], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    printed = run(*command)
+    results, work = tmp_path / "results", tmp_path / "work"
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
+    assert run(*command) == printed
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()} == before  # nothing was made again
+    assert run("--results", str(results)) == printed  # from the CSV files alone
+    assert (results / "stern.png").stat().st_size > 10_000
+
+    with (results / "stern.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
+    trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram")}
+    lenient = {"top-2", "top-3", "at least 2", "at least 3"}
+    expected = {"regular": ({1, 2, 3}, set()), "distilled": ({1, 2, 3}, trees), "fine-tuned": ({3}, set()), "both": ({3}, trees | lenient)}
+    for setting, (sizes, rules) in expected.items():
+        assert {k for name, k, _ in found if name == setting} == sizes
+        assert {rule for name, k, rule in found if name == setting and k == 3} == {"exact"} | rules
+    for (setting, k, rule), row in found.items():
+        assert 1 <= float(row["accepted low"]) <= float(row["accepted"]) <= float(row["accepted high"])
+        if "tree" not in rule:
+            assert float(row["accepted high"]) <= k
+        if setting in ("regular", "distilled"):
+            assert row["BLEU"] == found[setting, 1, "greedy"]["BLEU"]  # exact, whatever drafts
+    with (results / "stern-speed.csv").open() as file:
+        speeds = {(row["setting"], row["k"]): row for row in csv.DictReader(file)}
+    assert [*speeds] == [("greedy", "1"), ("distilled", "2"), ("distilled", "3"), ("both", "3")]
+    assert float(speeds["greedy", "1"]["speedup"]) == 1

@@ -1,0 +1,87 @@
+"""Super-resolution in small, from images to tables, in one resumable command; models so tiny that the numbers mean nothing."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
+
+
+@pytest.fixture
+def superresolution(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    found = importlib.import_module("superresolution")
+    monkeypatch.setattr(found, "digits", lambda: np.random.default_rng(0).integers(0, 17, (530, 8, 8)))
+    return found
+
+
+def test_small_images_are_rounded_means_of_four_pixels(superresolution: ModuleType) -> None:
+    image = np.zeros((1, 8, 8), np.int64)
+    image[0, :2, :2] = [[16, 16], [16, 15]]  # 15.75
+    image[0, 6:, 6:] = [[1, 0], [0, 1]]  # 0.5
+    expected = np.zeros((4, 4), np.int64)
+    expected[0, 0], expected[3, 3] = 16, 1
+    assert superresolution.small(image)[0].tolist() == expected.tolist()
+
+
+def test_bilinear_images_keep_flat_ground_and_blend_edges(superresolution: ModuleType) -> None:
+    edge = np.repeat([[0, 0, 16, 16]], 4, axis=0)[None]
+    assert superresolution.bilinear(np.full((1, 4, 4), 7)).tolist() == np.full((1, 8, 8), 7).tolist()
+    assert superresolution.bilinear(edge)[0, 3].tolist() == [0, 0, 0, 4, 12, 16, 16, 16]
+
+
+def test_qualities_of_known_errors(superresolution: ModuleType) -> None:
+    measuring = importlib.import_module("measuring")
+    original = np.zeros((3, 8, 8), np.int64)
+    run = measuring.Decoded([[0] * 64] * 3, [63, 63, 63], [21, 21, 21])
+    found = superresolution.qualities(original, original + 2, run)
+    assert found["accepted"] == found["accepted low"] == found["accepted high"] == 3
+    assert (found["MAE"], found["MAE low"]) == (2, 2)
+    assert found["PSNR"] == pytest.approx(10 * np.log10(256 / 4))
+
+
+def test_a_row_that_is_no_image_is_refused(superresolution: ModuleType) -> None:
+    with pytest.raises(ValueError, match="expected 1 images of 64 intensities, got others"):
+        superresolution.whole(np.zeros((1, 8, 8), np.int64), [[0] * 63])
+
+
+def test_one_command_goes_from_images_to_tables_and_goes_on(
+    superresolution: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, work = tmp_path / "results", tmp_path / "work"
+    results.mkdir()
+    updates = ["--base-updates", "3", "--head-updates", "2", "--tuning-updates", "2", "--limit", "3", "--k", "2", "3"]
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["superresolution", "--results", str(results), *arguments])
+        superresolution.main()
+        return capsys.readouterr().out
+
+    printed = run("--work", str(work), *updates)
+    with (results / superresolution.TABLE).open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["base"], row["k"], row["rule"]) for row in rows[:3]] == [
+        ("frozen", "1", "greedy"), ("none", "", "copied"), ("none", "", "bilinear")
+    ]  # fmt: skip
+    blocks = {(row["base"], int(row["k"]), row["rule"]): row for row in rows[3:]}
+    assert [*blocks] == [(base, k, rule) for base in superresolution.BASES for k in (2, 3) for rule in superresolution.RULES]
+    for (base, k, rule), row in blocks.items():
+        assert 1 <= float(row["accepted low"]) <= float(row["accepted"]) <= float(row["accepted high"]) <= k
+        if (base, rule) == ("frozen", "exact"):
+            assert row["MAE"] == rows[0]["MAE"]  # greedy decoding's images
+
+    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
+    figure = (results / "superresolution-images.png").read_bytes()
+    assert run("--work", str(work), *updates) == printed
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()} == before  # nothing was made again
+    assert run() == printed  # from the CSV files alone
+    assert (results / "superresolution-images.png").read_bytes() == figure
+    with pytest.raises(ValueError, match="holds results with base_updates 3, asked for is 4; choose another directory"):
+        run("--work", str(work), *updates, "--base-updates", "4")
