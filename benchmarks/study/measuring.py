@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,20 @@ from latticebpd.models.blockwise import BlockwiseLM
 sys.path.append(str(Path(__file__).parents[1]))
 from resuming import claim
 
-__all__ = ["RESULTS", "Decoded", "claim", "decode", "drawn", "fewer_heads", "interval", "read_csv", "stage", "write_csv"]
+__all__ = [
+    "RESULTS",
+    "Decoded",
+    "claim",
+    "decode",
+    "drawn",
+    "fewer_heads",
+    "interval",
+    "read_csv",
+    "speed_rows",
+    "stage",
+    "timed",
+    "write_csv",
+]
 
 RESULTS = Path(__file__).parent / "results"
 RESAMPLES = 2000
@@ -86,6 +100,34 @@ def decode(model: Any, sources: Sequence[Sequence[int]], drafter: Any, rule: Any
         found.tokens.extend(tokens)
         found.calls.extend(calls)
     return found
+
+
+System = tuple[Any, Any, Any]
+"""Model, drafter, acceptance rule."""
+
+
+def timed(path: Path, systems: dict[str, System], sources: Sequence[Sequence[int]], max_new: int) -> None:
+    """Seconds of the processor a token, and tokens and calls, of every source by itself, systems in turns; the first source warms up."""
+    found: dict[str, list[list[float]]] = {name: [] for name in systems}
+    for source in [sources[0], *sources]:
+        for name, (model, drafter, rule) in systems.items():
+            started = time.process_time()
+            run = decode(model, [source], drafter, rule, max_new)
+            found[name].append([(time.process_time() - started) / len(run.rows[0]), run.tokens[0], run.calls[0]])
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({name: rows[1:] for name, rows in found.items()}) + "\n", encoding="utf-8")
+
+
+def speed_rows(path: Path) -> list[dict[str, Any]]:
+    """What `timed` found, for a CSV file: every system beside the first."""
+    taken = {name: np.array(rows).T for name, rows in json.loads(path.read_text(encoding="utf-8")).items()}
+    greedy, rows = next(iter(taken.values()))[0], []
+    for name, (seconds, tokens, calls) in taken.items():
+        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(seconds.mean())
+        row = {"system": name, "accepted": accepted, "ms a token": milliseconds}
+        speedup = interval(lambda chosen, own=seconds: greedy[chosen].mean(axis=-1) / own[chosen].mean(axis=-1), len(greedy))
+        rows.append(row | {f"speedup{end}": value for end, value in zip(("", " low", " high"), speedup, strict=True)})
+    return rows
 
 
 @torch.no_grad()

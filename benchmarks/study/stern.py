@@ -17,7 +17,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import RESULTS, Decoded, claim, decode, ended, fewer_heads, interval, read_csv, stage, write_csv
+from measuring import RESULTS, Decoded, claim, decode, ended, fewer_heads, read_csv, speed_rows, stage, timed, write_csv
 from tokenizers import Tokenizer
 
 from fst.files import replacing
@@ -200,35 +199,16 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
 def speeds(study: Study) -> list[dict[str, Any]]:
     """Processor time a token over greedy decoding's by the same loop, one sentence at a time, systems in turns (figure 4)."""
     path, given = study.work / "decodes" / "speeds.json", study.arguments
-    sources = study.sources[: given.timed]
 
     def clock() -> None:
-        systems: dict[str, tuple[Any, Any]] = {}
-        for setting in ("distilled", "both"):
-            for k in given.tuned_k if setting == "both" else given.k:
-                model = study.model(setting, k)
-                systems[f"{setting} {k}"] = (model, VanillaDrafter(model, k - 1))
-        base = systems[f"distilled {max(given.k)}"][0].base
-        found: dict[str, list[float]] = {}
-        calls: dict[str, list[list[int]]] = {}
-        for source in [sources[0], *sources]:  # the first warms up
-            for name, (model, drafter) in {"greedy": (base, NoDrafter()), **systems}.items():
-                started = time.process_time()
-                run = decode(model, [source], drafter, Exact(), MAX_NEW)
-                found.setdefault(name, []).append((time.process_time() - started) / len(run.rows[0]))  # a token
-                calls.setdefault(name, []).append([run.tokens[0], run.calls[0]])
-        path.write_text(json.dumps({name: [found[name][1:], calls[name][1:]] for name in found}))
+        rule = Exact()
+        systems: dict[str, Any] = {"greedy": (load_translator(study.work / "verifier").eval(), NoDrafter(), rule)}
+        for setting, sizes in (("distilled", given.k), ("both", given.tuned_k)):
+            models = {k: study.model(setting, k) for k in sizes}
+            systems |= {f"{setting}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in models.items()}
+        timed(path, systems, study.sources[: given.timed], MAX_NEW)
 
-    taken = json.loads(stage(path, clock).read_text())
-    greedy, rows = np.array(taken["greedy"][0]), []
-    for name, (seconds, counted) in taken.items():
-        own, (tokens, calls) = np.array(seconds), np.array(counted).T
-        setting, _, k = name.partition(" ")
-        speedup = interval(lambda chosen, own=own: greedy[chosen].mean(axis=-1) / own[chosen].mean(axis=-1), len(own))
-        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(own.mean())
-        row = {"setting": setting, "k": k or 1, "accepted": accepted, "ms a token": milliseconds}
-        rows.append(row | {f"speedup{end}": value for end, value in zip(("", " low", " high"), speedup, strict=True)})
-    return rows
+    return speed_rows(stage(path, clock))
 
 
 def draw(results: Path) -> None:
@@ -247,10 +227,10 @@ def draw(results: Path) -> None:
         if "tree" in row["rule"] or row["rule"] in ("exact", "greedy"):
             print(f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |")
     speed = read_csv(results / SPEED)
-    print("\n| setting | k | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|---|")
+    print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
     for row in speed:
         numbers = f"{float(row['accepted']):.2f} | {float(row['ms a token']):.2f}"
-        print(f"| {row['setting']} | {row['k']} | {numbers} | {spread(row, 'speedup')} |")
+        print(f"| {row['system']} | {numbers} | {spread(row, 'speedup')} |")
     with replacing(results / "stern.png") as temporary:
         temporary.write_bytes(png(figure(cell, sizes, speed)))
 
@@ -282,7 +262,7 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
         accepted.set(title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes)
         bleu.set(title="BLEU", xlabel="block size k", xticks=sizes)
         for number, setting in ((1, "distilled"), (3, "both")):
-            found = [row for row in speed if row["setting"] == setting]
+            found = [row for row in speed if row["system"].startswith(f"{setting}, ")]
             if found:
                 columns = ("accepted", "speedup", "speedup low", "speedup high")
                 at, value, low, high = ([float(row[name]) for row in found] for name in columns)
@@ -290,7 +270,9 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
                 errors = [np.subtract(value, low), np.subtract(high, value)]
                 clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
                 for row, x, y in zip(found, at, value, strict=True):
-                    clock.annotate(f"k={row['k']}", (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=FAINT.light)
+                    clock.annotate(
+                        row["system"].partition(", ")[2], (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=FAINT.light
+                    )
         clock.axhline(1, color=FAINT.light, linewidth=0.8)
         clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
         accepted.legend(fontsize=8)
@@ -333,7 +315,7 @@ def main() -> None:
     if arguments.work is not None:
         if None in (arguments.train, arguments.validation, arguments.test):
             raise ValueError("expected --train, --validation and --test with --work")
-        changing = ("work", "results", "k", "tuned_k")
+        changing = ("work", "results", "tuned_k")
         claim(arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing})
         fewer = arguments.work / "validation.jsonl"
         stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))

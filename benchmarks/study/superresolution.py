@@ -22,11 +22,11 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import RESULTS, Decoded, claim, decode, fewer_heads, interval, read_csv, stage, write_csv
+from measuring import RESULTS, Decoded, claim, decode, fewer_heads, interval, read_csv, speed_rows, stage, timed, write_csv
 
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
-from latticebpd.analysis.theme import MARKERS, SERIES, STYLE, png
+from latticebpd.analysis.theme import MARKERS, RULE, SERIES, STYLE, png
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import new_heads
 from lm_training.neural.heads import train_heads
@@ -44,9 +44,9 @@ PAPER = {
 }  # fmt: skip
 """Mean accepted block sizes by k: frozen, exact and within 2; fine-tuned, exact and within 2."""
 BASES = ("frozen", "fine-tuned")
-SHOWN = 6
-"""Test images in the gallery, the first ones."""
-TABLE, PICTURES = "superresolution.csv", "superresolution-images.csv"
+SHOWN = (0, 3, 4, 11, 13, 18)
+"""Test images in the gallery: the first 6, 2, 5, 9, 4 and 3."""
+TABLE, SPEED, PICTURES = "superresolution.csv", "superresolution-speed.csv", "superresolution-images.csv"
 
 
 def digits() -> np.ndarray:
@@ -137,9 +137,12 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
         rows.append({"base": "none", "k": "", "rule": name} | qualities(test, pixels, None))
     frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
     tuning = {"steps": settings.tuning_updates, "batch_size": 32, "fine_tune": True, "base_learning_rate": 5e-4}
+    tuned: dict[int, BlockwiseLM] = {}
     for kind in BASES:
         for k in settings.k:
-            model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
+            if kind == "fine-tuned":
+                tuned[k] = heads_of(work, images, f"tuned-{k}", k, **tuning)
+            model = tuned.get(k, frozen)
             wanted = own if kind == "frozen" else greedy(model.base)
             for rule, acceptance in RULES.items():
                 run = decoded(f"{kind}-{k}-{rule.replace(' ', '-')}", model, VanillaDrafter(model, k - 1), acceptance)
@@ -153,9 +156,16 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     chosen = [
         {"picture": name, "image": image, "pixels": " ".join(map(str, pixels[image].reshape(-1).tolist()))}
         for name, pixels in pictures.items()
-        for image in range(min(SHOWN, len(pixels)))
+        for image in SHOWN
+        if image < len(pixels)
     ]
     write_csv(settings.results / PICTURES, chosen)
+    clock = work / "decodes" / "speeds.json"
+    systems: dict[str, Any] = {"greedy": (base, NoDrafter(), Exact())}
+    for name, rule in (("exact", Exact()), ("distance 2", Distance(2))):
+        systems |= {f"fine-tuned, {name}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in tuned.items()}
+    stage(clock, lambda: timed(clock, systems, sources[: settings.timed], PIXELS))
+    write_csv(settings.results / SPEED, speed_rows(clock))
 
 
 def bilinear(pooled: np.ndarray) -> np.ndarray:
@@ -191,6 +201,9 @@ def draw(results: Path) -> None:
     for row in rows:
         if not row["k"] or row["k"] == "1":
             print(f"{row['base']} {row['rule']}: MAE {spread(row, 'MAE', 2)}, PSNR {spread(row, 'PSNR', 1)}")
+    print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
+    for row in read_csv(results / SPEED):
+        print(f"| {row['system']} | {float(row['accepted']):.2f} | {float(row['ms a token']):.2f} | {spread(row, 'speedup', 2)} |")
     for name, figure in (("superresolution.png", lines(cell, sizes)), ("superresolution-images.png", gallery(results))):
         with replacing(results / name) as temporary:
             temporary.write_bytes(png(figure))
@@ -228,8 +241,8 @@ def gallery(results: Path) -> Figure:
     rows = read_csv(results / PICTURES)
     names, images = list(dict.fromkeys(row["picture"] for row in rows)), sorted({int(row["image"]) for row in rows})
     pixels = {(row["picture"], int(row["image"])): np.array(row["pixels"].split(), int).reshape(SIDE, SIDE) for row in rows}
-    with rc_context(STYLE | {"axes.grid": False}):
-        figure = Figure((1.25 * len(names), 1.3 * len(images) + 0.5), layout="constrained")
+    with rc_context(STYLE | {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}):
+        figure = Figure((1.0 * len(names), 1.05 * len(images) + 0.5), layout="constrained")
         for place, axes in enumerate(figure.subplots(len(images), len(names), squeeze=False).flat):
             image, name = divmod(place, len(names))
             axes.imshow(pixels[names[name], images[image]], cmap="gray_r", vmin=0, vmax=BRIGHTEST)
@@ -249,6 +262,7 @@ def main() -> None:
     parser.add_argument("--head-updates", type=int, default=400, help="of heads on the frozen base model, 64 images each")
     parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, 32 images each, for every k")
     parser.add_argument("--limit", type=int, help="so many test images only")
+    parser.add_argument("--timed", type=int, default=12, help="test images that are timed")
     arguments = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
