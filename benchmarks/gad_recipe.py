@@ -72,14 +72,22 @@ def trained(directory: Path, *arguments: object) -> Path:
     return directory
 
 
+def teacher_updates(arguments: argparse.Namespace) -> int:
+    updates: int = arguments.teacher_updates or max(1, arguments.updates * 3 // 5)
+    return updates
+
+
+def teacher_of(arguments: argparse.Namespace) -> Path:
+    fields = ("--source", arguments.source, "--target", arguments.target)
+    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", teacher_updates(arguments))
+    size = ("--batch-tokens", arguments.batch_tokens)
+    directory, held_out = arguments.work / "teacher", ("--validation", arguments.validation)
+    return trained(directory, "translation", arguments.train, *held_out, *fields, *new, *size)
+
+
 def taught(arguments: argparse.Namespace) -> Path:
     """Teacher, its text, verifier."""
-    work, updates = arguments.work, arguments.updates
-    size = ("--batch-tokens", arguments.batch_tokens)
-    fields = ("--source", arguments.source, "--target", arguments.target)
-    first = arguments.teacher_updates or max(1, updates * 3 // 5)
-    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", first)
-    teacher = trained(work / "teacher", "translation", arguments.train, "--validation", arguments.validation, *fields, *new, *size)
+    work, teacher = arguments.work, teacher_of(arguments)
     rewritten = arguments.train if arguments.written is None else work / "rewritten.jsonl"
     if rewritten != arguments.train:
         stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
@@ -91,9 +99,9 @@ def taught(arguments: argparse.Namespace) -> Path:
         stage(work / f"{name}.npy", lambda name=name, encoded=encoded: latticebpd(
             "distill", encoded, "--model", teacher, "-o", work / name, "--num-beams", 5, "--max-new-tokens", 64,
             "--corpus", work / f"{name}.npy"))  # fmt: skip
-    second = arguments.verifier_updates or max(1, first * 2 // 9)
+    second = arguments.verifier_updates or max(1, teacher_updates(arguments) * 2 // 9)
     further = ("--model", teacher, "--steps", second, "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
-    return trained(work / "verifier", "translation", *written(work), *further, *size)
+    return trained(work / "verifier", "translation", *written(work), *further, "--batch-tokens", arguments.batch_tokens)
 
 
 def cut(text: Path, result: Path, lines: int) -> None:

@@ -41,13 +41,14 @@ from lm_training.neural.heads import train_heads
 from lm_training.neural.options import HeadTraining
 from lm_training.neural.translation import load_translator
 
-from gad_recipe import cut, latticebpd, taught  # isort: skip  # beside what measuring has put on the path
+from gad_recipe import cut, latticebpd, taught, teacher_of  # isort: skip  # beside what measuring has put on the path
 
 MAX_NEW = 96
 EXACT: dict[str, Any] = {"exact": Exact()}
 LENIENT: dict[str, Any] = {"top-2": TopK(2), "top-3": TopK(3), "at least 2": MinimumBlock(2), "at least 3": MinimumBlock(3)}
 SETTINGS = ("regular", "distilled", "fine-tuned", "both")
-BASES = {"regular": "teacher", "distilled": "verifier", "fine-tuned": "teacher", "both": "verifier"}
+"""As table 1 has them; they are made in the order of the next line."""
+BASES = {"regular": teacher_of, "fine-tuned": teacher_of, "distilled": taught, "both": taught}
 BEGUN = {"fine-tuned": "regular", "both": "distilled"}
 ALPHAS = (0.25, 0.5, 0.75, 1.0)
 NODES = (8, 16)
@@ -61,21 +62,13 @@ PAPER = {
 
 
 class Study:
-    """Texts, references and where everything is kept."""
+    """Texts, references and where everything is kept; models are made when they are first asked for."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments, self.work = arguments, arguments.work
-        taught(arguments)
-        self.tokenizer = Tokenizer.from_file(str(self.work / "teacher" / "tokenizer.json"))
+        self.tokenizer = Tokenizer.from_file(str(teacher_of(arguments) / "tokenizer.json"))
         self.sources, self.references = self.read(arguments.test, arguments.limit)
         self.held_out, _ = self.read(arguments.validation, arguments.tuned)
-        learnt = arguments.written  # people's translations of the sources that were translated anew
-        gold = [self.pairs(arguments.train, learnt), self.pairs(arguments.validation, None)]
-        own = [load_texts(self.work / name, 0) for name in ("written", "written-val")]
-        self.data = {name: gold if BASES[name] == "teacher" else own for name in SETTINGS}
-        lm = self.work / "written.fst"
-        stage(lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
-        self.lm = lm
 
     def read(self, path: Path, limit: int | None) -> tuple[list[list[int]], list[str]]:
         """Sources as tokens, references as text."""
@@ -83,8 +76,17 @@ class Study:
         ids = [encoded.ids for encoded in self.tokenizer.encode_batch([line[self.arguments.source] for line in lines])]
         return ids, [line[self.arguments.target] for line in lines]
 
-    def pairs(self, path: Path, limit: int | None) -> Texts:
-        return encode_pairs(islice(read_pairs([path], self.arguments.source, self.arguments.target), limit), self.tokenizer)
+    def base(self, setting: str) -> Path:
+        """Of the base model, made if it is not there."""
+        return BASES[setting](self.arguments)
+
+    def data(self, setting: str) -> list[Texts]:
+        """What is learnt, and held-out text: the base model's teacher's own, or people's translations of the same sources."""
+        given = self.arguments
+        if BASES[setting] is taught:
+            return [load_texts(self.work / name, 0) for name in ("written", "written-val")]
+        chosen = ((given.train, given.written), (given.validation, None))
+        return [encode_pairs(islice(read_pairs([path], given.source, given.target), limit), self.tokenizer) for path, limit in chosen]
 
     def model(self, setting: str, k: int) -> BlockwiseLM:
         """The heads of a setting, made if they are not there; frozen ones in one run for all k."""
@@ -93,15 +95,15 @@ class Study:
         directory = self.work / name
 
         def make() -> None:
-            torch.manual_seed(0)
-            base = load_translator(self.work / BASES[setting])
+            base = load_translator(self.base(setting))
             begun = None if frozen else self.model(BEGUN[setting], k).heads
+            torch.manual_seed(0)
             heads = new_heads(base, "feed-forward", max(given.k), given.width) if begun is None else fewer_heads(begun, k)
             tuning = {"objective": "joint", "fine_tune": True, "base_learning_rate": 3e-4}
             chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning
             steps = given.head_updates if frozen else given.tuning_updates
             options = HeadTraining(steps=steps, warmup_steps=20, validation_every=steps, serving_prompts=0, **chosen)
-            train_heads(BlockwiseLM(base, heads), *self.data[setting], directory, options)
+            train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, options)
 
         stage(directory / "heads.json", make)
         return BlockwiseLM.from_pretrained(directory)
@@ -147,23 +149,24 @@ def stock(model: Any, sources: list[list[int]], rows: int = 50, **options: Any) 
 
 
 def measure(study: Study) -> None:
-    """Every setting, block size and rule."""
+    """Every setting, block size and rule; the CSV file grows by a setting at a time."""
     given, rows = study.arguments, []
-    for setting, base in (("regular", "teacher"), ("distilled", "verifier")):
-        model = load_translator(study.work / base).eval()
-        rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", model, NoDrafter, Exact())))
-    for setting in SETTINGS:
-        for k in given.tuned_k if setting in BEGUN else given.k:
+    for setting in BASES:
+        frozen = setting not in BEGUN
+        if frozen:
+            model = load_translator(study.base(setting)).eval()
+            rows.append(study.row(setting, 1, "greedy", study.decoded(f"{setting}-1", model, NoDrafter, Exact())))
+        for k in given.k if frozen else given.tuned_k:
             model = study.model(setting, k)
-            wanted = study.greedy(f"{setting}-{k}" if setting in BEGUN else setting, model.base)
-            for rule, acceptance in {**EXACT, **(LENIENT if setting == "both" else {})}.items():
+            wanted = study.greedy(setting if frozen else f"{setting}-{k}", model.base)
+            for rule, acceptance in {**EXACT, **({} if frozen else LENIENT)}.items():
                 if rule.startswith("at least") and k < int(rule[-1]):
                     continue
                 run = study.decoded(f"{setting}-{k}-{rule}", model, lambda model=model, k=k: VanillaDrafter(model, k - 1), acceptance)
                 if rule == "exact" and run.rows != wanted:
                     raise ValueError(f"{setting}, k = {k}: expected generate()'s texts, got others")
                 rows.append(study.row(setting, k, rule, run))
-        if setting in ("distilled", "both"):
+        if BASES[setting] is taught:
             rows += trees(study, setting, wanted)
         write_csv(given.results / TABLE, rows)
     write_csv(given.results / SPEED, speeds(study))
@@ -172,22 +175,23 @@ def measure(study: Study) -> None:
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
     """Trees of the largest k's heads, alone and with a 4-gram of the distilled text, at the weight that is best on validation sources."""
     k = max(study.arguments.tuned_k if setting in BEGUN else study.arguments.k)
-    model, rows = study.model(setting, k), []
+    model, rows, lm = study.model(setting, k), [], study.work / "written.fst"
+    stage(lm, lambda: latticebpd("lm", "train", study.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
     for nodes in NODES:
         note = study.work / "decodes" / f"alpha-{setting}-{nodes}.json"
 
         def tune(nodes: int = nodes, note: Path = note) -> None:
             found = {}
             for alpha in ALPHAS:
-                run = decode(model, study.held_out, TreeDrafter(model, study.lm, nodes, alpha), Exact(), MAX_NEW)
+                run = decode(model, study.held_out, TreeDrafter(model, lm, nodes, alpha), Exact(), MAX_NEW)
                 found[alpha] = sum(run.tokens) / sum(run.calls)
             note.write_text(json.dumps({"alpha": max(found, key=lambda alpha: found[alpha]), "tokens a call": found}))
 
         alpha = json.loads(stage(note, tune).read_text())["alpha"]
-        for name, lm in (("0-gram", None), ("4-gram", study.lm)):
+        for name, scored in (("0-gram", None), ("4-gram", lm)):
 
-            def drafter(lm: Path | None = lm, nodes: int = nodes, alpha: float = alpha) -> TreeDrafter:
-                return TreeDrafter(model, lm, nodes, alpha)
+            def drafter(scored: Path | None = scored, nodes: int = nodes, alpha: float = alpha) -> TreeDrafter:
+                return TreeDrafter(model, scored, nodes, alpha)
 
             run = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact())
             if run.rows != wanted:
@@ -202,7 +206,7 @@ def speeds(study: Study) -> list[dict[str, Any]]:
 
     def clock() -> None:
         rule = Exact()
-        systems: dict[str, Any] = {"greedy": (load_translator(study.work / "verifier").eval(), NoDrafter(), rule)}
+        systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), NoDrafter(), rule)}
         for setting, sizes in (("distilled", given.k), ("both", given.tuned_k)):
             models = {k: study.model(setting, k) for k in sizes}
             systems |= {f"{setting}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in models.items()}
@@ -226,8 +230,9 @@ def draw(results: Path) -> None:
     for row in rows:
         if "tree" in row["rule"] or row["rule"] in ("exact", "greedy"):
             print(f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |")
-    speed = read_csv(results / SPEED)
-    print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
+    speed = read_csv(results / SPEED) if (results / SPEED).exists() else []
+    if speed:
+        print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
     for row in speed:
         numbers = f"{float(row['accepted']):.2f} | {float(row['ms a token']):.2f}"
         print(f"| {row['system']} | {numbers} | {spread(row, 'speedup')} |")
@@ -251,6 +256,8 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
         accepted, bleu, clock = drawn.subplots(1, 3)
         for number, setting in enumerate(SETTINGS):
             found = [cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell]
+            if not found:
+                continue
             own, style = [int(row["k"]) for row in found], {"color": SERIES[number].light, "marker": MARKERS[number]}
             for axes, what, place in ((accepted, "accepted", 1), (bleu, "BLEU", 0)):
                 values, low, high = ([float(row[f"{what}{end}"]) for row in found] for end in ("", " low", " high"))
@@ -269,14 +276,14 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
                 style = {"color": SERIES[number].light, "marker": MARKERS[number]}
                 errors = [np.subtract(value, low), np.subtract(high, value)]
                 clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
+                small = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7.5, "color": FAINT.light}
                 for row, x, y in zip(found, at, value, strict=True):
-                    clock.annotate(
-                        row["system"].partition(", ")[2], (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7.5, color=FAINT.light
-                    )
+                    clock.annotate(row["system"].partition(", ")[2], (x, y), **small)
         clock.axhline(1, color=FAINT.light, linewidth=0.8)
         clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
         accepted.legend(fontsize=8)
-        clock.legend(fontsize=8)
+        if speed:
+            clock.legend(fontsize=8)
     return drawn
 
 
