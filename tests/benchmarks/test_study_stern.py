@@ -92,7 +92,12 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
     found = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
     trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram")}
     lenient = {"top-2", "top-3", "at least 2", "at least 3"}
-    expected = {"regular": ({1, 2, 3}, set()), "distilled": ({1, 2, 3}, trees), "fine-tuned": ({3}, lenient), "both": ({3}, trees | lenient)}
+    expected = {
+        "regular": ({1, 2, 3}, set()),
+        "distilled": ({1, 2, 3}, trees),
+        "fine-tuned": ({3}, lenient),
+        "both": ({3}, trees | lenient),
+    }
     for setting, (sizes, rules) in expected.items():
         assert {k for name, k, _ in found if name == setting} == sizes
         assert {rule for name, k, rule in found if name == setting and k == 3} == {"exact"} | rules
