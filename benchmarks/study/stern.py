@@ -254,6 +254,7 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
     with rc_context(STYLE):
         drawn = Figure((11, 3.8), layout="constrained")
         accepted, bleu, clock = drawn.subplots(1, 3)
+        clock.set_visible(bool(speed))
         for number, setting in enumerate(SETTINGS):
             found = [cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell]
             if not found:
