@@ -37,9 +37,10 @@ from latticebpd.drafting.costs import CostCurve
 from latticebpd.drafting.lattice_drafter import HindsightDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.chat import prompt_format
-from latticebpd.models.pretrained import lm_beside, load_model, load_tokenizer
+from latticebpd.models.pretrained import lm_beside, load_model, load_stock, load_tokenizer
 
-STOCK = ("generate()", "generate(prompt lookup)")
+STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
+"""`transformers`' own; the last with ``--assistant``."""
 BY_COST = " by cost"
 SYSTEMS = (
     "greedy", "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree", "16-copies", "copies+16-tree",
@@ -98,6 +99,7 @@ class Bench:
         costs: CostCurve | None,
         device: str = "cpu",
         drafter: Path | None = None,
+        assistant: Path | None = None,
     ) -> None:
         self.served = load_model(name)
         if narrowed:
@@ -110,6 +112,7 @@ class Bench:
         self.blocks = None if drafter is None else load_block_drafter(drafter)
         if self.blocks is not None:
             self.blocks = (narrow(self.blocks) if narrowed else self.blocks).to(device)
+        self.assistant = None if assistant is None else load_stock(assistant).to(device)  # type: ignore[arg-type]
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)
 
@@ -132,10 +135,10 @@ class Bench:
         drafter = None if system in STOCK else self._drafter(system, references[0] if references else [])
         started = time.perf_counter()
         if drafter is None:
-            lookup = {"prompt_lookup_num_tokens": 10} if system == STOCK[1] else {}
+            drafts: dict[str, dict[str, Any]] = {STOCK[1]: {"prompt_lookup_num_tokens": 10}, STOCK[2]: {"assistant_model": self.assistant}}
             self.calls = 0
             sequences = self.base.model.generate(
-                ids, attention_mask=mask, do_sample=False, max_new_tokens=self.max_new_tokens, **ends, **lookup
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=self.max_new_tokens, **ends, **drafts.get(system, {})
             )
         else:
             found = generate(self.served, ids, drafter, attention_mask=mask, max_new_tokens=self.max_new_tokens, **ends)
@@ -222,6 +225,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lm", type=Path, help="n-gram model; that beside the model by default")
     parser.add_argument("--drafter-model", type=Path, help="draft with this block drafter instead of heads; needs a file of its own")
+    parser.add_argument("--assistant", type=Path, help="also `generate(assistant_model=...)`: a directory of `train rescorer`, say")
     parser.add_argument("-k", type=int, default=64, help="arcs per slot")
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
     parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
@@ -240,11 +244,15 @@ def main() -> None:
     if not arguments.table:
         bench = Bench(
             arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs, arguments.device,
-            arguments.drafter_model,
+            arguments.drafter_model, arguments.assistant,
         )  # fmt: skip
-        systems = [*STOCK, *arguments.systems.split(","), *([f"64-calibrated{BY_COST}"] if costs is not None else [])]
+        systems = [
+            *STOCK[: 2 if arguments.assistant is None else 3],
+            *arguments.systems.split(","),
+            *([f"64-calibrated{BY_COST}"] if costs is not None else []),
+        ]
         if arguments.batch > 1:  # which takes single texts alone, as does the oracle
-            systems = [system for system in systems if system not in (STOCK[1], "oracle")]
+            systems = [system for system in systems if system not in (*STOCK[1:], "oracle")]
         known = {(decode.question, decode.system) for decode in done}
         longest = arguments.longest
         fitting = [each for each in read_questions(arguments.questions) if longest is None or len(bench.prompt(each)) <= longest]
