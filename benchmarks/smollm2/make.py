@@ -1,7 +1,7 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text]
+    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--rescorer]
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
 the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
@@ -155,12 +155,22 @@ def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     latticebpd("calibrate", lattices, "--lm", lm, "--examples", half, "--write")
 
 
+def rescorer(work: Path, train: Path, held: Path) -> Path:
+    """A tiny neural language model of the model's own text."""
+    latticebpd(
+        "train", "rescorer", train, "--validation", held, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--preset", "tiny",
+        "--steps", 200, "--batch-size", 8, "--warmup-steps", 20, "--validation-every", 50, "-o", work / "rescorer",
+    )  # fmt: skip
+    return work / "rescorer"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
+    parser.add_argument("--rescorer", action="store_true", help="also train a tiny neural rescorer; the package has none")
     parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -168,6 +178,8 @@ def main() -> None:
     lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
     trained = heads(arguments.work, train, held, arguments.steps)
     weights(arguments.work, trained, held, lm)
+    if arguments.rescorer:
+        rescorer(arguments.work, train, held)
     print(trained)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -217,14 +220,37 @@ def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) ->
     refused(with_states(tmp_path / "short", base(), short, [1, 2]), base(), "expected training texts of at least 2 written tokens")
 
 
-def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -> None:
+def files_with_states(folder: Path) -> list[str]:
+    """Of a tiny model: the arguments that name it, its texts and their states."""
     tokenizer = train_tokenizer(["a b c d e f g"] * 4, vocab_size=260)
-    model = tmp_path / "model"
+    model = folder / "model"
     tiny_model(vocab_size=tokenizer.get_vocab_size()).base.save_pretrained(model)
     tokenizer.save(str(model / "tokenizer.json"))
     for name, count in (("t", 11), ("v", 4)):
-        texts(count, len(name)).save(tmp_path / f"{name}.npz")
-    files = [str(tmp_path / "t.npz"), "--validation", str(tmp_path / "v.npz"), "--model", str(model)]
+        texts(count, len(name)).save(folder / f"{name}.npz")
+    training, validation = str(folder / "t.npz"), str(folder / "v.npz")
+    hidden = ["train", "hidden", training, validation, "--model", str(model), "--whole", "--layers", "1,2"]
+    assert CliRunner().invoke(app, hidden, catch_exceptions=False).exit_code == 0
+    return [training, "--validation", validation, "--model", str(model)]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+    files = files_with_states(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = "--num-layers 1 --layers 1,2 --mask-token 1 --block-size 3 --steps 4 --batch-size 4 --anchors 2 --warmup-steps 1 --device cpu"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    for name, launcher in (("one", [sys.executable]), ("two", torchrun)):
+        command = ["-m", "latticebpd", "train", "block-drafter", *files, *options.split(), "-o", name]
+        subprocess.run([*launcher, *command], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    logs = [[json.loads(line) for line in (tmp_path / name / "training-log.jsonl").read_text().splitlines()] for name in ("one", "two")]
+    np.testing.assert_allclose([line["loss"] for line in logs[0]], [line["loss"] for line in logs[1]], rtol=1e-4)
+    assert len(logs[1]) == 4
+
+
+def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -> None:
+    files = files_with_states(tmp_path)
+    model = tmp_path / "model"
     more = ["--steps", "4", "--batch-size", "4", "--anchors", "2", "--warmup-steps", "1", "--device", "cpu", "--checkpoint-every", "2"]
     shape = ["--num-layers", "1", "--layers", "1,2", "--mask-token", "1", "--block-size", "3", "--intermediate-size", "8"]
 
@@ -234,8 +260,6 @@ def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -
         assert result.exit_code == 0, result.output
         return " ".join(result.output.split())
 
-    hidden = ["train", "hidden", files[0], files[2], "--model", str(model), "--whole", "--layers", "1,2"]
-    assert CliRunner().invoke(app, hidden, catch_exceptions=False).exit_code == 0
     assert "shortlist: 9 tokens" in train("block", *shape, "--shortlist", "9", "--precision", "bfloat16")
     made = load_block_drafter(tmp_path / "block")
     assert (made.config.slots, made.config.target_layer_ids, made.config.layers.intermediate_size) == (3, (0, 1), 8)
