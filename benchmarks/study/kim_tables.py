@@ -374,7 +374,7 @@ def figure_7(counts: Counts) -> Figure:
         axes.set_xticks(ps, [str(p) for p in ps])
         axes.minorticks_off()
         axes.set_ylim(1)
-    figure.axes[0].legend(fontsize=8, loc="lower right")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="lower right", ncols=3)
     figure.supxlabel("paths verified (p)", fontsize=9)
     figure.supylabel("block efficiency", fontsize=9)
     return figure

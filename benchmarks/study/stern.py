@@ -252,9 +252,9 @@ def spread(row: dict[str, str], name: str) -> str:
 def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], speed: list[dict[str, str]]) -> Figure:
     """Mean accepted block size by k, BLEU by k, speed by mean accepted block size; the paper's dotted."""
     with rc_context(STYLE):
-        drawn = Figure((11, 3.8), layout="constrained")
-        accepted, bleu, clock = drawn.subplots(1, 3)
-        clock.set_visible(bool(speed))
+        drawn = Figure((11 if speed else 7.4, 3.8), layout="constrained")
+        panels = drawn.subplots(1, 3 if speed else 2)
+        accepted, bleu = panels[:2]
         for number, setting in enumerate(SETTINGS):
             found = [cell[setting, k, "exact"] for k in sizes if (setting, k, "exact") in cell]
             if not found:
@@ -269,23 +269,28 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
                     axes.plot([*theirs], [pair[place] for pair in theirs.values()], ":", color=style["color"], linewidth=1.1)
         accepted.set(title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes)
         bleu.set(title="BLEU", xlabel="block size k", xticks=sizes)
-        for number, setting in ((1, "distilled"), (3, "both")):
-            found = [row for row in speed if row["system"].startswith(f"{setting}, ")]
-            if found:
-                columns = ("accepted", "speedup", "speedup low", "speedup high")
-                at, value, low, high = ([float(row[name]) for row in found] for name in columns)
-                style = {"color": SERIES[number].light, "marker": MARKERS[number]}
-                errors = [np.subtract(value, low), np.subtract(high, value)]
-                clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
-                small = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7.5, "color": FAINT.light}
-                for row, x, y in zip(found, at, value, strict=True):
-                    clock.annotate(row["system"].partition(", ")[2], (x, y), **small)
-        clock.axhline(1, color=FAINT.light, linewidth=0.8)
-        clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
         accepted.legend(fontsize=8)
         if speed:
-            clock.legend(fontsize=8)
+            draw_speed(panels[2], speed)
     return drawn
+
+
+def draw_speed(clock: Any, speed: list[dict[str, str]]) -> None:
+    """Speed by mean accepted block size (Figure 4)."""
+    for number, setting in ((1, "distilled"), (3, "both")):
+        found = [row for row in speed if row["system"].startswith(f"{setting}, ")]
+        if found:
+            columns = ("accepted", "speedup", "speedup low", "speedup high")
+            at, value, low, high = ([float(row[name]) for row in found] for name in columns)
+            style = {"color": SERIES[number].light, "marker": MARKERS[number]}
+            errors = [np.subtract(value, low), np.subtract(high, value)]
+            clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
+            small = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7.5, "color": FAINT.light}
+            for row, x, y in zip(found, at, value, strict=True):
+                clock.annotate(row["system"].partition(", ")[2], (x, y), **small)
+    clock.axhline(1, color=FAINT.light, linewidth=0.8)
+    clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
+    clock.legend(fontsize=8)
 
 
 def options() -> argparse.ArgumentParser:
