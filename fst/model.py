@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -260,6 +261,9 @@ def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str
     largest = max(words, default=0)
     if min(words, default=1) < 0 or largest > most_labels(len(words)):
         raise ValueError(f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}")
+    if len(set(words.values())) < len(words):
+        word, count = Counter(words.values()).most_common(1)[0]
+        raise ValueError(f"expected every symbol once, got {word!r} {count} times")
     symbols = [words.get(label, "") for label in range(1, largest + 1)]
     return symbols, unk_label, fingerprint if name == WORDS and fingerprint else None
 

@@ -200,6 +200,14 @@ def test_scores_equal_kenlms(tmp_path: Path) -> None:
         assert lm.score(tokens, bos=True, eos=True) / LN10 == pytest.approx(oracle.score(sentence, bos=True, eos=True), abs=1e-4)
 
 
+def test_a_symbol_table_with_a_word_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "lm.fst"
+    fst.NgramModel.from_table(table(UNIGRAMS, symbols=["the", "cat"])).save(file)
+    file.write_bytes(file.read_bytes().replace(b"cat", b"the"))
+    with pytest.raises(ValueError, match="expected every symbol once, got 'the' 2 times"):
+        fst.NgramModel.load(file)
+
+
 def test_words_that_arpa_cannot_spell_are_refused(tmp_path: Path) -> None:
     model = fst.NgramModel.from_table(table(UNIGRAMS, symbols=["two words", "cat"]))
     with pytest.raises(ValueError, match="token 0: expected a word without white space"):
