@@ -290,7 +290,7 @@ def draw_speed(clock: Any, speed: list[dict[str, str]]) -> None:
                 clock.annotate(row["system"].partition(", ")[2], (x, y), **small)
     clock.axhline(1, color=FAINT.light, linewidth=0.8)
     clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
-    clock.legend(fontsize=8)
+    clock.legend(fontsize=8, loc="lower right")
 
 
 def options() -> argparse.ArgumentParser:
