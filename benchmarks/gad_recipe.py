@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import transformers
 from bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
-from resuming import claim
+from resuming import claim, latticebpd, stage
 
 from fst.files import replacing
 from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
@@ -52,18 +52,6 @@ RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() 
 BLOCKS = (3, 5, 10, 15, 20, 25)
 BEAM, GREEDY = "beam 5, generate()", "greedy, generate()"
 COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB")
-
-
-def latticebpd(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
-
-
-def stage(result: Path, make: Callable[[], object]) -> Path:
-    """The result, made if it is not there."""
-    if not result.exists():
-        print(f"-- {result}", file=sys.stderr, flush=True)
-        make()
-    return result
 
 
 def trained(directory: Path, *arguments: object) -> Path:

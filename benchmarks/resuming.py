@@ -1,14 +1,30 @@
-"""What benchmarks that can be killed and go on have in common: a note of what their directory was begun with."""
+"""What benchmarks that can be killed and go on have in common: stages, and a note of what their directory was begun with."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fst.files import replacing
 
 NOTE = "settings.json"
+
+
+def latticebpd(*arguments: object) -> None:
+    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
+
+
+def stage(result: Path, make: Callable[[], object]) -> Path:
+    """The result, made if it is not there."""
+    if not result.exists():
+        print(f"-- {result}", file=sys.stderr, flush=True)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        make()
+    return result
 
 
 def claim(directory: Path, settings: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from make import MODEL, latticebpd, stage
+from make import MODEL
+from resuming import latticebpd, stage  # beside what make has put on the path
 
 from latticebpd.lattices.texts import Texts
 

@@ -16,7 +16,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +27,9 @@ from latticebpd.models.chat import ChatTemplate
 from latticebpd.models.pretrained import load_stock, load_tokenizer
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from resuming import latticebpd, stage  # noqa: E402
+
 MODEL = "smollm2-135m"
 END = 2
 HELD_OUT = 32
@@ -39,10 +41,6 @@ PEOPLE = (
     "text/news-000.jsonl.xz",
     "code/code-000.jsonl.xz",
 )
-
-
-def latticebpd(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
 
 
 def save_answers(path: Path, ids: np.ndarray, texts: Texts, prompts_hash: str) -> None:
@@ -73,21 +71,26 @@ def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
     return prompts, f"sha256:{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
 
 
-def stage(result: Path, make: Callable[[], object]) -> Path:
-    if not result.exists():
-        print(f"-- {result}", file=sys.stderr)
-        make()
-    return result
+def conversations(work: Path, data: Path) -> Path:
+    """What the model is asked, as `prompts.py` chooses it."""
+    made = work / "prompts.jsonl"
+    command = [sys.executable, HERE / "prompts.py", "--data", data, "-o", made]
+    return stage(made, lambda: subprocess.run(command, check=True))
+
+
+def people_corpus(work: Path, data: Path) -> Path:
+    """People's text as the model's tokens."""
+    made, files = work / "people.npy", [data / name for name in PEOPLE]
+    options = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--end-of-text", "<|im_end|>")
+    return stage(made, lambda: latticebpd("train", "encode", *files, *options, "-o", made))
 
 
 def own_text(work: Path, data: Path, more: bool) -> tuple[Path, Path]:
     """Training and held-out texts: prompts and the model's own greedy answers."""
-    conversations = stage(work / "prompts.jsonl", lambda: subprocess.run(
-        [sys.executable, HERE / "prompts.py", "--data", data, "-o", work / "prompts.jsonl"], check=True))  # fmt: skip
     train, held = work / "train.npz", work / "held-out.npz"
     if train.exists() and held.exists():
         return train, held
-    prompts, digest = chat_prompts(conversations)
+    prompts, digest = chat_prompts(conversations(work, data))
     known = HERE / "own-text.npz"
     ids, texts = load_answers(known, prompts, digest)
     if more:
@@ -115,10 +118,6 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
         corpus = texts.with_suffix(".npy")
         return stage(corpus, lambda: np.save(corpus, Texts.load(texts).corpus(END, 3).astype(np.uint16)))
 
-    def encode() -> None:
-        files = [data / name for name in PEOPLE]
-        latticebpd("train", "encode", *files, "--tokenizer", tokenizer, "--end-of-text", "<|im_end|>", "-o", work / "people.npy")
-
     def estimate(corpus: Path, output: Path, *options: object) -> Path:
         common = ("--order", 4, "--end-of-text", END, "--tokenizer", tokenizer)
         return stage(output, lambda: latticebpd("lm", "train", corpus, *common, *options, "-o", output))
@@ -127,7 +126,7 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
         held_out = ("--held-out", save_corpus(held))
         return stage(output, lambda: latticebpd("lm", "interpolate", own, people, *held_out, *options, "-o", output))
 
-    estimate(stage(work / "people.npy", encode), people, "--max-ngrams", 2_000_000)
+    estimate(people_corpus(work, data), people, "--max-ngrams", 2_000_000)
     estimate(save_corpus(train), own, "--min-count", "1,1,1,2")
     mix(mixed)
     return mix(pruned, "--max-ngrams", max_ngrams)

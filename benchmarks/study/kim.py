@@ -12,10 +12,8 @@ n-gram models, weights and calibrations; a stage whose result is there is not do
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +24,11 @@ from typing import Any
 import kim_tables
 import numpy as np
 from kim_tasks import TASKS, Task, chosen, held, own_prompts, records
+from measuring import RESULTS, write_csv
 
 sys.path.append(str(Path(__file__).parents[1] / "smollm2"))
-from make import END, HELD_OUT, MODEL, PEOPLE, latticebpd, stage
+from make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
+from resuming import latticebpd, stage
 from trees import ALL, VARIANTS, narrowed
 
 import fst
@@ -53,7 +53,6 @@ from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.inputs import Inputs
 from lm_training.ngram.perplexity import perplexity as ngram_perplexity
 
-RESULTS = Path(__file__).parent / "results"
 OWN_TEXT = Path(__file__).parents[1] / "smollm2" / "own-text.npz"
 TUNING, TEST = 8, 24
 """Texts of a task."""
@@ -75,9 +74,7 @@ def prompts(work: Path, data: Path) -> Path:
     made = work / "prompts.npz"
 
     def make() -> None:
-        asked = Path(__file__).parents[1] / "smollm2" / "prompts.py"
-        command = [sys.executable, asked, "--data", data, "-o", work / "prompts.jsonl"]
-        known = own_prompts(stage(work / "prompts.jsonl", lambda: subprocess.run(command, check=True)))
+        known = own_prompts(conversations(work, data))
         chat = ChatTemplate(tokenizer(), None)
         rows: list[Row] = []
         about: dict[str, Row] = {}
@@ -158,10 +155,6 @@ def tokenizer() -> Any:
 def general_corpus(work: Path, data: Path) -> Path:
     """Every fourth document of people's text, as `smollm2/make.py` encodes it, but none that tuning and test passages are from."""
 
-    def encode() -> None:
-        files = [data / name for name in PEOPLE]
-        latticebpd("train", "encode", *files, "--tokenizer", MODEL, "--end-of-text", "<|im_end|>", "-o", work / "people.npy")
-
     def make() -> None:
         ids = np.load(people)
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
@@ -169,7 +162,7 @@ def general_corpus(work: Path, data: Path) -> Path:
         free = [True] * (len(documents) - len(behind)) + behind  # the books come first
         np.save(work / "general.npy", np.concatenate([each for each, here in zip(documents, free, strict=True) if here][::EVERY]))
 
-    people = stage(work / "people.npy", encode)
+    people = people_corpus(work, data)
     return stage(work / "general.npy", make)
 
 
@@ -266,13 +259,6 @@ def by_text(lattices: LatticeSet) -> Iterator[tuple[int, LatticeSet]]:
 
 # ---------------------------------------------------------------- counts
 Row = dict[str, Any]
-
-
-def write(path: Path, rows: Sequence[Row]) -> None:
-    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def compared(task: str, cut_test: LatticeSet, models: Mapping[str, Any], systems: Sequence[str] = SYSTEMS) -> tuple[list[Row], ...]:
@@ -401,7 +387,7 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
             joined.setdefault(name, []).extend(rows)
     results.mkdir(exist_ok=True)
     for name, rows in joined.items():
-        write(results / f"kim-{name}.csv", rows)
+        write_csv(results / f"kim-{name}.csv", rows, digits=6)
 
 
 def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path) -> None:

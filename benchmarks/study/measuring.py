@@ -18,26 +18,28 @@ from fst.files import replacing
 from latticebpd import generate
 from latticebpd.models.blockwise import BlockwiseLM
 
-sys.path.append(str(Path(__file__).parents[1]))
-from resuming import claim
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "smollm2")]
+from intervals import RESAMPLES
+from intervals import interval as pooled
+from resuming import claim, stage
 
 __all__ = [
     "RESULTS",
     "Decoded",
     "claim",
     "decode",
-    "drawn",
     "fewer_heads",
     "interval",
     "read_csv",
     "speed_rows",
+    "speed_table",
+    "spread",
     "stage",
     "timed",
     "write_csv",
 ]
 
 RESULTS = Path(__file__).parent / "results"
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,7 @@ class Decoded:
     @property
     def accepted(self) -> tuple[float, float, float]:
         """Mean accepted block size (Stern 2018, section 7), pooled over all texts, and its interval."""
-        tokens, calls = np.array(self.tokens), np.array(self.calls)
-        return interval(lambda chosen: tokens[chosen].sum(axis=-1) / calls[chosen].sum(axis=-1), len(calls))
-
-
-def stage(result: Path, make: Callable[[], object]) -> Path:
-    """The result, made if it is not there."""
-    if not result.exists():
-        print(f"-- {result}", file=sys.stderr, flush=True)
-        result.parent.mkdir(parents=True, exist_ok=True)
-        make()
-    return result
+        return pooled(np.array(self.tokens), np.array(self.calls))
 
 
 def ended(row: Sequence[int], end: int) -> list[int]:
@@ -139,23 +131,32 @@ def fewer_heads(heads: Any, num_heads: int) -> Any:
     return kept
 
 
-def drawn(count: int) -> np.ndarray:
-    """``[RESAMPLES, count]``: so many texts drawn anew; the same ones for every system."""
-    return np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-
-
 def interval(measure: Callable[[np.ndarray], Any], count: int) -> tuple[float, float, float]:
     """A measure of all texts, and its bootstrap interval of 95 %.
 
     measure: ``[..., texts]`` numbers of texts -> ``[...]``.
     """
-    low, high = np.quantile(measure(drawn(count)), [0.025, 0.975])
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))  # the same ones for every system
+    low, high = np.quantile(measure(drawn), [0.025, 0.975])
     return float(measure(np.arange(count))), float(low), float(high)
 
 
-def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Numbers with four digits behind the point."""
-    rounded = [{name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+def spread(row: dict[str, str], name: str, places: int = 2) -> str:
+    """A value and its interval."""
+    value, low, high = (float(row[f"{name}{end}"]) for end in ("", " low", " high"))
+    return f"{value:.{places}f} ({low:.{places}f} to {high:.{places}f})"
+
+
+def speed_table(rows: Sequence[dict[str, str]]) -> None:
+    """What `speed_rows` found, on standard output."""
+    print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
+    for row in rows:
+        print(f"| {row['system']} | {float(row['accepted']):.2f} | {float(row['ms a token']):.2f} | {spread(row, 'speedup')} |")
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, Any]], digits: int = 4) -> None:
+    """Numbers with so many digits behind the point."""
+    rounded = [{name: round(value, digits) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rounded[0]), lineterminator="\n")
         writer.writeheader()

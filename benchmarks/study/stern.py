@@ -27,7 +27,21 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import RESULTS, Decoded, claim, decode, ended, fewer_heads, read_csv, speed_rows, stage, timed, write_csv
+from measuring import (
+    RESULTS,
+    Decoded,
+    claim,
+    decode,
+    ended,
+    fewer_heads,
+    read_csv,
+    speed_rows,
+    speed_table,
+    spread,
+    stage,
+    timed,
+    write_csv,
+)
 from tokenizers import Tokenizer
 
 from fst.files import replacing
@@ -41,7 +55,8 @@ from lm_training.neural.heads import train_heads
 from lm_training.neural.options import HeadTraining
 from lm_training.neural.translation import load_translator
 
-from gad_recipe import cut, latticebpd, taught, teacher_of  # isort: skip  # beside what measuring has put on the path
+from gad_recipe import cut, taught, teacher_of  # isort: skip  # beside what measuring has put on the path
+from resuming import latticebpd  # isort: skip
 
 MAX_NEW = 96
 EXACT: dict[str, Any] = {"exact": Exact()}
@@ -232,21 +247,13 @@ def draw(results: Path) -> None:
             print(f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |")
     speed = read_csv(results / SPEED) if (results / SPEED).exists() else []
     if speed:
-        print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
-    for row in speed:
-        numbers = f"{float(row['accepted']):.2f} | {float(row['ms a token']):.2f}"
-        print(f"| {row['system']} | {numbers} | {spread(row, 'speedup')} |")
+        speed_table(speed)
     with replacing(results / "stern.png") as temporary:
         temporary.write_bytes(png(figure(cell, sizes, speed)))
 
 
 def both(row: dict[str, str]) -> str:
     return f"{float(row['BLEU']):.2f} / {float(row['accepted']):.2f}"
-
-
-def spread(row: dict[str, str], name: str) -> str:
-    """A value and its interval."""
-    return "{:.2f} ({:.2f} to {:.2f})".format(*(float(row[f"{name}{end}"]) for end in ("", " low", " high")))
 
 
 def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], speed: list[dict[str, str]]) -> Figure:

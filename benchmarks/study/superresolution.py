@@ -22,7 +22,21 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import RESULTS, Decoded, claim, decode, fewer_heads, interval, read_csv, speed_rows, stage, timed, write_csv
+from measuring import (
+    RESULTS,
+    Decoded,
+    claim,
+    decode,
+    fewer_heads,
+    interval,
+    read_csv,
+    speed_rows,
+    speed_table,
+    spread,
+    stage,
+    timed,
+    write_csv,
+)
 
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
@@ -201,18 +215,10 @@ def draw(results: Path) -> None:
     for row in rows:
         if not row["k"] or row["k"] == "1":
             print(f"{row['base']} {row['rule']}: MAE {spread(row, 'MAE', 2)}, PSNR {spread(row, 'PSNR', 1)}")
-    print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
-    for row in read_csv(results / SPEED):
-        print(f"| {row['system']} | {float(row['accepted']):.2f} | {float(row['ms a token']):.2f} | {spread(row, 'speedup', 2)} |")
+    speed_table(read_csv(results / SPEED))
     for name, figure in (("superresolution.png", lines(cell, sizes)), ("superresolution-images.png", gallery(results))):
         with replacing(results / name) as temporary:
             temporary.write_bytes(png(figure))
-
-
-def spread(row: dict[str, str], what: str, places: int) -> str:
-    """A value and its interval."""
-    value, low, high = (float(row[f"{what}{end}"]) for end in ("", " low", " high"))
-    return f"{value:.{places}f} ({low:.{places}f} to {high:.{places}f})"
 
 
 def lines(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
