@@ -23,6 +23,7 @@ import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis.calibrating import calibrate
+from latticebpd.analysis.needed_slots import with_needed_slots
 from latticebpd.analysis.replay import collect_lattices
 from latticebpd.analysis.sweep import ALPHAS
 from latticebpd.analysis.tuning import tune
@@ -145,7 +146,8 @@ def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: l
     with progress() as bar:
         task = bar.add_task("passages for the calibration", total=len(texts))
         collect_lattices(model, prompts, ARCS, NEW_TOKENS, whole, lambda: bar.advance(task)).save(lattices)
-    found, _ = calibrate([lattices], fst.NgramModel.load(lm), len(texts))
+    ngrams = fst.NgramModel.load(lm)
+    found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
     console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
     found.save(calibration_path(lm))
 

@@ -34,6 +34,7 @@ from latticebpd import Blocks, BlockwiseLM, generate, load_block_drafter, narrow
 from latticebpd.analysis.spec_bench import Question, read_questions
 from latticebpd.drafting import Heads, Source, drafter_named
 from latticebpd.drafting.costs import CostCurve
+from latticebpd.drafting.defaults import lattice_shape
 from latticebpd.drafting.lattice_drafter import HindsightDrafter
 from latticebpd.models.base import BaseModel
 from latticebpd.models.chat import prompt_format
@@ -160,17 +161,18 @@ class Bench:
         return tokens[: next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))]
 
     def _drafter(self, system: str, reference: Sequence[int]) -> Any:
+        lm, name = None if self.lm is None else str(self.lm), system.removesuffix(BY_COST)
+        shape = lattice_shape(self.k, None, name, lm)
         source: Source | None = None
         if self.blocks is not None:
-            source = Blocks(self.blocks, self.served, self.k)
+            source = Blocks(self.blocks, self.served, *shape)
         elif isinstance(self.served, BlockwiseLM):
-            source = Heads(self.served, self.k)
+            source = Heads(self.served, *shape)
         if system == "oracle":
             if source is None:
                 raise ValueError("expected a model with heads, or --drafter-model, for the oracle, got neither")
             return HindsightDrafter(source, reference)
-        name = system.removesuffix(BY_COST)
-        return drafter_named(name, source, None if self.lm is None else str(self.lm), costs=self.costs if name != system else None)
+        return drafter_named(name, source, lm, costs=self.costs if name != system else None)
 
 
 def batches(questions: Iterable[Question], size: int) -> list[list[Question]]:

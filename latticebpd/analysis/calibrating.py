@@ -118,7 +118,7 @@ def calibrate(
     texts = text_numbers(paths)[1]
     share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
     indexes = TextIndexes()
-    for lattices, row, example in _chosen(paths, unit, drawn):
+    for lattices, row, example in chosen(paths, unit, drawn):
         slots, width = lattices.tokens.shape[1:]
         check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
         kept = rng.random() < share
@@ -143,8 +143,8 @@ def calibrate(
     return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
 
 
-def _chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
-    """Block, row in it and number of the example of every lattice of the examples."""
+def chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
+    """Block, row in it and number of the example of every lattice of the examples, in order."""
     for block, numbers in numbered(blocks(paths), unit):
         for row in np.flatnonzero(np.isin(numbers, drawn)).tolist():
             yield block, row, int(numbers[row])
@@ -155,7 +155,7 @@ def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, ind
 
     They end where a tree can no longer follow the text, for what lies behind it is never drafted.
     """
-    text, path = np.array(lattices.context_of(row), np.int64), _following(lattices, row)
+    text, path = np.array(lattices.context_of(row), np.int64), following(lattices, row)
     if not len(path):
         return []
     index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
@@ -174,7 +174,7 @@ def _observations(lattices: LatticeSet, row: int, lm: fst.NgramModel | None, ind
     return found
 
 
-def _following(lattices: LatticeSet, row: int) -> np.ndarray:
+def following(lattices: LatticeSet, row: int) -> np.ndarray:
     """What the base model went on with: to the lattice's end, and behind it as far as the text's next lattices tell."""
     path = lattices.continuation[row]
     if lattices.sequence is not None:

@@ -27,12 +27,14 @@ def calibrate(
     """Fit the probabilities of calibrated trees: what heads, n-gram model and the text so far are worth, slot by slot.
 
     The weights maximise the probability of what the base model went on with. With --write they are stored as
-    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out.
+    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also says how many of the lattice's
+    slots trees need, for copies go on behind them: `generate` then computes no further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
     from fst import NgramModel
     from latticebpd.analysis.calibrating import calibrate as calibrated
+    from latticebpd.analysis.needed_slots import with_needed_slots
     from latticebpd.analysis.plots import reliability_curve, save
     from latticebpd.analysis.stream import num_lattices
     from latticebpd.scoring.calibration import calibration_path
@@ -47,10 +49,13 @@ def calibrate(
         task = bar.add_task("positions", total=num_lattices(files))
         found, reliability = calibrated(files, model, examples, positions, seed, on_lattice=lambda: bar.advance(task))
         bar.update(task, completed=num_lattices(files))
+        task = bar.add_task("slots that trees need", total=None)
+        found = with_needed_slots(found, files, model, on_lattice=lambda: bar.advance(task))
     if write:
         found.save(path)
         slots = f"{len(found.weights) - found.further} slots{' and of copies behind them' if found.further else ''}"
-        err.print(f"{path}: calibration of {slots}, on {len(found.examples)} {found.unit}s, stored")
+        needed = "" if found.slots is None else f"; trees need the first {found.slots}"
+        err.print(f"{path}: calibration of {slots}, on {len(found.examples)} {found.unit}s, stored{needed}")
     if plot is not None:
         save(reliability_curve(reliability), plot)
         err.print(f"{plot}: written")

@@ -55,7 +55,9 @@ def generate(
         help="Draft with this model: a block drafter (`latticebpd train block-drafter`, a DFlash or DSpark checkpoint), or, for an "
         "encoder–decoder, one that fills masks (`latticebpd train drafter`).",
     ),
-    block_size: int | None = typer.Option(None, min=1, help="Tokens per draft: how many heads, masks or slots to use; all by default."),
+    block_size: int | None = typer.Option(
+        None, min=1, help="Tokens per draft: heads, masks or slots to use; by default all, or what calibrated trees need."
+    ),
     bigram: bool = BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = IGNORE_BEAMS,
@@ -94,7 +96,7 @@ def generate(
     from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.drafting import Masks, drafter_named
     from latticebpd.drafting.costs import CostCurve
-    from latticebpd.drafting.defaults import arcs, default_block_system, default_system
+    from latticebpd.drafting.defaults import default_block_system, default_system, lattice_shape
     from latticebpd.models import bundle
     from latticebpd.models.base import BaseModel
     from latticebpd.models.block_checkpoints import is_block_drafter
@@ -121,7 +123,7 @@ def generate(
         system = system or default_block_system(lm, alpha)
     else:
         system = system or ("vanilla" if lm is None else "16-tree")
-    source = _source(served, tokenizer, drafter_model, arcs(k, system, rescored), block_size, bigram, narrow)
+    source = _source(served, tokenizer, drafter_model, *lattice_shape(k, block_size, system, rescored), bigram, narrow)
     if source is None and lm is not None:
         raise ValueError("expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads")
     check_asked(system, lm, alpha)

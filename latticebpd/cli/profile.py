@@ -42,7 +42,7 @@ def profile(
     from latticebpd.analysis.profiling import profile as profiled
     from latticebpd.cli.analysis import table_of
     from latticebpd.drafting import Heads, drafter_named
-    from latticebpd.drafting.defaults import arcs, default_system
+    from latticebpd.drafting.defaults import default_system, lattice_shape
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.pretrained import lm_beside, load_model
@@ -54,7 +54,7 @@ def profile(
     if isinstance(served, BlockwiseLM):
         rescored = lm or (bundle.LM if model is None else lm_beside(directory))
         name = system or default_system(rescored, by_cost=True)
-        drafter = drafter_named(name, Heads(served, arcs(None, name, rescored)), rescored)
+        drafter = drafter_named(name, Heads(served, *lattice_shape(None, None, name, rescored)), rescored)
     elif lm is not None or system is not None:
         raise ValueError("expected a model with heads for --lm and --system, got one without; leave them out or train heads")
     if threads is not None:

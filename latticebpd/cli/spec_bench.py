@@ -34,7 +34,9 @@ def spec_bench(
     ),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
-    slots: int | None = typer.Option(None, min=1, help="Number of heads to use; all by default, and each costs a projection."),
+    slots: int | None = typer.Option(
+        None, min=1, help="Number of heads to use, each of which costs a projection; by default all, or what calibrated trees need."
+    ),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = IGNORE_BEAMS,
     chat: bool | None = typer.Option(None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."),
@@ -57,7 +59,7 @@ def spec_bench(
     import torch
 
     from latticebpd.drafting import Heads, Source, drafter_named
-    from latticebpd.drafting.defaults import arcs, default_block_system, default_system
+    from latticebpd.drafting.defaults import default_block_system, default_system, lattice_shape
     from latticebpd.models import bundle
     from latticebpd.models.blockwise import BlockwiseLM
     from latticebpd.models.chat import prompt_format
@@ -72,11 +74,11 @@ def spec_bench(
     source: Source | None = None
     if drafter_model is not None:
         name = system or default_block_system(lm, alpha)
-        source = block_source(drafter_model, served, tokenizer, bigram, narrow)(arcs(k, name, rescored), slots)
+        source = block_source(drafter_model, served, tokenizer, bigram, narrow)(*lattice_shape(k, slots, name, rescored))
     else:
         name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
         if isinstance(served, BlockwiseLM):
-            source = Heads(served, arcs(k, name, rescored), slots)
+            source = Heads(served, *lattice_shape(k, slots, name, rescored))
     check_asked(name, lm, alpha)
     drafter = drafter_named(name, source, rescored, alpha)
     with progress() as bar:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafting import Drafter, Heads, drafter_named
-from latticebpd.drafting.defaults import arcs, default_system
+from latticebpd.drafting.defaults import default_system, lattice_shape
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.models import bundle
 from latticebpd.models.base import BaseModel
@@ -65,14 +65,15 @@ class Loaded:
             system: by default a calibrated tree, where there is a calibration; else copies and a tree of the heads' tokens; without
                 heads, copies of what followed the text's last tokens before.
             num_nodes: of the default system's trees.
-            k: arcs per slot; by default what a calibration was fitted to, else 16.
+            k: arcs per slot; by default what a calibration was fitted to, else 16. Of a calibrated tree no more slots are asked for
+                than the calibration says that it needs.
 
         Raises:
             ValueError: no such system, or one that needs heads, a language model or a calibration that there is not.
         """
         heads = isinstance(self.model, BlockwiseLM)
         name = default_system(self.lm, num_nodes=num_nodes, has_heads=heads) if system is None else system
-        source = Heads(self.model, arcs(k, name, self.lm)) if isinstance(self.model, BlockwiseLM) else None
+        source = Heads(self.model, *lattice_shape(k, None, name, self.lm)) if isinstance(self.model, BlockwiseLM) else None
         return drafter_named(name, source, self.lm)
 
     def encode(self, text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What drafts, and from how many arcs, where nobody says."""
+"""What drafts, and from how large a lattice, where nobody says."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def default_block_system(lm: LanguageModel, alpha: float | None = None) -> str:
     return "16-calibrated" if alpha is None and is_calibrated(lm) else "16-tree"
 
 
-def arcs(k: int | None, system: str, lm: LanguageModel) -> int:
-    """Arcs per slot: as told, else what a calibrated system was fitted to, else 16."""
-    if k is None and system.endswith(f"-{CALIBRATED}") and is_calibrated(lm):
-        return calibrated_scorer(lm).calibration.k
-    return 16 if k is None else k
+def lattice_shape(k: int | None, slots: int | None, system: str, lm: LanguageModel) -> tuple[int, int | None]:
+    """Arcs per slot, and slots: as told, else what a calibrated system was fitted to and needs, else 16 and all, which is None."""
+    calibration = calibrated_scorer(lm).calibration if system.endswith(f"-{CALIBRATED}") and is_calibrated(lm) else None
+    if calibration is None:
+        return 16 if k is None else k, slots
+    return calibration.k if k is None else k, calibration.slots if slots is None else slots

@@ -33,6 +33,7 @@ class Calibration:
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
     lattices: ``latticebpd.analysis.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
     nats: ``[slots]`` what a token costs on texts that the weights were not fitted on.
+    slots: of a lattice that trees need, the first ones; None where all are to be asked for.
     """
 
     weights: tuple[tuple[float, ...], ...]
@@ -43,6 +44,7 @@ class Calibration:
     k: int
     nats: tuple[float, ...] = ()
     further: bool = False
+    slots: int | None = None
 
     def __post_init__(self) -> None:
         table = self.table
@@ -50,6 +52,8 @@ class Calibration:
             raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
         if type(self.further) is not bool or (self.further and len(table) < 2):
             raise ValueError(f"expected weights of the lattice's slots, then of those behind it, got {len(table)}, further {self.further}")
+        if self.slots is not None and (type(self.slots) is not int or self.slots < 1):
+            raise ValueError(f"expected slots >= 1, or none for all, got {self.slots!r}")
         if self.unit not in (TEXT, LATTICE) or not all(type(number) is int for number in self.examples):
             raise ValueError(f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}...")
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fst import FEATURES
-from latticebpd.analysis import blocks, stream
+from latticebpd.analysis import blocks, needed_slots, stream
 from latticebpd.analysis.calibrating import NEVER, calibrate
 from latticebpd.analysis.systems import run_system
+from latticebpd.drafting.defaults import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from tests.helpers.commands import Run
@@ -110,6 +112,33 @@ def test_calibrated_trees_accept_more(file: Path, fitted: Calibration, tmp_path:
     assert run_system("8-calibrated", rest, lm, threads=2).lengths.tolist() == calibrated.lengths.tolist()
 
 
+def test_slots_that_bring_nothing_are_not_needed(file: Path, fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that know nothing behind the first slot: one is enough; heads that always know: all are needed."""
+    monkeypatch.setattr(needed_slots, "LOSS", 0.05)  # six short texts cannot tell less
+    lattices = next(blocks([file]))
+    useless, telling = lattices.tokens.copy(), (lattices.continuation[:, :, None] + np.arange(K, dtype=np.int32)) % VOCAB
+    useless[:, 1:] = VOCAB + np.arange(K)  # tokens that never come
+    for tokens, expected in ((useless, 1), (telling, SLOTS)):
+        made = tmp_path / f"{expected}.npz"
+        replace(lattices, tokens=tokens).save(made)
+        calibration = calibrate([made], LM, examples=6)[0]
+        assert needed_slots.with_needed_slots(calibration, [made], LM).slots == expected
+    alone = replace(fitted, unit="lattice")
+    assert needed_slots.with_needed_slots(alone, [file], LM) is alone
+
+
+def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    LM.save(lm)
+    for slots in (None, 2):
+        replace(fitted, slots=slots).save(calibration_path(lm))
+        assert lattice_shape(None, None, "16-calibrated", lm) == (K, slots)
+        assert lattice_shape(3, 1, "16-calibrated", lm) == (3, 1)
+        assert lattice_shape(None, None, "16-tree", lm) == (16, None)
+    with pytest.raises(ValueError, match="slots >= 1"):
+        replace(fitted, slots=0)
+
+
 def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, tmp_path: Path) -> None:
     lm, plot = tmp_path / "lm.fst", tmp_path / "reliability.png"
     LM.save(lm)
@@ -122,7 +151,7 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     status, printed, told = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
     assert status == 0
     assert "nats" in printed
-    assert "calibration of 3 slots and of copies behind them, on 4 texts, stored" in " ".join(told.split())
+    assert "calibration of 3 slots and of copies behind them, on 4 texts, stored; trees need the first" in " ".join(told.split())
     assert plot.stat().st_size > 1000
     stored = stored_calibration(lm)
     assert stored is not None
