@@ -23,7 +23,8 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Container
+import time
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,7 @@ class Results:
     def add(self, data: str, threads: int, text: int, found: dict[str, Measured]) -> None:
         """A text's decodes by all systems."""
         new = [
-            dict(zip(self.COLUMNS, (data, threads, text, name, each.seconds[0], each.passes[0], each.flops[0],
+            dict(zip(self.COLUMNS, (data, threads, text, name, each.seconds[0], each.passes[0], (each.flops or [0])[0],
                                     " ".join(map(str, each.tokens[0]))), strict=True))
             for name, each in found.items()
         ]  # fmt: skip
@@ -241,6 +242,25 @@ def main() -> None:
         arguments.json.write_text(json.dumps({"command": shlex.join(sys.argv), "data": record}, indent=1) + "\n")
 
 
+def in_turns(
+    base: BaseModel, chosen: dict[str, System], spelled: Sequence[Sequence[int]], kept: Sequence[int], data: str, threads: int,
+    results: Results, lenient: Container[str] = (BEAM,), clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Measured]:  # fmt: skip
+    """Decode what was not yet decoded of the texts ``kept``, by number; ValueError where one that is not lenient writes another text."""
+    fill, done = GenerationSettings(base).fill_id, len(results.of(data, threads, kept)[GREEDY].tokens)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(f"{data}, {threads} threads", total=len(kept), completed=done)
+        for number in kept[done:]:
+            first = number == kept[done]
+            found = compare(chosen, [spelled[number]], fill, not base.encodes, warm_ups=int(first), clock=clock)
+            for name, each in found.items():
+                if name not in lenient and each.differing(found[GREEDY]):
+                    raise ValueError(f"{data}, text {number}: {name}: expected greedy decoding's text, got another")
+            results.add(data, threads, number, found)
+            progress.advance(task)
+    return results.of(data, threads, kept)
+
+
 def measured(
     base: BaseModel, chosen: dict[str, System], tokenizer: Any, texts: JacobiInputs, data: str, threads: int, results: Results
 ) -> list[dict[str, Any]]:
@@ -251,19 +271,8 @@ def measured(
     kept = [number for number, ids in enumerate(spelled) if room is None or len(ids) <= room]
     if not kept:
         raise ValueError(f"{data}: expected texts of at most {room} tokens (the model's positions), got none")
-    fill, done = GenerationSettings(base).fill_id, len(results.of(data, threads, kept)[GREEDY].tokens)
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task(f"{data}, {threads} threads", total=len(kept), completed=done)
-        for number in kept[done:]:
-            first = number == kept[done]
-            found = compare(chosen, [spelled[number]], fill, not base.encodes, warm_ups=int(first))
-            results.add(data, threads, number, found)
-            progress.advance(task)
-    whole = results.of(data, threads, kept)
+    whole = in_turns(base, chosen, spelled, kept, data, threads, results)
     greedy, beam = whole[GREEDY], whole[BEAM]
-    for name, each in whole.items():
-        if name != BEAM and each.differing(greedy):
-            raise ValueError(f"{data}: {name}: {each.differing(greedy)} texts differ from greedy decoding's")
     bleu: Any = None
     if texts.references is not None:
         from sacrebleu.metrics.bleu import BLEU

@@ -51,6 +51,12 @@ RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.item
 RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 15, 20, 25)
 BEAM, GREEDY = "beam 5, generate()", "greedy, generate()"
+MADE_WITH = (
+    "train", "validation", "updates", "teacher_updates", "verifier_updates", "written", "batch_tokens", "block_size", "shape", "vocab_size",
+    "source", "target",
+)  # fmt: skip
+MEASURED_WITH = ("test", "limit", "timed", "threads", "clock")
+"""The options that the models depend on, and those that only the table does."""
 COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB")
 
 
@@ -178,12 +184,11 @@ def show(work: Path, runs: Sequence[str], about: str) -> None:
         csv.writer(file).writerows([COLUMNS, *rows])
 
 
-def options() -> argparse.ArgumentParser:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """What the models are made from and with, what is measured on, and where all results go."""
     for name, what in (("train", "to learn from"), ("validation", "to watch the training with"), ("test", "to measure on")):
-        parser.add_argument(f"--{name}", type=Path, required=True, help=f"JSONL, a sentence and its translation a line, {what}")
-    parser.add_argument("--work", type=Path, required=True, help="directory of all results; the same command goes on in it")
+        parser.add_argument(f"--{name}", type=Path, required=required, help=f"JSONL, a sentence and its translation a line, {what}")
+    parser.add_argument("--work", type=Path, required=required, help="directory of all results; the same command goes on in it")
     parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
     parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
     parser.add_argument("--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9 of the teacher's)")
@@ -194,8 +199,19 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
-    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}")
     parser.add_argument("--limit", type=int, help="so many test sentences only")
+
+
+def claim_models(arguments: argparse.Namespace) -> None:
+    """Note in the directory what its models are made with; ValueError where they were begun with something else."""
+    claim(arguments.work, {name: str(getattr(arguments, name)) for name in MADE_WITH})
+
+
+def options() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    recipe_options(parser)
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}")
     parser.add_argument("--timed", type=int, default=200, help="so many of them where clock or memory are read")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -212,8 +228,8 @@ def main() -> None:
         arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = [arguments.test], arguments.work / "verifier", None, 0.0
         measure(arguments, arguments.measure)
         return
-    settings = {name: str(value) for name, value in vars(arguments).items() if name not in ("work", "runs", "measure")}
-    claim(arguments.work, settings)
+    claim_models(arguments)
+    claim(arguments.work / "measured", {name: str(getattr(arguments, name)) for name in MEASURED_WITH})
     verifier = taught(arguments)
     for name in arguments.runs:
         run_of(arguments, name, verifier)

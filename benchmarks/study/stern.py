@@ -50,7 +50,7 @@ from latticebpd.analysis.theme import FAINT, MARKERS, SERIES, STYLE, png
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import new_heads
 from lm_training.data.loading import load_texts
-from lm_training.data.pairs import encode_pairs, read_pairs
+from lm_training.data.pairs import encode_pairs, read_pairs, save_tokenizer
 from lm_training.neural.heads import train_heads
 from lm_training.neural.options import HeadTraining
 from lm_training.neural.translation import load_translator
@@ -83,7 +83,7 @@ class Study:
         self.arguments, self.work = arguments, arguments.work
         self.tokenizer = Tokenizer.from_file(str(teacher_of(arguments) / "tokenizer.json"))
         self.sources, self.references = self.read(arguments.test, arguments.limit)
-        self.held_out, _ = self.read(arguments.validation, arguments.tuned)
+        self.held_out, self.held_out_references = self.read(arguments.validation, arguments.tuned)
 
     def read(self, path: Path, limit: int | None) -> tuple[list[list[int]], list[str]]:
         """Sources as tokens, references as text."""
@@ -117,11 +117,17 @@ class Study:
             tuning = {"objective": "joint", "fine_tune": True, "base_learning_rate": 3e-4}
             chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning
             steps = given.head_updates if frozen else given.tuning_updates
+            save_tokenizer(self.tokenizer, directory)
             options = HeadTraining(steps=steps, warmup_steps=20, validation_every=steps, serving_prompts=0, **chosen)
             train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, options)
 
         stage(directory / "heads.json", make)
         return BlockwiseLM.from_pretrained(directory)
+
+    def ngram(self) -> Path:
+        """A Katz 4-gram of the distilled text, made if it is not there."""
+        lm = self.work / "written.fst"
+        return stage(lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
 
     def decoded(self, name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
         path = self.work / "decodes" / f"{name.replace(' ', '-').replace(',', '')}.json"
@@ -135,10 +141,10 @@ class Study:
         rows: list[list[int]] = json.loads(path.read_text())
         return rows
 
-    def bleu(self, rows: list[list[int]]) -> tuple[float, float, float]:
-        """BLEU and its bootstrap interval of 95 %."""
+    def bleu(self, rows: list[list[int]], references: list[str] | None = None) -> tuple[float, float, float]:
+        """BLEU and its bootstrap interval of 95 %; of test sentences, where no other references are given."""
         texts = [self.tokenizer.decode(row).strip() for row in rows]
-        score: Any = sacrebleu.BLEU().corpus_score(texts, [self.references], n_bootstrap=1000)
+        score: Any = sacrebleu.BLEU().corpus_score(texts, [references or self.references], n_bootstrap=1000)
         return score.score, score._mean - score._ci, score._mean + score._ci
 
     def row(self, setting: str, k: int, rule: str, run: Decoded) -> dict[str, Any]:
@@ -190,8 +196,7 @@ def measure(study: Study) -> None:
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
     """Trees of the largest k's heads, alone and with a 4-gram of the distilled text, at the weight that is best on validation sources."""
     k = max(study.arguments.tuned_k if setting in BEGUN else study.arguments.k)
-    model, rows, lm = study.model(setting, k), [], study.work / "written.fst"
-    stage(lm, lambda: latticebpd("lm", "train", study.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
+    model, rows, lm = study.model(setting, k), [], study.ngram()
     for nodes in NODES:
         note = study.work / "decodes" / f"alpha-{setting}-{nodes}.json"
 

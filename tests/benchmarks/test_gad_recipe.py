@@ -12,15 +12,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors import safe_open
 
 from latticebpd.models.mask_filling import DRAFTER_CONFIG
 from lm_training.neural.training import STATE_WEIGHTS
+from tests.helpers.sentences import sentence_files
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gad_recipe.py"
-WORDS = {"a": "ein", "dog": "Hund", "cat": "Kater", "runs": "rennt", "sleeps": "schläft", "big": "großer", "red": "roter"}
 
 
 @pytest.fixture
@@ -32,12 +31,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
-    rng, files = np.random.default_rng(0), []
-    for name, count in (("train", 24), ("validation", 4), ("test", 5)):
-        chosen = [rng.choice([*WORDS], rng.integers(2, 6)) for _ in range(count)]
-        lines = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
+    files = sentence_files(tmp_path, train=24, validation=4, test=5)
     small = ["--shape", "small", "--vocab-size", "270", "--updates", "8", "--batch-tokens", "96", "--block-size", "5", "--timed", "2"]
     return [*files, "--work", str(tmp_path / "work"), *small]
 
@@ -78,6 +72,9 @@ def test_a_directory_of_another_recipe_is_refused(
     assert asked[0][:2] == ("train", "translation")
     monkeypatch.setattr("sys.argv", ["gad_recipe", *command, "--updates", "9"])
     with pytest.raises(ValueError, match="holds results with updates 8, asked for is 9; choose another directory"):
+        recipe.main()
+    monkeypatch.setattr("sys.argv", ["gad_recipe", *command, "--timed", "3"])
+    with pytest.raises(ValueError, match="measured: holds results with timed 2, asked for is 3; choose another directory"):
         recipe.main()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -16,9 +15,9 @@ import pytest
 import torch
 
 from latticebpd import BlockHeads
+from tests.helpers.sentences import sentence_files
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
-WORDS = {"a": "ein", "dog": "Hund", "cat": "Kater", "runs": "rennt", "sleeps": "schläft", "big": "großer", "red": "roter"}
 
 
 @pytest.fixture
@@ -29,12 +28,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
-    rng, files = np.random.default_rng(0), []
-    for name, count in (("train", 24), ("validation", 6), ("test", 5)):
-        chosen = [rng.choice([*WORDS], rng.integers(2, 6)) for _ in range(count)]
-        lines = [{"en": " ".join(words), "de": " ".join(WORDS[word] for word in words)} for words in chosen]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        files += [f"--{name}", str(tmp_path / f"{name}.jsonl")]
+    files = sentence_files(tmp_path, train=24, validation=6, test=5)
     (tmp_path / "results").mkdir()
     updates = ["--teacher-updates", "6", "--verifier-updates", "2", "--head-updates", "2", "--tuning-updates", "2"]
     small = ["--shape", "small", "--vocab-size", "270", "--batch-tokens", "96", "--width", "16", "--written", "12", "--held-out", "4"]

@@ -27,11 +27,11 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 @dataclass(frozen=True)
 class Decoded:
-    """One batch's texts and their costs: new tokens, the decoder's passes and the operations of every row."""
+    """One batch's texts and their costs: new tokens, the decoder's passes and the operations of every row, where they are counted."""
 
     tokens: list[list[int]]
     passes: list[int]
-    flops: list[int]
+    flops: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,8 @@ class Measured:
         return sum(self.flops) / self.time_speedup(baseline)
 
 
-def stock(model: Model, max_new_tokens: int, num_beams: int = 1) -> System:
-    """``transformers``' own ``generate()``; its passes are counted as they happen."""
+def stock(model: Model, max_new_tokens: int, num_beams: int = 1, **options: Any) -> System:
+    """``transformers``' own ``generate()``; its passes are counted as they happen, operations only where it has no further options."""
     base = BaseModel.of(model)
     shape, ends = ModelShape.of(base.model), frozenset(base.eos_ids)
     fill = GenerationSettings(base).fill_id
@@ -109,9 +109,12 @@ def stock(model: Model, max_new_tokens: int, num_beams: int = 1) -> System:
                 num_beams=num_beams,
                 max_new_tokens=max_new_tokens,
                 pad_token_id=fill,
+                **options,
             )
         prompt = 1 if base.encodes else ids.shape[1]
         tokens = [_until_end(row, ends) for row in out[:, prompt:].tolist()]
+        if options:
+            return Decoded(tokens, [passes[0]] * len(ids))
         source = mask.sum(1).tolist() if base.encodes else [0] * len(ids)
         read = [1] * len(ids) if base.encodes else mask.sum(1).tolist()
         # A beam goes on until the batch's last; greedy decoding's rows end by themselves and are counted so.

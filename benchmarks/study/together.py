@@ -1,0 +1,354 @@
+"""All four papers' methods and this project's, on one test set, with one verifier, in one run (Multi30k, English to German).
+
+    python benchmarks/study/together.py --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
+        --test multi30k-test_2016_flickr.jsonl --updates 600 --teacher-updates 1800 --written 12000      # from scratch
+    python benchmarks/study/together.py                              # table and figure again, from results/together*.csv
+
+WORK may be that of `gad_recipe.py` with the same options: what it holds (teacher, its text, verifier, drafters) is not made again.  Heads
+learn the same text beside the frozen verifier (`stern.py`'s setting *distilled*), and so does a Katz 4-gram.  Every system is tuned for
+itself on validation sources, by tokens a pass: its model's weight the best, whatever costs time (slots, blocks) the smallest within half a
+per cent of the most, the bar of GAD++ the loosest whose BLEU there is not below greedy decoding's.  Then all systems translate every test
+sentence by itself, in turns.  The clock is the processor's.  Exact systems must write `generate()`'s text; the program stops where one
+does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from measuring import RESULTS, claim, decode, interval, read_csv, spread, stage, write_csv
+from stern import MAX_NEW, Study
+
+import fst
+from fst.files import replacing
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import Exact, NoDrafter, OracleDrafter, TopBeta, TopK, drafter_named
+from latticebpd.analysis.theme import FAINT, INK, SERIES, STYLE, png
+from latticebpd.decoding.generation_config import GenerationSettings
+from latticebpd.decoding.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
+from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Decoded, Measured, System, compare, parallel, stock
+from latticebpd.drafting import Heads, Masks
+from latticebpd.models.base import BaseModel
+from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
+from latticebpd.scoring.calibration import calibration_path
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
+
+from bench_jacobi import Results, in_turns  # isort: skip  # beside what measuring has put on the path
+from gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught  # isort: skip
+from resuming import latticebpd  # isort: skip
+
+ALPHAS = (0.25, 0.5, 1.0, 2.0)
+"""Widened while the best is at an end."""
+JACOBI_BLOCKS = (2, 3, 5, 8)
+BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))
+"""Beta and tau of GAD++, ever looser."""
+NEARLY = 0.995
+NODES = (8, 16)
+DATA = "test"
+COUNTS, QUALITY = "together.csv", "together-quality.csv"
+ORACLE = "oracle"
+STOCK, SANTILLI, STERN, KIM, HEADS, XIA, GAD = GROUPS = (
+    "transformers", "Santilli 2023", "Stern 2018", "Kim 2024", "ours, on heads", "Xia 2022", "ours, on GAD",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table.
+
+    of: whose method, one of `GROUPS`.  make: settings -> the system.  grid: what is tuned, one after the other, and the values tried.
+    exact: whether it must write greedy decoding's text.  rows: sentences that it may translate at once, where it is tuned.
+    """
+
+    of: str
+    make: Callable[..., System]
+    grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    exact: bool = True
+    rows: int = 50
+
+
+def drafted(model: Any, drafter: Callable[[], Any], rule: Any = Exact()) -> System:  # noqa: B008 (it has no state)
+    """A drafter and an acceptance rule in this project's loop; a prefill is a pass like any other."""
+
+    def system(batch: Batch) -> Decoded:
+        sources = [ids[seen.bool()].tolist() for ids, seen in zip(batch.ids, batch.mask, strict=True)]
+        return passes_of(decode(model, sources, drafter(), rule, MAX_NEW))
+
+    return system
+
+
+def passes_of(run: Any) -> Decoded:
+    """What `measuring.decode` found, with passes for calls: a prefill commits one token."""
+    return Decoded(run.rows, [calls + len(row) - tokens for row, tokens, calls in zip(run.rows, run.tokens, run.calls, strict=True)])
+
+
+def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
+    """All systems by name; greedy decoding comes first and tells its lengths."""
+    base, iterated, slots = heads.base, partial(parallel, heads.base), {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
+    scorer, calibrated = fst.NgramModel.load(lm), calibrated_scorer(lm)
+
+    def common(batch: Batch) -> dict[str, Any]:
+        return {"attention_mask": batch.mask, "max_new_tokens": MAX_NEW}
+
+    def by_heads(name: str, rule: Any = Exact(), arcs: int = 16) -> Callable[..., System]:  # noqa: B008
+        def make(slots: int, alpha: float | None = None) -> System:
+            drafter = drafter_named(name, Heads(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha)
+            return drafted(heads, lambda: drafter, rule)
+
+        return make
+
+    def by_masks(name: str, model: NonAutoregressiveModel, arcs: int = 1) -> Callable[..., System]:
+        def make(masks: int, alpha: float | None = None, bar: tuple[int, float] | None = None) -> System:
+            rule = Exact() if bar is None else TopBeta(*bar)
+            weighed = None if alpha is None else as_scorer(scorer, alpha)
+            return drafted(base, lambda: drafter_named(name, Masks(model, arcs, masks), weighed), rule)
+
+        return make
+
+    alpha = {"alpha": ALPHAS}
+    found = {
+        GREEDY: Entry(STOCK, lambda: stock(base, MAX_NEW)),
+        "beam 5": Entry(STOCK, lambda: stock(base, MAX_NEW, 5), exact=False),
+        "prompt lookup": Entry(STOCK, lambda n: stock(base, MAX_NEW, prompt_lookup_num_tokens=n), {"n": (1, 2, 4)}, rows=1),
+        "greedy, this loop": Entry(STOCK, lambda: drafted(base, NoDrafter)),
+        "PJ": Entry(SANTILLI, lambda: iterated(lambda batch: jacobi(base, batch.ids, None, batch.lengths, **common(batch)))),
+        "PGJ": Entry(
+            SANTILLI,
+            lambda b: iterated(lambda batch: gauss_seidel_jacobi(base, batch.ids, b, None, batch.lengths, **common(batch))),
+            {"b": JACOBI_BLOCKS},
+        ),
+        "HGJ": Entry(SANTILLI, lambda b: iterated(lambda batch: hybrid_jacobi(base, batch.ids, b, **common(batch))), {"b": JACOBI_BLOCKS}),
+        "vanilla": Entry(STERN, by_heads("vanilla", arcs=1), slots),
+        "vanilla, top-2": Entry(STERN, by_heads("vanilla", TopK(2), 1), slots, exact=False),
+        **{f"{p}-best, 4-gram": Entry(KIM, by_heads(f"{p}-best"), alpha | slots) for p in (1, 16)},
+        **{f"{nodes}-node tree": Entry(HEADS, by_heads(f"{nodes}-tree:0-gram"), slots) for nodes in NODES},
+        **{f"{nodes}-node tree, 4-gram": Entry(HEADS, by_heads(f"{nodes}-tree"), alpha | slots) for nodes in NODES},
+        **{f"{nodes}-node tree, calibrated": Entry(HEADS, by_heads(f"{nodes}-calibrated"), slots) for nodes in NODES},
+    }
+    for run, model in drafters.items():
+        masks = {"masks": tuple(size for size in BLOCKS if size <= model.block_size) or (model.block_size,)}
+        found[f"GAD, {run}"] = Entry(XIA, by_masks("vanilla", model), masks)
+        found[f"GAD++, {run}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
+    for run, model in [*drafters.items()][-1:]:
+        for nodes in NODES:
+            found[f"{nodes}-node tree, {run}"] = Entry(GAD, by_masks(f"{nodes}-tree:0-gram", model, 16), masks)
+            found[f"{nodes}-node tree, 4-gram, {run}"] = Entry(GAD, by_masks(f"{nodes}-tree", model, 16), alpha | masks)
+    return found
+
+
+def tuned(study: Study, entry: Entry, greedy: System, fill: int) -> dict[str, Any]:
+    """Settings of a system, and the tokens a pass of all that were tried, on validation sources."""
+    chosen, tried = {option: values[-1] for option, values in entry.grid.items()}, dict[str, dict[str, float]]()
+    for option, values in entry.grid.items():
+        found, bleu = dict[Any, float](), dict[Any, float]()
+        while new := [value for value in values if value not in found]:
+            systems = {GREEDY: greedy} | {str(value): entry.make(**chosen | {option: value}) for value in new}
+            measured = compare(systems, study.held_out, fill, pad_left=False, batch_size=entry.rows, warm_ups=0)
+            found |= {value: tokens_a_pass(measured[str(value)]) for value in new}
+            if option == "alpha":
+                values = widened(found)
+            if option == "bar":
+                wanted, *others = (study.bleu(each.tokens, study.held_out_references)[0] for each in measured.values())
+                bleu = {value: score - wanted for value, score in zip(new, others, strict=True)}
+        chosen[option] = best(option, found, bleu)
+        tried[option] = {str(value): gain for value, gain in found.items()}
+    return {"chosen": chosen, "tokens a pass": tried}
+
+
+def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> Any:
+    """The value to take.  gain: of BLEU over greedy decoding's."""
+    if option == "alpha":
+        return most(found)
+    if option == "bar":
+        return max((bar for bar in found if gain[bar] >= 0), key=lambda bar: found[bar], default=BARS[0])
+    return min(value for value, tokens in found.items() if tokens >= NEARLY * max(found.values()))
+
+
+def most(found: Mapping[float, float]) -> float:
+    """The best weight; among equals the one that is nearest to 1."""
+    return max(found, key=lambda alpha: (found[alpha], -abs(math.log(alpha))))
+
+
+def widened(found: Mapping[float, float]) -> tuple[float, ...]:
+    """The weights tried, and one more beyond the best where that is the least or the largest."""
+    chosen, least, largest = most(found), min(found), max(found)
+    if chosen == least > 1 / 64:
+        return (*found, least / 2)
+    return (*found, largest * 2) if chosen == largest < 64 else tuple(found)
+
+
+def tokens_a_pass(measured: Measured) -> float:
+    return sum(map(len, measured.tokens)) / sum(measured.passes)
+
+
+def spelled(chosen: Mapping[str, Any]) -> str:
+    """Settings, as the table has them."""
+    names = {"alpha": "α = {:g}", "slots": "{} heads", "masks": "{} masks", "b": "b = {}", "n": "n = {}", "bar": "β = {0[0]}, τ = {0[1]:g}"}
+    return ", ".join(names[option].format(value) for option, value in chosen.items())
+
+
+def calibrated_model(study: Study) -> Path:
+    """The 4-gram, with a calibration beside it that validation lattices gave."""
+    lm, own = study.ngram(), study.work / "together"
+    lattices, heads, count = own / "lattices", study.work / "heads-distilled", study.arguments.calibrated
+
+    def make() -> None:
+        prompts = ("--prompts", study.work / "written-val-sources.npz", "--limit", count)
+        latticebpd("lattices", *prompts, "--model", heads, "--context", MAX_NEW + 8, "--max-new-tokens", MAX_NEW, "-o", lattices)
+        latticebpd("calibrate", lattices, "--lm", lm, "--examples", count, "--write")
+
+    stage(calibration_path(lm), make)
+    return lm
+
+
+def measure(study: Study) -> None:
+    """Make what is missing, tune, let all systems translate in turns, and write the CSV files."""
+    given, own = study.arguments, study.work / "together"
+    heads, verifier = study.model("distilled", max(given.k)), taught(given)
+    drafters = {run: NonAutoregressiveModel.from_pretrained(run_of(given, run, verifier)) for run in given.runs}
+    for drafter in drafters.values():
+        check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
+    chosen, base = entries(study, heads, drafters, calibrated_model(study)), BaseModel.of(heads.base)
+    greedy, fill, settings = chosen[GREEDY].make(), GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
+    for name, entry in chosen.items():
+        note = own / "tuned" / f"{name.replace(', ', '-').replace(' ', '-')}.json"
+
+        def tune(entry: Entry = entry, note: Path = note) -> None:
+            with replacing(note) as temporary:
+                temporary.write_text(json.dumps(tuned(study, entry, greedy, fill), indent=1) + "\n", encoding="utf-8")
+
+        settings[name] = json.loads(stage(note, tune).read_text(encoding="utf-8"))["chosen"]
+    systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
+    results = Results(own / "decodes.csv", [*systems])
+    lenient = [name for name, entry in chosen.items() if not entry.exact]
+    found = in_turns(base, systems, study.sources, range(len(study.sources)), DATA, 1, results, lenient, time.process_time)
+    oracle = passes_of(decode(heads, study.sources, OracleDrafter(heads, found[GREEDY].tokens), Exact(), MAX_NEW))
+    if oracle.tokens != found[GREEDY].tokens:
+        raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
+    write_csv(given.results / COUNTS, counted(found | {ORACLE: Measured(ORACLE, oracle.tokens, [], oracle.passes)}), digits=1)
+    quality = {name: study.bleu(found[name].tokens) for name in (GREEDY, *lenient)}
+    rows: list[dict[str, Any]] = []
+    for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
+        row = {"of": entry.of, "system": name, "setting": spelled(settings.get(name, {})), "exact": int(entry.exact)}
+        values = quality[GREEDY if entry.exact else name]
+        rows.append(row | {f"BLEU{end}": value for end, value in zip(("", " low", " high"), values, strict=True)})
+    write_csv(given.results / QUALITY, rows)
+
+
+def counted(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+    """Tokens, passes and milliseconds, a line a sentence each, a column a system."""
+    rows: list[dict[str, Any]] = []
+    for text in range(len(found[GREEDY].tokens)):
+        rows.append({"text": text, "what": "tokens"} | {name: len(each.tokens[text]) for name, each in found.items()})
+        rows.append({"text": text, "what": "passes"} | {name: each.passes[text] for name, each in found.items()})
+        rows.append({"text": text, "what": "ms"} | {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()})
+    return rows
+
+
+def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The table's lines, from the CSV files' rows: ratios of sums over all sentences, with intervals."""
+    rows, lines = [*counts], list[dict[str, Any]]()
+
+    def column(name: str, what: str) -> np.ndarray:
+        return np.array([float(row[name] or "nan") for row in rows if row["what"] == what])
+
+    greedy = column(GREEDY, "ms")
+    for row in quality:
+        tokens, passes, ms = (column(row["system"], what) for what in ("tokens", "passes", "ms"))
+        line: dict[str, Any] = {**row, "passes": passes.mean(), "tokens a second": 1e3 * tokens.sum() / ms.sum()}
+        for name, above, below in (("tokens a pass", tokens, passes), ("over greedy", greedy, ms)):
+            values = interval(lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1), len(tokens))
+            line |= {f"{name}{end}": value for end, value in zip(("", " low", " high"), values, strict=True)}
+        lines.append(line)
+    return sorted(lines, key=lambda line: GROUPS.index(line["of"]))
+
+
+def draw(results: Path) -> None:
+    """The table on standard output, and the figure, from the CSV files alone."""
+    lines = lines_of(read_csv(results / COUNTS), read_csv(results / QUALITY))
+    print("\n| of | system | setting | BLEU | passes | tokens a pass | tokens a second | over greedy |\n|---|---|---|---|---|---|---|---|")
+    for line in lines:
+        bleu = f"{float(line['BLEU']):.2f}" if int(line["exact"]) and line["system"] != GREEDY else spread(line, "BLEU")
+        timed = np.isfinite(line["over greedy"])
+        clock = f"{line['tokens a second']:.0f} | {spread(line, 'over greedy')}" if timed else "| "
+        cells = (line["of"], line["system"], line["setting"], bleu, f"{line['passes']:.2f}", spread(line, "tokens a pass"))
+        print(f"| {' | '.join(cells)} | {clock} |")
+    with replacing(results / "together.png") as temporary:
+        temporary.write_bytes(png(figure(lines)))
+
+
+def figure(lines: list[dict[str, Any]]) -> Figure:
+    """Tokens a pass and speed of every system, with intervals; hollow: other texts than greedy decoding's."""
+    with rc_context(STYLE):
+        drawn = Figure((9.6, 0.27 * len(lines) + 0.9), layout="constrained")
+        panels = drawn.subplots(1, 2, sharey=True)
+        places = np.arange(len(lines))[::-1]
+        colours = dict(zip(GROUPS, (FAINT, *SERIES), strict=True))
+        for axes, what, title in zip(
+            panels, ("tokens a pass", "over greedy"), ("tokens a pass", "speed over greedy generate()"), strict=True
+        ):
+            for place, line in zip(places, lines, strict=True):
+                value, low, high = (float(line[f"{what}{end}"]) for end in ("", " low", " high"))
+                colour = colours[line["of"]].light
+                style = {"color": colour, "markerfacecolor": colour if int(line["exact"]) else "white", "marker": "o", "linewidth": 1.4}
+                axes.errorbar([value], [place], xerr=[[value - low], [high - value]], **style)
+            axes.axvline(1, color=INK.light, linewidth=0.8)
+            axes.set(title=title, ylim=(-0.7, len(lines) - 0.3))
+        panels[0].set_yticks(places, [f"{line['of']}: {line['system']}" for line in lines], fontsize=8.5)
+        for label, line in zip(panels[0].get_yticklabels(), lines, strict=True):
+            label.set_color(colours[line["of"]].light)
+    return drawn
+
+
+def options() -> argparse.ArgumentParser:
+    about = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    recipe_options(parser, required=False)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
+    about_runs = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs)
+    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes of heads that are tried, head 1 included")
+    parser.add_argument("--head-updates", type=int, default=300, help="32 sentences each")
+    parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
+    parser.add_argument("--tuned", type=int, default=100, help="validation sources that systems are tuned on")
+    parser.add_argument("--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to")
+    return parser
+
+
+def main() -> None:
+    arguments = options().parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if arguments.work is not None:
+        if None in (arguments.train, arguments.validation, arguments.test):
+            raise ValueError("expected --train, --validation and --test with --work")
+        claim_models(arguments)
+        own = ("test", "limit", "runs", "k", "head_updates", "width", "tuned", "calibrated")
+        claim(arguments.work / "together", {name: str(getattr(arguments, name)) for name in own})
+        measure(Study(arguments))
+    draw(arguments.results)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"together: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
