@@ -1,7 +1,7 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--rescorer]
+    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--rescorer PRESET]
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
 the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
@@ -145,22 +145,25 @@ def heads(work: Path, train: Path, held: Path, steps: int) -> Path:
 
 def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
-    lattices = stage(work / "lattices", lambda: latticebpd(
+    lattices = work / "lattices"
+    latticebpd(  # goes on where it was stopped, and refuses lattices of other heads
         "lattices", "--prompts", held, "--model", trained, "--teacher-force", "--max-new-tokens", 256, "--context", 640, "-k", 64,
-        "--shard-size", 40, "-o", work / "lattices"))  # fmt: skip
+        "--shard-size", 40, "-o", lattices,
+    )  # fmt: skip
     half = len(Texts.load(held)) // 2
     systems = [word for name in ("1-best", "16-best", "8-tree", "16-tree", "64-tree") for word in ("-s", name)]
     latticebpd("tune", lattices, "--lm", lm, *systems, "--examples", half, "--write")
     latticebpd("calibrate", lattices, "--lm", lm, "--examples", half, "--write")
 
 
-def rescorer(work: Path, train: Path, held: Path) -> Path:
-    """A tiny neural language model of the model's own text."""
+def rescorer(work: Path, train: Path, held: Path, preset: str) -> Path:
+    """A small neural language model of the model's own text, of one of the shapes of `latticebpd train rescorer`."""
+    made = work / f"rescorer-{preset}"
     latticebpd(
-        "train", "rescorer", train, "--validation", held, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--preset", "tiny",
-        "--steps", 200, "--batch-size", 8, "--warmup-steps", 20, "--validation-every", 50, "-o", work / "rescorer",
+        "train", "rescorer", train, "--validation", held, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--preset", preset,
+        "--steps", 200, "--batch-size", 8, "--warmup-steps", 20, "--validation-every", 50, "-o", made,
     )  # fmt: skip
-    return work / "rescorer"
+    return made
 
 
 def main() -> None:
@@ -169,7 +172,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument("--rescorer", action="store_true", help="also train a tiny neural rescorer; the package has none")
+    parser.add_argument("--rescorer", nargs="?", const="tiny", help="also train a neural rescorer of this shape; the package has none")
     parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
@@ -178,7 +181,7 @@ def main() -> None:
     trained = heads(arguments.work, train, held, arguments.steps)
     weights(arguments.work, trained, held, lm)
     if arguments.rescorer:
-        rescorer(arguments.work, train, held)
+        rescorer(arguments.work, train, held, arguments.rescorer)
     print(trained)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from latticebpd.drafting.costs import CostCurve
+from latticebpd.lattices.texts import Texts
 from latticebpd.models import bundle
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "smollm2"
@@ -49,3 +50,15 @@ def test_batches_are_answered_by_every_system_with_the_texts_of_generate(
     before = path.read_text()
     bench.main()
     assert path.read_text() == before  # nothing was left to do
+
+
+def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The folder of a stopped run is there, but not whole: weights must not be tuned on what there is of it."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    make = importlib.import_module("make")
+    Texts.of_rows([[3, 4, 5], [6, 7, 8]], [1, 1]).save(tmp_path / "held-out.npz")
+    (tmp_path / "lattices").mkdir()
+    called: list[str] = []
+    monkeypatch.setattr(make, "latticebpd", lambda *arguments: called.append(arguments[0]))
+    make.weights(tmp_path, tmp_path / "heads", tmp_path / "held-out.npz", tmp_path / "lm.fst")
+    assert called == ["lattices", "tune", "calibrate"]
