@@ -327,7 +327,10 @@ def _picked_on_the_way(
     rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None
 ) -> Callable[[list[int], list[int]], list[int]]:
     def choose(rows: list[int], nodes: list[int]) -> list[int]:
-        logits = verified.logits_of(rows, [node + 1 for node in nodes])
+        columns = [node + 1 for node in nodes]
+        if verified.best_of is not None and adjust is None and type(rule) is Exact:
+            return verified.best_of(rows, columns)
+        logits = verified.logits_of(rows, columns)
         if adjust is not None:
             logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)])
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]

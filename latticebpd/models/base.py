@@ -44,6 +44,13 @@ class Projection:
         logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
         return self.biased(logits)
 
+    def best(self, hidden: Tensor) -> Tensor:
+        """``[..., hidden]`` -> ``[...]`` the token of the highest logit, of equal ones the lowest."""
+        largest: Callable[[Tensor], Tensor] | None = getattr(self.embedding, "largest", None)
+        if largest is None or self.bias is not None:
+            return self(hidden).argmax(dim=-1)
+        return largest(hidden if self.scale == 1.0 else hidden * self.scale)
+
     def biased(self, logits: Tensor) -> Tensor:
         """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
         return logits if self.bias is None else logits + self.bias

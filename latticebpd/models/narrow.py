@@ -3,7 +3,8 @@
 Verifying a draft is a pass over a few tokens.  What it must cost is reading the weights once; libraries made for long texts take two to
 four times as long.  The kernel reads weights that were laid out for it, and computes every token's outputs alike, to the last bit,
 whatever stands beside it in the pass: a draft verified together, the same tokens one by one, a prompt.  So a draft changes nothing in a
-text, not even by rounding.
+text, not even by rounding.  Where a greedy text's next token is all that is wanted of logits, most of the output embedding is read
+in 8 bits: the few tokens that these leave in question are computed as all would be (``_narrow/screened.hpp``).
 
 Modules that are just `torch.nn.Linear`, on a CPU and in float32, are computed so, SDPA attention, and all else in a decoder layer of
 Llama's; the rest of a model stays as it is.  Heads only draft: they read weights rounded to 8 bits (``narrow_rounded.py``).

@@ -22,6 +22,16 @@ class Rounded:
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
+class Screened:
+    """A matrix laid out in ``panels``, ``[outputs, inputs]``, with its bias, and once more rounded to 8 bits."""
+
+    def __init__(
+        self, panels: Panels, weight: int, outputs: int, inputs: int, bias: int = 0, kind: int = 0, rounded_kind: int = 0
+    ) -> None: ...
+    def largest(self, x: int, rows: int, to: int, threads: int = 1) -> None:
+        """``[rows, inputs]`` -> ``[rows]`` int64: the place of each row's largest output in ``panels``' product, of equal ones the first;
+        -1 where numbers are too large or too small to tell, or none."""
+
 class RoundedHeads:
     """Feed-forward heads, ``up [heads, inner, size]`` and ``down [heads, size, inner]``, rounded to 8 bits and laid out."""
 

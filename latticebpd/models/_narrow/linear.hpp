@@ -159,6 +159,14 @@ class Panels {
 
     std::size_t outputs() const { return outputs_; }
 
+    // Outputs of a panel.
+    std::size_t width() const { return 2 * kind_.lanes; }
+
+    // Of one row, given: [inputs], a panel's outputs, to be written at their places of y, [outputs].
+    void panel(const float* given, std::size_t panel, float* y) const {
+        kind_.panels({panels_.get(), biases_.data(), given, y, inputs_, outputs_, 1, 1}, panel, panel + 1);
+    }
+
     // given: [rows, inputs]; y: [rows, outputs], to be written.
     void multiply(const float* given, std::size_t rows, float* y, std::size_t threads) const {
         if (rows == 0) return;
@@ -180,8 +188,6 @@ class Panels {
     }
 
   private:
-    std::size_t width() const { return 2 * kind_.lanes; }
-
     static std::size_t total(const std::vector<Matrix>& matrices) {
         std::size_t outputs = 0;
         for (const Matrix& matrix : matrices) outputs += matrix.outputs;

@@ -18,6 +18,7 @@
 #include "places.hpp"
 #include "released.hpp"
 #include "rounded.hpp"
+#include "screened.hpp"
 
 namespace py = pybind11;
 
@@ -83,6 +84,20 @@ PYBIND11_MODULE(_narrow, module) {
                 rounded.multiply(numbers(x), rows, written(y), threads);
             },
             py::arg("x"), py::arg("rows"), py::arg("y"), py::arg("threads") = 1, py::call_guard<Released>());
+    py::class_<Screened>(module, "Screened")
+        .def(py::init([](const Panels& panels, std::uintptr_t weight, std::size_t outputs, std::size_t inputs, std::uintptr_t bias,
+                         std::size_t kind, std::size_t rounded_kind) {
+                 const Released released;
+                 return std::make_unique<Screened>(panels, numbers(weight), numbers(bias), outputs, inputs, kind, rounded_kind);
+             }),
+             py::arg("panels"), py::arg("weight"), py::arg("outputs"), py::arg("inputs"), py::arg("bias") = 0, py::arg("kind") = 0,
+             py::arg("rounded_kind") = 0, py::keep_alive<1, 2>())
+        .def(
+            "largest",
+            [](const Screened& screened, std::uintptr_t x, std::size_t rows, std::uintptr_t to, std::size_t threads) {
+                screened.largest(numbers(x), rows, reinterpret_cast<std::int64_t*>(to), threads);
+            },
+            py::arg("x"), py::arg("rows"), py::arg("to"), py::arg("threads") = 1, py::call_guard<Released>());
     py::class_<RoundedHeads>(module, "RoundedHeads")
         .def(py::init([](std::uintptr_t up, std::uintptr_t down, std::size_t heads, std::size_t size, std::size_t inner) {
                  return std::make_unique<RoundedHeads>(numbers(up), numbers(down), heads, size, inner);

@@ -128,6 +128,17 @@ class Rounded {
         }
     }
 
+    // What a weight is rounded to.
+    double weight(std::size_t output, std::size_t input) const {
+        const std::size_t panel = output / kPanel * kPanel * 2 * pairs_;
+        return static_cast<double>(scales_[output]) * panels_.get()[panel + input / 2 * 2 * kPanel + output % kPanel * 2 + input % 2];
+    }
+
+    // What the largest number of a row becomes: the most that no sum can overflow with.
+    float most() const {
+        return static_cast<float>(std::min<std::size_t>(32767, std::numeric_limits<std::int32_t>::max() / (127 * std::max<std::size_t>(1, inputs_)) - 1));
+    }
+
     // given: [rows, inputs]; y: [rows, outputs], to be written.
     void multiply(const float* given, std::size_t rows, float* y, std::size_t threads) const {
         if (rows == 0) return;
@@ -137,12 +148,11 @@ class Rounded {
         thread_local std::vector<float> scales;
         turned.assign(rows * pairs_, 0);
         scales.resize(rows);
-        const float most = static_cast<float>(std::min<std::size_t>(32767, std::numeric_limits<std::int32_t>::max() / (127 * std::max<std::size_t>(1, inputs_)) - 1));
         for (std::size_t block = 0; block < blocks; ++block)
             for (std::size_t row = begin(block); row < begin(block + 1); ++row) {
                 std::int32_t* to = turned.data() + begin(block) * pairs_ + (row - begin(block));
                 const std::size_t height = begin(block + 1) - begin(block);
-                scales[row] = round_all(given + row * inputs_, inputs_, most, [&](std::size_t i, int number) {
+                scales[row] = round_all(given + row * inputs_, inputs_, most(), [&](std::size_t i, int number) {
                     to[i / 2 * height] |= static_cast<std::int32_t>(static_cast<std::uint32_t>(number & 0xffff) << (i % 2 * 16));
                 });
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, narrow
-from latticebpd.models.base import NARROW_ATTENTION
+from latticebpd.models.base import NARROW_ATTENTION, Projection
 from latticebpd.models.bundle import Bundle, load_bundle
 from latticebpd.models.heads import BlockHeads
 from latticebpd.models.narrow_attention import attend
@@ -289,6 +290,46 @@ def test_logits_of_the_first_columns_are_one_product(monkeypatch: pytest.MonkeyP
     for column in (0, 4, 11, 12, 15):
         assert torch.equal(verified.logits_of([0], [column]), alone[column])
     assert widths == [12, 1, 1]
+
+
+@torch.inference_mode()
+def test_best_tokens_are_those_of_all_logits_and_looked_for_a_few_columns_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, nodes = narrow(small_llama()), np.arange(15, dtype=np.int32)
+    model.lm_head.weight[11] = model.lm_head.weight[7]  # what is best may be so twice
+    tree = DraftTree(nodes + 20, (nodes - 1) // 2)
+    asked: list[tuple[int, ...]] = []
+    plain = PackedLinear.largest
+    monkeypatch.setattr(PackedLinear, "largest", lambda self, x, *given: asked.append(tuple(x.shape[:-1])) or plain(self, x, *given))
+    for rows, looked in ((1, [(1, 4)] * 4), (2, [(2, 2)] * 5), (3, [(1,)] * 5)):
+        verifier = verifier_for(model)
+        verifier.prefill([list(range(3, 40))] * rows)
+        verified = verifier.verify([3] * rows, [tree] * rows)
+        expected = model.lm_head(verified.hidden).argmax(dim=-1)
+        assert verified.best_of is not None
+        asked.clear()
+        for column in (0, 3, 11, 5, 13):
+            assert verified.best_of([rows - 1], [column]) == [int(expected[rows - 1, column])]
+        assert asked == looked
+        assert verified.best_of(range(rows), [2] * rows) == expected[:, 2].tolist()
+    assert verifier_for(small_llama()).prefill([[1, 2]]).best_of is None
+
+
+@torch.no_grad()
+def test_the_largest_output_is_pytorchs_whatever_is_given() -> None:
+    torch.manual_seed(0)
+    weight, layer = nn.Parameter(torch.randn(700, 40)), PackedLinear()
+    for bias in (None, torch.randn(700)):
+        for x in (torch.randn(40), torch.randn(2, 3, 40), torch.randn(5, 80)[:, ::2], torch.randn(40, 5).T, torch.randn(0, 40)):
+            assert torch.equal(layer.largest(x, weight, bias), F.linear(x, weight, bias).argmax(dim=-1))
+    weight.mul_(-1)  # laid out anew
+    x = torch.randn(4, 40)
+    assert torch.equal(layer.largest(x, weight), F.linear(x, weight).argmax(dim=-1))
+    x[1], x[2, 3] = x[1] * 1e37, torch.nan
+    assert torch.equal(layer.largest(x, weight), F.linear(x, weight).argmax(dim=-1))
+    assert torch.equal(layer.largest(x.double(), weight.double()), F.linear(x, weight).argmax(dim=-1))
+    scaled = Projection(narrow(nn.Linear(40, 90)), 0.5, torch.randn(90))  # T5's and Marian's
+    assert torch.equal(scaled.best(x[3:]), scaled(x[3:]).argmax(dim=-1))
+    assert torch.equal(replace(scaled, bias=None).best(x[3:]), replace(scaled, bias=None)(x[3:]).argmax(dim=-1))
 
 
 @pytest.fixture(scope="module")

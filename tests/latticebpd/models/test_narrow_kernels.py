@@ -109,6 +109,52 @@ def test_rounded_rows_of_zeros_or_of_no_numbers_stay_by_themselves(kind: int) ->
     np.testing.assert_allclose(found[[3, 4]], [[0, 0, 0], [8, 0, 8]], atol=1e-30)
 
 
+def screened(kind: int, rounded: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, threads: int) -> np.ndarray:
+    outputs, inputs = weight.shape
+    x, found = x.copy(), np.full(len(x) + 1, -7, np.int64)
+    panels = _narrow.Panels(address(weight), outputs, inputs, address(bias), kind)
+    screen = _narrow.Screened(panels, address(weight), outputs, inputs, address(bias), kind, rounded)
+    del panels  # which it keeps
+    screen.largest(address(x), len(x), address(found), threads)
+    assert found[-1] == -7, "written beyond its end"
+    return found[:-1]
+
+
+@THREADS
+@pytest.mark.parametrize("rounded", ROUNDED)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 512), (64, 1100), (96, 5000)])
+def test_the_largest_output_is_that_of_the_whole_product(kind: int, rounded: int, inputs: int, outputs: int, threads: int) -> None:
+    """Also among outputs that differ by less than rounding, by the last bit, or not at all: then it is the first."""
+    rng = np.random.default_rng(outputs)
+    x, weight, bias = drawn(rng, 11, inputs), drawn(rng, outputs, inputs), drawn(rng, outputs)
+    near = weight.copy()
+    near[1::2] = near[: len(near[1::2]) * 2 : 2] * (1 + np.float32(2**-23) * rng.integers(-2, 3, (len(near[1::2]), 1)).astype(np.float32))
+    large = np.abs(weight)
+    for given in (
+        weight,
+        near,
+        np.repeat(weight[:1], outputs, axis=0),
+        large * rng.choice([1e-9, 1, 1e9], (outputs, 1)).astype(np.float32),
+    ):
+        for added in (None, bias, np.float32(1e6) * bias):
+            for rows in (x, x[:1] * np.float32(1e-12), x * 0):
+                expected = product(kind, rows, given, added, threads).argmax(axis=1)
+                np.testing.assert_array_equal(screened(kind, rounded, rows, given, added, threads), expected)
+
+
+def test_no_numbers_and_too_large_ones_are_left_to_the_whole_product() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = drawn(rng, 6, 40), drawn(rng, 90, 40)
+    expected = product(0, x, weight, None, 1).argmax(axis=1)
+    x[1, 3], x[2, 5], x[3], x[4] = np.nan, np.inf, x[3] * np.float32(1e37), x[4] * np.float32(1e-37)
+    np.testing.assert_array_equal(screened(0, 0, x, weight, None, 1), [expected[0], -1, -1, -1, -1, expected[5]])
+    for wrong in (np.nan, np.inf, 3e38):
+        weight[7, 2] = wrong
+        assert (screened(0, 0, x, weight, None, 1) == -1).all()
+    assert (screened(0, 0, x, drawn(rng, 90, 40), np.full(90, np.nan, np.float32), 1) == -1).all()
+
+
 @THREADS
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 5, 255, 256, 257, 700, 5000])
