@@ -1,7 +1,7 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--rescorer PRESET]
+    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
 the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
@@ -85,8 +85,8 @@ def people_corpus(work: Path, data: Path) -> Path:
     return stage(made, lambda: latticebpd("train", "encode", *files, *options, "-o", made))
 
 
-def own_text(work: Path, data: Path, more: bool) -> tuple[Path, Path]:
-    """Training and held-out texts: prompts and the model's own greedy answers."""
+def own_text(work: Path, data: Path, more: bool, answers: int | None = None) -> tuple[Path, Path]:
+    """Training and held-out texts: prompts and the model's own greedy answers, all or the first so many."""
     train, held = work / "train.npz", work / "held-out.npz"
     if train.exists() and held.exists():
         return train, held
@@ -103,6 +103,7 @@ def own_text(work: Path, data: Path, more: bool) -> tuple[Path, Path]:
 
         ids, texts = np.concatenate([ids, missing]), Texts.joined([texts, load_distilled(work / "written")])
         save_answers(known, ids, texts, digest)
+    ids, texts = ids[:answers], texts.chosen(range(len(texts))[:answers])
     apart = ids % HELD_OUT == 0
     texts.chosen(np.flatnonzero(apart).tolist()).save(held)
     texts.chosen(np.flatnonzero(~apart).tolist()).save(train)
@@ -171,12 +172,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name")
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
     parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
+    parser.add_argument("--answers", type=int, help="learn from so many answers only; all by default")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
     parser.add_argument("--rescorer", nargs="?", const="tiny", help="also train a neural rescorer of this shape; the package has none")
     parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    train, held = own_text(arguments.work, arguments.data, arguments.more_text)
+    train, held = own_text(arguments.work, arguments.data, arguments.more_text, arguments.answers)
     lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
     trained = heads(arguments.work, train, held, arguments.steps)
     weights(arguments.work, trained, held, lm)

@@ -1,12 +1,14 @@
 """Kim 2024's tables and figures on SmolLM2-135M-Instruct: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/study/kim.py --data DIR --work WORK
+    python benchmarks/study/kim.py --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
     python benchmarks/study/kim.py                                       # tables and figures of the committed counts, in seconds
 
-``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text,
-n-gram models, weights and calibrations; a stage whose result is there is not done again.  What is counted, text by text, goes to
-``results/kim-*.csv`` beside this file, and every table and figure is made from these alone (`kim_tables.py`).
+``EARLY`` is the model with heads that were trained for so many updates only, and ``RESCORER`` a neural rescorer; both as
+``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then
+holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights and calibrations; a stage whose result
+is there is not done again.  What is counted, text by text, goes to ``results/kim-*.csv`` beside this file, and every table and figure
+is made from these alone (`kim_tables.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,18 +38,22 @@ import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.analysis.calibrating import calibrate
+from latticebpd.analysis.collecting import text_lattices
 from latticebpd.analysis.comparison import compare
 from latticebpd.analysis.entropy import BIN, head_entropy
 from latticebpd.analysis.oracle import tally
 from latticebpd.analysis.quality import exact_match, f1, perplexity, rouge_l
+from latticebpd.analysis.sweep import ALPHAS
 from latticebpd.analysis.tuning import draw_examples, tune
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
+from latticebpd.models.blockwise import BlockwiseLM
 from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.pretrained import load_stock, load_tokenizer
+from latticebpd.models.pretrained import load_blockwise, load_stock, load_tokenizer
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from lm_training.ngram.building import CountingOptions, Recipe, build
@@ -59,6 +66,8 @@ TUNING, TEST = 8, 24
 NEW_TOKENS = 64
 WIDEST, K = 64, 16
 """Arcs of a slot that are kept; arcs of a slot in all systems, the paper's. The oracle is looked at up to the first."""
+CONTEXT = 640
+"""Tokens before a lattice that are kept with it: all."""
 POSITIONS = 2000
 """That calibrations are fitted to, at most."""
 KS, HEADS = (1, 2, 4, 8, 16, 32, 64), tuple(range(2, 10))
@@ -97,10 +106,34 @@ def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
     made, asked = work / "lattices", prompts(work, data)
     if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
         latticebpd(
-            "lattices", "--prompts", asked, "--model", MODEL, "-k", WIDEST, "--context", 640, "--max-prompt-tokens", 640,
+            "lattices", "--prompts", asked, "--model", MODEL, "-k", WIDEST, "--context", CONTEXT, "--max-prompt-tokens", CONTEXT,
             "--max-new-tokens", NEW_TOKENS, "--shard-size", TUNING + TEST, "--batch-size", TUNING + TEST, "-o", made,
         )  # fmt: skip
     return made
+
+
+def redrawn(blockwise: BlockwiseLM, every: LatticeSet, texts: Texts) -> LatticeSet:
+    """What other heads foresee at the same places of the same texts, which the base model alone has written."""
+    drawn = LatticeSet.joined([
+        text_lattices(blockwise, text, range(length - 1, len(text) - 2), every.tokens.shape[2], 1, number)
+        for number, (text, length) in enumerate(texts.items())
+    ])  # fmt: skip
+    return replace(every, tokens=drawn.tokens, log_probs=drawn.log_probs, entropy=drawn.entropy)
+
+
+def lattices_of_heads(work: Path, heads: Path, updates: str, found: Path, tasks: Sequence[str]) -> Path:
+    """The lattices of heads after so many updates, on the texts of those that are found; a shard for each task."""
+    old, new = lattice_directory(found), lattice_directory(work / f"{found.name}-{updates}")
+    for number, task in enumerate(TASKS):
+        if task in tasks:
+
+            def make(number: int = number) -> None:
+                every, texts = LatticeSet.load(old.file(number)), Texts.load(old.file(number, "texts"))
+                shutil.copy(old.file(number, "texts"), new.file(number, "texts"))
+                redrawn(blockwise(heads), every, texts).save(new.file(number))
+
+            stage(new.file(number), make)
+    return new.path
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +177,11 @@ def numbers_of(lattices: LatticeSet) -> np.ndarray:
 @cache
 def model() -> Any:
     return load_stock(MODEL)
+
+
+@cache
+def blockwise(heads: Path) -> BlockwiseLM:
+    return load_blockwise(heads)
 
 
 @cache
@@ -205,7 +243,7 @@ def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
 def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     """General and in-domain n-gram models of each order, and a 4-gram of the model's own text, by names as g4, d2, own4."""
     found = {f"g{order}": ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS) for order in (2, 3, 4)}
-    found |= {f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2)) for order in (2, 4)}
+    found |= {f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2)) for order in (2, 3, 4)}
     return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=(1, 1, 1, 2))}
 
 
@@ -215,6 +253,7 @@ RESCORED = {
     "g3": ("1-best",),
     "g4": ("1-best", "16-best", "16-tree", "64-tree"),
     "d2": ("1-best",),
+    "d3": ("1-best",),
     "d4": ("1-best", "16-best", "16-tree"),
     "own4": ("1-best", "16-best", "16-tree", "64-tree"),
 }
@@ -223,6 +262,13 @@ FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
 PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
+EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
+"""What heads after a part of their training are rescored by, and by which systems."""
+EARLY_SYSTEMS = (*(f"{system}:{name}" for name, systems in EARLY.items() for system in systems), "16-best:0-gram", "16-tree:0-gram")
+NEURAL = ("1-best",)
+"""Systems of neural rescorers: the paper's local rescoring, greedy from slot to slot."""
+NEURAL_ALPHAS = (0.1, 0.25, 0.5, 1.0, 2.0)
+"""Weights of theirs that are tried, and further ones where the best is the first or the last."""
 LOOKED_AT = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4", "16-best:g4")
 """Systems whose wins, losses and repetitions are kept."""
 SYSTEMS = (
@@ -232,11 +278,14 @@ SYSTEMS = (
 )
 
 
-def tuned_models(paths: Sequence[Path], models: Mapping[str, Any], rescored: Mapping[str, Sequence[str]] = RESCORED) -> dict[str, Tuned]:
+def tuned_models(
+    paths: Sequence[Path], models: Mapping[str, Any], rescored: Mapping[str, Sequence[str]] = RESCORED, alphas: Sequence[float] = ALPHAS
+) -> dict[str, Tuned]:
     """Every language model with the weight of each of its systems, that of the fewest calls on the tuning texts."""
     found = {}
     for name, systems in rescored.items():
-        records_ = tuple(tune(paths, models[name], system, examples=len(draw_examples(paths, 10_000, 0)[1]))[0] for system in systems)
+        examples = len(draw_examples(paths, 10_000, 0)[1])
+        records_ = tuple(tune(paths, models[name], system, alphas, examples)[0] for system in systems)
         found[name] = Tuned(as_scorer(models[name]), records_)
     return found
 
@@ -365,6 +414,33 @@ def count_calibrated(work: Path, data: Path, task: Task, found: Path, tasks: Seq
     return {"calls": calls, "verified": verified}
 
 
+def count_heads(work: Path, data: Path, task: Task, updates: str, found: Path) -> dict[str, list[Row]]:
+    """Calls, and mean entropies, of heads after a part of their training, at weights of their own."""
+    tuning, test = parts(work, task.name, found)
+    every = language_models(work, data, task)
+    tuned = tuned_models([tuning.cut], {name: fst.NgramModel.load(every[name]) for name in EARLY}, EARLY)
+    calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, EARLY_SYSTEMS)
+    about = {"updates": updates}
+    rows = [about | one | other for one, other in zip(calls, entropies(task.name, test.lattices)[0], strict=True)]
+    return {"heads": rows, "heads-weights": [about | row for row in weights(task.name, tuned)]}
+
+
+def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Path) -> dict[str, list[Row]]:
+    """Calls of a neural rescorer's systems, at weights of its own, its size, and its perplexity of what the model wrote."""
+    tuning, test = parts(work, task.name, found)
+    scorer = NeuralRescorer.from_pretrained(rescorer)
+    tuned = tuned_models([tuning.cut], {name: scorer}, {name: NEURAL}, NEURAL_ALPHAS)
+    calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, [f"{system}:{name}" for system in NEURAL])
+    rows = [{"rescorer": name} | {column.removesuffix(f":{name}"): value for column, value in row.items()} for row in calls]
+    learnt = [json.loads(line) for line in (rescorer / "training-log.jsonl").read_text(encoding="utf-8").splitlines()]
+    about = {
+        "rescorer": name, "parameters": scorer.model.num_parameters(), "updates": learnt[-1]["step"],
+        "held_out": f"{[row for row in learnt if 'validation' in row][-1]['validation']['perplexity']:.1f}",
+        "task": task.name, "perplexity": f"{perplexity(scorer.model, test.texts):.1f}",
+    }  # fmt: skip
+    return {"rescorers": rows, "rescorers-models": [about], "rescorers-weights": weights(task.name, tuned)}
+
+
 def kept(path: Path, make: Callable[[], dict[str, list[Row]]]) -> dict[str, list[Row]]:
     """What was counted, from its file where it has been counted before."""
 
@@ -390,7 +466,9 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
         write_csv(results / f"kim-{name}.csv", rows, digits=6)
 
 
-def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path) -> None:
+def count_all(
+    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: Mapping[str, Path], rescorers: Mapping[str, Path]
+) -> None:
     """The counts of all tasks, each from its file where it has been counted before, into the files of the results."""
     found = lattices(work, data, tasks)
     rows = {name: kept(work / "counts" / f"{name}.json", partial(count_task, work, data, TASKS[name], found)) for name in tasks}
@@ -400,6 +478,25 @@ def count_all(work: Path, data: Path, tasks: Sequence[str], results: Path) -> No
         further = kept(stored, partial(count_calibrated, work, data, TASKS[name], found, tasks))
         rows[name] |= {kind: [one | other for one, other in zip(rows[name][kind], each, strict=True)] for kind, each in further.items()}
     gather(rows.values(), results)
+    further = []
+    for updates, path in heads.items():
+        drawn = lattices_of_heads(work, path, updates, found, tasks)
+        for name in tasks:
+            make = partial(count_heads, work, data, TASKS[name], updates, drawn)
+            further.append(kept(work / "counts" / f"{name}-heads-{updates}.json", make))
+    for which, path in rescorers.items():
+        for name in tasks:
+            make = partial(count_rescorer, work, TASKS[name], which, path, found)
+            further.append(kept(work / "counts" / f"{name}-rescorer-{which}.json", make))
+    gather(further, results)
+
+
+def named(text: str) -> tuple[str, Path]:
+    """``NAME=PATH``."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
+    return name, Path(path)
 
 
 def main() -> None:
@@ -407,6 +504,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--heads", nargs="+", type=named, default=[], help="heads by the updates of their training, such as 200=EARLY")
+    parser.add_argument("--rescorers", nargs="+", type=named, default=[], help="neural rescorers by name, such as tiny=RESCORER")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
     arguments = parser.parse_args()
@@ -415,7 +514,7 @@ def main() -> None:
     if arguments.work is not None:
         arguments.work.mkdir(parents=True, exist_ok=True)
         work, data = arguments.work, arguments.data
-        count_all(work, data, arguments.tasks, arguments.results)
+        count_all(work, data, arguments.tasks, arguments.results, dict(arguments.heads), dict(arguments.rescorers))
     kim_tables.show(arguments.results, arguments.tables)
 
 

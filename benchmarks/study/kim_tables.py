@@ -30,6 +30,8 @@ TITLES = {
 }  # fmt: skip
 KINDS = {"lambada": "LM", "wikitext": "LM", "squad": "QA", "xquad": "QA", "policyqa": "QA", "dialogsum": "summary"}
 K = 16
+UPDATES = "2000"
+"""Of the heads that come with the package."""
 Row = dict[str, str]
 
 
@@ -58,6 +60,23 @@ class Counts:
     def walked(self, task: str, system: str) -> tuple[np.ndarray, np.ndarray]:
         """Tokens and calls."""
         return self.column("tokens", task), self.column(system, task)
+
+    @cached_property
+    def stages(self) -> dict[str, list[Row]]:
+        """By updates of the heads, rising, calls and mean entropies of every text; the last are the heads that all else is counted of."""
+        found: dict[str, list[Row]] = {}
+        for row in self.rows("heads"):
+            found.setdefault(row["updates"], []).append(row)
+        last = [one | other for one, other in zip(self.calls, self.rows("entropy"), strict=True)]
+        return dict(sorted((found | {UPDATES: last}).items(), key=lambda item: int(item[0])))
+
+    @cached_property
+    def rescorers(self) -> dict[str, list[Row]]:
+        """By neural rescorer, from the smallest, what it is, task by task."""
+        found: dict[str, list[Row]] = {}
+        for row in sorted(self.rows("rescorers-models"), key=lambda row: int(row["parameters"])):
+            found.setdefault(row["rescorer"], []).append(row)
+        return found
 
     def efficiency(self, task: str, system: str) -> tuple[float, float, float]:
         return interval(*self.walked(task, system))
@@ -174,7 +193,7 @@ def table_5(counts: Counts) -> str:
 
 def table_7(counts: Counts) -> str:
     """General against in-domain n-gram models."""
-    pairs = [("1-best:g2", "1-best:d2"), ("1-best:g4", "1-best:d4"), ("16-best:g4", "16-best:d4")]
+    pairs = [("1-best:g2", "1-best:d2"), ("1-best:g3", "1-best:d3"), ("1-best:g4", "1-best:d4"), ("16-best:g4", "16-best:d4")]
     sizes = {(row["task"], row["lm"]): row for row in counts.rows("ngrams")}
     rows = []
     for task in [*counts.tasks, "all"]:
@@ -184,7 +203,7 @@ def table_7(counts: Counts) -> str:
         ]
         told = "" if task == "all" else " / ".join(f"{float(sizes[task, lm]['perplexity']):.0f}" for lm in ("g4", "d4", "own4"))
         rows.append([TITLES[task], *cells, told])
-    return markdown(["task", "2-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows)
+    return markdown(["task", "2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows)
 
 
 def table_8(counts: Counts) -> str:
@@ -210,6 +229,91 @@ def table_9(counts: Counts) -> str:
 def oracle_efficiency(counts: Counts, task: str, k: int, heads: int) -> tuple[float, float, float]:
     rows = [row for row in counts.rows("oracle") if row["k"] == str(k)]
     return interval(counts.column("tokens", task, rows), counts.column(f"h{heads}", task, rows))
+
+
+GAINS = {
+    "1-best, 4-gram": ("1-best:g4", "vanilla"),
+    "16-best, 0-gram": ("16-best:0-gram", "vanilla"),
+    "16-best, 4-gram": ("16-best:g4", "vanilla"),
+    "tree, 0-gram": ("16-tree:0-gram", "vanilla"),
+    "tree, 4-gram": ("16-tree:g4", "vanilla"),
+    "oracle": ("oracle", "vanilla"),
+    "4-gram on 16-best": ("16-best:g4", "16-best:0-gram"),
+    "4-gram on tree": ("16-tree:g4", "16-tree:0-gram"),
+}
+"""System and what it is compared with."""
+
+
+def stage_efficiency(counts: Counts, updates: str, task: str) -> tuple[float, float, float]:
+    """Tokens per call of the vanilla drafts of heads after so many updates."""
+    return interval(*(counts.column(name, task, counts.stages[updates]) for name in ("tokens", "vanilla")))
+
+
+def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) -> tuple[float, float, float]:
+    """A gain, in %, of heads after so many updates."""
+    tokens, calls, others = (counts.column(name, task, counts.stages[updates]) for name in ("tokens", system, over))
+    value, low, high = interval(tokens, calls, (tokens, others))
+    return 100 * value, 100 * low, 100 * high
+
+
+def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> tuple[float, float, float]:
+    """By how many points the second stage's gain over all texts is greater than the first's; texts drawn anew in pairs."""
+    rng, texts = np.random.default_rng(0), len(counts.calls)
+    drawn = np.vstack([np.arange(texts), rng.integers(0, texts, (RESAMPLES, texts))])
+    before, after = (
+        100 * (counts.column(over, "all", rows)[drawn].sum(axis=1) / counts.column(system, "all", rows)[drawn].sum(axis=1) - 1)
+        for rows in (counts.stages[first], counts.stages[second])
+    )
+    low, high = np.quantile((after - before)[1:], [0.025, 0.975])
+    return float((after - before)[0]), float(low), float(high)
+
+
+def table_heads(counts: Counts) -> str:
+    """What rescoring brings to heads after a part of their training, over all texts."""
+    rows = []
+    for updates in counts.stages:
+        gains = (gained(stage_gain(counts, updates, "all", *pair)) for pair in GAINS.values())
+        rows.append([f"{int(updates):,}", valued(stage_efficiency(counts, updates, "all")), *gains])
+    first, *_, last = counts.stages
+    differences = (gained(gain_difference(counts, first, last, *pair)) for pair in GAINS.values())
+    rows.append([f"{int(last):,} less {int(first):,}, points", "", *differences])
+    return markdown(["updates", "vanilla", *GAINS], rows)
+
+
+def table_heads_tasks(counts: Counts) -> str:
+    """The same by task: vanilla, gain of the 16 best paths with a 4-gram, h_max."""
+    rows = []
+    for task in [*counts.tasks, "all"]:
+        cells: tuple[list[str], ...] = ([], [], [])
+        for updates, own in counts.stages.items():
+            cells[0].append(f"{stage_efficiency(counts, updates, task)[0]:.2f}")
+            cells[1].append(gained(stage_gain(counts, updates, task, *GAINS["16-best, 4-gram"])))
+            calls = counts.column("vanilla", task, own)
+            means = np.array([counts.column(f"h{head}", task, own) @ calls for head in range(1, 10)]) / calls.sum()
+            cells[2].append(f"{h_max(means)[0]}")
+        rows.append([TITLES[task], *(each for column in cells for each in column)])
+    first, *others = (f"{int(updates):,}" for updates in counts.stages)
+    names = ("vanilla", "16-best, 4-gram", "h_max")
+    return markdown(["task", *(each for name in names for each in (f"{name}: {first}", *others))], rows)
+
+
+def table_rescorers(counts: Counts) -> str:
+    """Neural rescorers beside n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
+    ngrams = {"4-gram": "g4", "own 4-gram": "own4"}
+    neural = {name: [row for row in counts.rows("rescorers") if row["rescorer"] == name] for name in counts.rescorers}
+    columns = {f"1-best, {name}": (f"1-best:{lm}", counts.calls) for name, lm in ngrams.items()}
+    columns |= {f"1-best, {name}": ("1-best", rows) for name, rows in neural.items()}
+    told = {(row["task"], name): f"{float(row['perplexity']):.0f}" for name, rows in counts.rescorers.items() for row in rows}
+    table = []
+    for task in [*counts.tasks, "all"]:
+        tokens, vanilla = counts.walked(task, "vanilla")
+        cells = []
+        for system, rows in columns.values():
+            value, low, high = interval(tokens, counts.column(system, task, rows), (tokens, vanilla))
+            cells.append(gained((100 * value, 100 * low, 100 * high)))
+        perplexities = " / ".join(told[task, name] for name in neural if (task, name) in told)
+        table.append([TITLES[task], f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells, perplexities])
+    return markdown(["task", "vanilla", *columns, f"perplexity: {' / '.join(neural)}"], table)
 
 
 def table_10(counts: Counts) -> str:
@@ -380,11 +484,33 @@ def figure_7(counts: Counts) -> Figure:
     return figure
 
 
+@rc_context(STYLE)
+def figure_heads(counts: Counts) -> Figure:
+    """What rescoring gains against how good the heads are: a line for each task, a mark for each stage of training."""
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    for axes, title in zip(figure.subplots(1, 2), ("1-best, 4-gram", "16-best, 4-gram"), strict=True):
+        for task in [*counts.tasks, "all"]:
+            color = INK.light if task == "all" else FAINT.light
+            efficiency = [stage_efficiency(counts, updates, task)[0] for updates in counts.stages]
+            gain = [stage_gain(counts, updates, task, *GAINS[title])[0] for updates in counts.stages]
+            axes.plot(efficiency, gain, color=color, linewidth=2 if task == "all" else 0.8)
+            for number, (updates, x, y) in enumerate(zip(counts.stages, efficiency, gain, strict=True)):
+                label = f"{int(updates):,} updates" if task == "all" else None
+                axes.plot(x, y, MARKERS[number], color=SERIES[number].light, markersize=7 if task == "all" else 4, label=label, zorder=4)
+        axes.set_xlabel("block efficiency, vanilla")
+        axes.set_ylabel(f"gain of {title}, %")
+    figure.axes[0].legend(fontsize=8)
+    return figure
+
+
 TABLES: dict[str, Callable[[Counts], str]] = {
     "1": table_1, "3": table_3, "4": table_4, "4-trees": table_4_trees, "5": table_5, "7": table_7, "8": table_8, "9": table_9,
     "10": table_10, "entropy": table_entropy, "correlations": table_correlations,
+    "heads": table_heads, "heads-tasks": table_heads_tasks, "rescorers": table_rescorers,
 }  # fmt: skip
-FIGURES: dict[str, Callable[[Counts], Figure]] = {"figure-3": figure_3, "figure-6": figure_6, "figure-7": figure_7}
+FIGURES: dict[str, Callable[[Counts], Figure]] = {
+    "figure-3": figure_3, "figure-6": figure_6, "figure-7": figure_7, "figure-heads": figure_heads,
+}  # fmt: skip
 
 
 def refreshed(page: str, counts: Counts) -> str:

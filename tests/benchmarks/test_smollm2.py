@@ -7,6 +7,7 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from latticebpd.drafting.costs import CostCurve
@@ -62,3 +63,20 @@ def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(make, "latticebpd", lambda *arguments: called.append(arguments[0]))
     make.weights(tmp_path, tmp_path / "heads", tmp_path / "held-out.npz", tmp_path / "lm.fst")
     assert called == ["lattices", "tune", "calibrate"]
+
+
+def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    make = importlib.import_module("make")
+    prompts = [[5, 6, number] for number in range(100)]
+    texts = Texts.of_rows([[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in prompts], [3] * 100)
+    make.save_answers(tmp_path / "own-text.npz", np.arange(100), texts, "hash")
+    monkeypatch.setattr(make, "HERE", tmp_path)
+    monkeypatch.setattr(make, "conversations", lambda *_: None)
+    monkeypatch.setattr(make, "chat_prompts", lambda _: (prompts, "hash"))
+    for answers, expected in ((None, 100), (40, 40)):
+        train, held = make.own_text(tmp_path / str(answers), tmp_path, False, answers)
+        found = {part: [row.tolist() for row in map(Texts.load(part).__getitem__, range(len(Texts.load(part))))] for part in (train, held)}
+        wanted = [texts[number].tolist() for number in range(expected)]
+        assert found[held] == wanted[:: make.HELD_OUT]
+        assert found[train] == [row for number, row in enumerate(wanted) if number % make.HELD_OUT]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import importlib
+import json
 import re
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import fst
 from latticebpd import LatticeSet
 from latticebpd.analysis import compare
+from latticebpd.analysis.collecting import CollectOptions, collect
+from latticebpd.lattices.texts import Texts
+from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned
+from tests.helpers.blockwise_models import tiny_model
 
 GAIN = re.compile(r"[+-]\d+\.\d \([+-]\d+\.\d to [+-]\d+\.\d\)")
 STUDY = Path(__file__).parents[2] / "benchmarks" / "study"
@@ -94,6 +101,69 @@ def test_a_weight_is_that_of_the_fewest_calls(
         assert chosen["tokens_per_call"] == max(row["tokens_per_call"] for row in own)
 
 
+def test_other_heads_foresee_the_same_text(modules: tuple[ModuleType, ...]) -> None:
+    model, other = tiny_model(), tiny_model()
+    other.heads.down.data *= 0.5
+    prompts = Texts.of_rows([[3, 4, 5], [6, 7], [9, 8, 7, 6]], [3, 2, 4])
+    found, texts = collect(model, prompts, CollectOptions(k=4, max_new_tokens=12, context_length=30))
+    again, drawn = (modules[0].redrawn(each, found, texts) for each in (model, other))
+    np.testing.assert_array_equal(again.tokens, found.tokens)
+    np.testing.assert_allclose(again.log_probs, found.log_probs, atol=1e-5)
+    np.testing.assert_allclose(again.entropy, found.entropy, atol=1e-5)
+    assert (drawn.tokens != found.tokens).any()
+    np.testing.assert_allclose(drawn.entropy[:, 0], found.entropy[:, 0], atol=1e-5)  # head 1 is the base model's own
+    assert (np.abs(drawn.entropy[:, 1:] - found.entropy[:, 1:]) > 1e-3).any()
+    for name in ("continuation", "context", "sequence"):  # the text, that of the last lattices too, is the base model's
+        np.testing.assert_array_equal(getattr(drawn, name), getattr(found, name))
+
+
+def test_neural_rescorers_are_counted_at_their_own_weights(
+    modules: tuple[ModuleType, ...], lattices: LatticeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kim = modules[0]
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+    NeuralRescorer(gpt2).save_pretrained(tmp_path / "small")
+    log = [{"step": 5, "loss": 3.0, "validation": {"loss": 3.0, "perplexity": 20.0}}, {"step": 6, "loss": 2.9}]
+    (tmp_path / "small" / "training-log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
+    lattices.save(tmp_path / "cut.npz")
+    part = kim.Part([([1, 2, 3, 4, 5], 2)], lattices, tmp_path / "cut.npz")
+    monkeypatch.setattr(kim, "parts", lambda *_: (part, part))
+    found = kim.count_rescorer(tmp_path, kim.TASKS["squad"], "small", tmp_path / "small", tmp_path)
+    (about,) = found["rescorers-models"]
+    assert (about["rescorer"], about["updates"], about["held_out"]) == ("small", 6, "20.0")
+    assert about["parameters"] == gpt2.num_parameters()
+    assert 20 < float(about["perplexity"]) < 80  # 40 tokens, nothing learnt
+    rows, tuned = found["rescorers"], found["rescorers-weights"]
+    assert [row["text"] for row in rows] == [0, 1, 2]
+    for system in kim.NEURAL:
+        # The same texts: the weight's tokens per call are those of the counts
+        (chosen,) = (row for row in tuned if row["system"] == system and row["chosen"])
+        assert chosen["tokens_per_call"] == pytest.approx(sum(row["tokens"] for row in rows) / sum(row[system] for row in rows), abs=1e-6)
+
+
+def test_stages_of_training_are_compared_on_the_same_texts(modules: tuple[ModuleType, ...]) -> None:
+    tables = modules[1]
+    counts = tables.Counts(STUDY / "results")
+    first, *_, last = counts.stages
+    assert last == tables.UPDATES
+    for rows in counts.stages.values():
+        assert [(row["task"], row["text"], row["tokens"]) for row in rows] == [
+            (row["task"], row["text"], row["tokens"]) for row in counts.calls
+        ]
+    pair = tables.GAINS["16-best, 4-gram"]
+    difference, low, high = tables.gain_difference(counts, first, last, *pair)
+    assert difference == pytest.approx(tables.stage_gain(counts, last, "all", *pair)[0] - tables.stage_gain(counts, first, "all", *pair)[0])
+    assert low < difference < high
+    assert tables.gain_difference(counts, last, last, *pair) == (0, 0, 0)
+
+
+def test_heads_and_rescorers_are_named(modules: tuple[ModuleType, ...]) -> None:
+    assert modules[0].named("10=heads/a=b") == ("10", Path("heads/a=b"))
+    for wrong in ("10", "=heads", "10="):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected NAME=PATH"):
+            modules[0].named(wrong)
+
+
 def test_texts_that_share_words_with_training_prompts_are_refused(modules: tuple[ModuleType, ...]) -> None:
     tasks = modules[2]
 
@@ -134,9 +204,7 @@ def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) 
         assert f"results/kim-{name}.png" in page
         assert (STUDY / "results" / f"kim-{name}.png").exists()
     # What the page quotes in words, with its interval, is in a table
-    in_tables = {
-        gain for name, make in tables.TABLES.items() if name != "heads" or counts.there("heads") for gain in GAIN.findall(make(counts))
-    }
+    in_tables = {gain for make in tables.TABLES.values() for gain in GAIN.findall(make(counts))}
     assert set(GAIN.findall(page)) == in_tables
 
 
