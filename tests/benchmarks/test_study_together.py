@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,20 @@ def test_lines_are_ratios_of_sums_and_a_system_without_a_clock_has_counts(togeth
     assert (ours["tokens a pass low"], ours["tokens a pass high"]) == (8 / 6, 2)
     assert hindsight["tokens a pass"] == 3
     assert hindsight["over greedy"] != hindsight["over greedy"]  # not a number
+
+
+def test_the_committed_counts_make_table_and_figure(together: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (together.COUNTS, together.QUALITY):
+        shutil.copy(FOLDER / "results" / name, tmp_path)
+    together.draw(tmp_path)
+    printed = capsys.readouterr().out.splitlines()[1:]
+    systems = together.read_csv(tmp_path / together.QUALITY)
+    assert len(printed) == len(systems) + 2
+    assert (tmp_path / "together.png").stat().st_size > 10_000
+    gain = {line["system"]: line["tokens a pass"] for line in together.lines_of(together.read_csv(tmp_path / together.COUNTS), systems)}
+    assert gain[together.ORACLE] > gain["16-best, 4-gram"] > gain["1-best, 4-gram"]  # a path each of the same lattices
+    page = (FOLDER / "together.md").read_text()
+    assert all(line in page for line in printed)
 
 
 @pytest.mark.slow
