@@ -18,6 +18,7 @@ import fst
 from latticebpd._version import __version__
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.drafting import Drafter, Heads, OracleDrafter, drafter_named
+from latticebpd.drafting.defaults import lattice_shape
 from latticebpd.models import bundle
 from latticebpd.models.base import BaseModel, Model
 from latticebpd.models.blockwise import BlockwiseLM
@@ -196,9 +197,12 @@ def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
 def systems(subject: Subject, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
     model = subject.model
-    source = Heads(model, settings.k) if isinstance(model, BlockwiseLM) else None
-    found = {label: drafter_named(name, source, subject.lm) for label, name in system_names(subject, settings).items()}
-    return {**found, "oracle": OracleDrafter(model, continuation, settings.k)} if isinstance(model, BlockwiseLM) else found
+    names = system_names(subject, settings)
+    if not isinstance(model, BlockwiseLM):
+        return {label: drafter_named(name, None, subject.lm) for label, name in names.items()}
+    sources = {name: Heads(model, *lattice_shape(settings.k, None, name, subject.lm)) for name in names.values()}
+    found = {label: drafter_named(name, sources[name], subject.lm) for label, name in names.items()}
+    return {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
 
 
 def show(subject: Subject, settings: Settings, streamer: Any) -> tuple[str, Generated]:
