@@ -85,4 +85,7 @@ class NarrowLinear(nn.Linear):
 
     def largest(self, input: Tensor) -> Tensor:
         """``[..., inputs]`` -> ``[...]`` int64: the place of the largest output, of equal ones the first."""
+        if self._forward_hooks or self._forward_pre_hooks:  # whoever listens may change what is put out
+            found: Tensor = self(input).argmax(dim=-1)
+            return found
         return self.packed.largest(input, self.weight, self.bias)

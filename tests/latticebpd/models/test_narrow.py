@@ -332,6 +332,18 @@ def test_the_largest_output_is_pytorchs_whatever_is_given() -> None:
     assert torch.equal(replace(scaled, bias=None).best(x[3:]), replace(scaled, bias=None)(x[3:]).argmax(dim=-1))
 
 
+@torch.no_grad()
+def test_hooks_of_the_output_embedding_have_their_say_in_what_is_best() -> None:
+    layer, x = narrow(nn.Linear(40, 90)), torch.randn(5, 40)
+    projection = Projection(layer)
+    expected = layer(x).argmin(dim=-1)
+    handle = layer.register_forward_hook(lambda module, given, output: -output)
+    assert torch.equal(projection.best(x), expected)
+    handle.remove()
+    layer.register_forward_pre_hook(lambda module, given: (-given[0],))
+    assert torch.equal(projection.best(x), projection(x).argmax(dim=-1))
+
+
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
     found = load_bundle()
