@@ -282,9 +282,8 @@ def tuned_models(
     paths: Sequence[Path], models: Mapping[str, Any], rescored: Mapping[str, Sequence[str]] = RESCORED, alphas: Sequence[float] = ALPHAS
 ) -> dict[str, Tuned]:
     """Every language model with the weight of each of its systems, that of the fewest calls on the tuning texts."""
-    found = {}
+    found, examples = {}, len(draw_examples(paths, 10_000, 0)[1])
     for name, systems in rescored.items():
-        examples = len(draw_examples(paths, 10_000, 0)[1])
         records_ = tuple(tune(paths, models[name], system, alphas, examples)[0] for system in systems)
         found[name] = Tuned(as_scorer(models[name]), records_)
     return found

@@ -23,6 +23,7 @@ from latticebpd.analysis.theme import FAINT, INK, MARKERS, SERIES, STYLE
 
 sys.path.append(str(Path(__file__).parents[1] / "smollm2"))
 from intervals import RESAMPLES, interval
+from measuring import interval as interval_of
 
 TITLES = {
     "lambada": "LAMBADA", "wikitext": "WikiText-2", "squad": "SQuAD", "xquad": "XQuAD-en", "policyqa": "PolicyQA",
@@ -258,14 +259,16 @@ def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) 
 
 def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> tuple[float, float, float]:
     """By how many points the second stage's gain over all texts is greater than the first's; texts drawn anew in pairs."""
-    rng, texts = np.random.default_rng(0), len(counts.calls)
-    drawn = np.vstack([np.arange(texts), rng.integers(0, texts, (RESAMPLES, texts))])
-    before, after = (
-        100 * (counts.column(over, "all", rows)[drawn].sum(axis=1) / counts.column(system, "all", rows)[drawn].sum(axis=1) - 1)
-        for rows in (counts.stages[first], counts.stages[second])
-    )
-    low, high = np.quantile((after - before)[1:], [0.025, 0.975])
-    return float((after - before)[0]), float(low), float(high)
+
+    def measure(drawn: np.ndarray) -> np.ndarray:
+        before, after = (
+            100 * (counts.column(over, "all", rows)[drawn].sum(axis=-1) / counts.column(system, "all", rows)[drawn].sum(axis=-1) - 1)
+            for rows in (counts.stages[first], counts.stages[second])
+        )
+        found: np.ndarray = after - before
+        return found
+
+    return interval_of(measure, len(counts.calls))
 
 
 def table_heads(counts: Counts) -> str:

@@ -305,28 +305,40 @@ def draw_speed(clock: Any, speed: list[dict[str, str]]) -> None:
     clock.legend(fontsize=8, loc="lower right")
 
 
+def study_options(parser: argparse.ArgumentParser) -> None:
+    """What a `Study` is told of its heads, of what is tuned, and where results go."""
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
+    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
+    parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each")
+    parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
+    parser.add_argument("--tuned", type=int, default=100, help="validation sentences that systems are tuned on")
+
+
+def has_work(arguments: argparse.Namespace) -> bool:
+    """Whether there is more to do than to show results; ValueError where texts for it are missing."""
+    if arguments.work is not None and None in (arguments.train, arguments.validation, arguments.test):
+        raise ValueError("expected --train, --validation and --test with --work")
+    return arguments.work is not None
+
+
 def options() -> argparse.ArgumentParser:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--work", type=Path, help="directory of models and decodes; without it only tables and figure are made again")
     for name, what in (("train", "to learn from"), ("validation", "to watch and tune with"), ("test", "to measure on")):
         parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
-    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
+    study_options(parser)
     parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="those with a fine-tuned base model")
     parser.add_argument("--teacher-updates", type=int, default=1800)
     parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
     parser.add_argument("--written", type=int, default=12000, help="so many training sentences are translated anew, and learnt by heads")
     parser.add_argument("--held-out", type=int, default=256, help="so many validation sentences are translated anew")
-    parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each")
     parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, for every k")
-    parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")
     parser.add_argument("--shape", default="base", help="of the translator, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
-    parser.add_argument("--tuned", type=int, default=100, help="validation sentences that weights are tuned on")
     parser.add_argument("--timed", type=int, default=60, help="test sentences that are timed")
     parser.add_argument("--limit", type=int, help="so many test sentences only")
     return parser
@@ -337,9 +349,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if arguments.work is not None:
-        if None in (arguments.train, arguments.validation, arguments.test):
-            raise ValueError("expected --train, --validation and --test with --work")
+    if has_work(arguments):
         changing = ("work", "results", "tuned_k")
         claim(arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing})
         fewer = arguments.work / "validation.jsonl"

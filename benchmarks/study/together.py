@@ -31,13 +31,14 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import RESULTS, claim, decode, interval, read_csv, spread, stage, write_csv
-from stern import MAX_NEW, Study
+from measuring import claim, decode, interval, read_csv, spread, stage, write_csv
+from stern import MAX_NEW, Study, has_work, study_options
 
 import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, NoDrafter, OracleDrafter, TopBeta, TopK, drafter_named
+from latticebpd.analysis.needed_slots import fewest
 from latticebpd.analysis.theme import FAINT, INK, SERIES, STYLE, png
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
@@ -57,7 +58,6 @@ ALPHAS = (0.25, 0.5, 1.0, 2.0)
 JACOBI_BLOCKS = (2, 3, 5, 8)
 BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))
 """Beta and tau of GAD++, ever looser."""
-NEARLY = 0.995
 NODES = (8, 16)
 DATA = "test"
 COUNTS, QUALITY = "together.csv", "together-quality.csv"
@@ -176,7 +176,7 @@ def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> 
         return most(found)
     if option == "bar":
         return max((bar for bar in found if gain[bar] >= 0), key=lambda bar: found[bar], default=BARS[0])
-    return min(value for value, tokens in found.items() if tokens >= NEARLY * max(found.values()))
+    return fewest(found)
 
 
 def most(found: Mapping[float, float]) -> float:
@@ -327,13 +327,9 @@ def options() -> argparse.ArgumentParser:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     recipe_options(parser, required=False)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
     about_runs = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs)
-    parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes of heads that are tried, head 1 included")
-    parser.add_argument("--head-updates", type=int, default=300, help="32 sentences each")
-    parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
-    parser.add_argument("--tuned", type=int, default=100, help="validation sources that systems are tuned on")
+    study_options(parser)
     parser.add_argument("--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to")
     return parser
 
@@ -343,9 +339,7 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if arguments.work is not None:
-        if None in (arguments.train, arguments.validation, arguments.test):
-            raise ValueError("expected --train, --validation and --test with --work")
+    if has_work(arguments):
         claim_models(arguments)
         own = ("test", "limit", "runs", "k", "head_updates", "width", "tuned", "calibrated")
         claim(arguments.work / "together", {name: str(getattr(arguments, name)) for name in own})

@@ -200,8 +200,9 @@ def systems(subject: Subject, continuation: list[int], settings: Settings) -> di
     names = system_names(subject, settings)
     if not isinstance(model, BlockwiseLM):
         return {label: drafter_named(name, None, subject.lm) for label, name in names.items()}
-    sources = {name: Heads(model, *lattice_shape(settings.k, None, name, subject.lm)) for name in names.values()}
-    found = {label: drafter_named(name, sources[name], subject.lm) for label, name in names.items()}
+    found: dict[str, Drafter] = {}
+    for label, name in names.items():
+        found[label] = drafter_named(name, Heads(model, *lattice_shape(settings.k, None, name, subject.lm)), subject.lm)
     return {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
 
 

@@ -6,7 +6,7 @@ exact acceptance and with trees that may go on behind the lattice, tell what the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import fst
@@ -66,10 +66,10 @@ def with_needed_slots(
         if on_lattice is not None:
             on_lattice()
     by_size = ({slots: walk.tokens / walk.calls for (each, slots), walk in walks.items() if each == size} for size in SIZES)
-    return replace(calibration, slots=max(map(_fewest, by_size)))
+    return replace(calibration, slots=max(map(fewest, by_size)))
 
 
-def _fewest(efficiency: dict[int, float]) -> int:
-    """By the tokens a call of every number of slots."""
+def fewest(efficiency: Mapping[int, float]) -> int:
+    """The fewest slots that come within ``LOSS`` of the most tokens a call, by the tokens a call of every number of slots."""
     enough = (1 - LOSS) * max(efficiency.values())
     return min(slots for slots, value in efficiency.items() if value >= enough)

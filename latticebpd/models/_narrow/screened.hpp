@@ -32,9 +32,9 @@ class Screened {
           outputs_(outputs),
           inputs_(inputs),
           lanes_(kinds().at(kind).lanes),
-          missed_(padded()),
-          lengths_(padded()),
-          biases_(padded()) {
+          missed_(outputs),
+          lengths_(outputs),
+          biases_(outputs) {
         if (bias != nullptr) std::copy_n(bias, outputs, biases_.begin());
         const double rounding = 2.0 * static_cast<double>(inputs + 2) * std::numeric_limits<float>::epsilon();
         for (std::size_t o = 0; o < outputs; ++o) {
@@ -64,8 +64,6 @@ class Screened {
     static constexpr std::size_t kGroup = 32 * kLanes;
     static constexpr float kLeast = 1e-35f;  // what numbers near the smallest may lose
 
-    std::size_t padded() const { return (outputs_ + kGroup - 1) / kGroup * kGroup; }
-
     struct Row {
         const Screened& of;
         const float* given;
@@ -88,9 +86,9 @@ class Screened {
 
             // Upper bounds of groups, and the largest lower bound: only groups that reach it are looked into.
             thread_local std::vector<float> uppers;
-            uppers.resize(of.padded() / kGroup);
+            const std::size_t whole = of.outputs_ / kGroup;  // the outputs behind them are looked at one by one
+            uppers.resize(whole);
             Lanes least = Lanes{} - std::numeric_limits<float>::infinity();
-            const std::size_t whole = of.outputs_ / kGroup;
             for (std::size_t group = 0; group < whole; ++group) {
                 Lanes highest = Lanes{} - std::numeric_limits<float>::infinity();
                 for (std::size_t o = group * kGroup; o < (group + 1) * kGroup; o += kLanes) {
@@ -107,8 +105,8 @@ class Screened {
 
             thread_local std::vector<std::size_t> found;
             found.clear();
-            for (std::size_t group = 0; group < uppers.size(); ++group)
-                if (group >= whole || uppers[group] >= lower)
+            for (std::size_t group = 0; group <= whole; ++group)
+                if (group == whole || uppers[group] >= lower)
                     for (std::size_t o = group * kGroup; o < std::min(of.outputs_, (group + 1) * kGroup); ++o)
                         if (2 * (y[o] + of.biases_[o]) - of.low(y, o, length, missed) >= lower) found.push_back(o);
 
