@@ -15,7 +15,8 @@ NOTE = "settings.json"
 
 
 def latticebpd(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True)
+    """Run a command; what it prints goes to standard error, for a benchmark prints its tables alone."""
+    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True, stdout=2)
 
 
 def stage(result: Path, make: Callable[[], object]) -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,14 @@ __all__ = [
     "decode",
     "fewer_heads",
     "interval",
+    "most",
     "read_csv",
     "speed_rows",
     "speed_table",
     "spread",
     "stage",
     "timed",
+    "widened",
     "write_csv",
 ]
 
@@ -139,6 +142,19 @@ def interval(measure: Callable[[np.ndarray], Any], count: int) -> tuple[float, f
     drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))  # the same ones for every system
     low, high = np.quantile(measure(drawn), [0.025, 0.975])
     return float(measure(np.arange(count))), float(low), float(high)
+
+
+def most(found: Mapping[float, float]) -> float:
+    """The best weight; among equals the one that is nearest to 1."""
+    return max(found, key=lambda alpha: (found[alpha], -abs(math.log(alpha))))
+
+
+def widened(found: Mapping[float, float]) -> tuple[float, ...]:
+    """The weights tried, and one more beyond the best where that is the least or the largest."""
+    chosen, least, largest = most(found), min(found), max(found)
+    if chosen == least > 1 / 64:
+        return (*found, least / 2)
+    return (*found, largest * 2) if chosen == largest < 64 else tuple(found)
 
 
 def spread(row: dict[str, str], name: str, places: int = 2) -> str:

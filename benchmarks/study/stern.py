@@ -6,7 +6,8 @@
 
 *Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn people's translations.  *Distilled*: the teacher taught further
 on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the same, base model and heads learning
-together, once for every k; heads begin as the frozen model's.  Frozen heads do not depend on each other, so those of one
+together by the joint loss, in which each of k predictions counts alike, once for every k; heads begin as the frozen model's.  *Both, ours*:
+the base model's loss counts as much as those of all heads together.  Frozen heads do not depend on each other, so those of one
 run serve every k.  Exact acceptance must write `generate()`'s texts; the program stops where it does not.  WORK may hold a teacher and
 its text already, as `gad_recipe.py` leaves them.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from itertools import islice
@@ -34,21 +36,26 @@ from measuring import (
     decode,
     ended,
     fewer_heads,
+    most,
     read_csv,
     speed_rows,
     speed_table,
     spread,
     stage,
     timed,
+    widened,
     write_csv,
 )
 from tokenizers import Tokenizer
 
 from fst.files import replacing
-from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter
+from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
 from latticebpd.analysis.theme import FAINT, MARKERS, SERIES, STYLE, png
+from latticebpd.drafting import Heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.models.blockwise import new_heads
+from latticebpd.scoring.calibration import calibration_path
+from latticebpd.scoring.rescoring import calibrated_scorer
 from lm_training.data.loading import load_texts
 from lm_training.data.pairs import encode_pairs, read_pairs, save_tokenizer
 from lm_training.neural.heads import train_heads
@@ -61,11 +68,14 @@ from resuming import latticebpd  # isort: skip
 MAX_NEW = 96
 EXACT: dict[str, Any] = {"exact": Exact()}
 LENIENT: dict[str, Any] = {"top-2": TopK(2), "top-3": TopK(3), "at least 2": MinimumBlock(2), "at least 3": MinimumBlock(3)}
-SETTINGS = ("regular", "distilled", "fine-tuned", "both")
-"""As table 1 has them; they are made in the order of the next line."""
-BASES = {"regular": teacher_of, "fine-tuned": teacher_of, "distilled": taught, "both": taught}
-BEGUN = {"fine-tuned": "regular", "both": "distilled"}
-ALPHAS = (0.25, 0.5, 0.75, 1.0)
+OURS = "both, ours"
+SETTINGS = ("regular", "distilled", "fine-tuned", "both", OURS)
+"""As table 1 has them, and one more; they are made in the order of the next line."""
+BASES = {"regular": teacher_of, "fine-tuned": teacher_of, "distilled": taught, "both": taught, OURS: taught}
+BEGUN = {"fine-tuned": "regular", "both": "distilled", OURS: "distilled"}
+OBJECTIVES = {"fine-tuned": "joint", "both": "joint", OURS: "position"}
+ALPHAS = (0.25, 0.5, 1.0, 2.0)
+"""Widened while the best is at an end."""
 NODES = (8, 16)
 TABLE, SPEED = "stern.csv", "stern-speed.csv"
 PAPER = {
@@ -103,19 +113,21 @@ class Study:
         chosen = ((given.train, given.written), (given.validation, None))
         return [encode_pairs(islice(read_pairs([path], given.source, given.target), limit), self.tokenizer) for path, limit in chosen]
 
+    def heads(self, setting: str, k: int) -> Path:
+        """Where the heads of a setting are kept."""
+        return self.work / (f"heads-{slug(setting)}-{k}" if setting in BEGUN else f"heads-{setting}")
+
     def model(self, setting: str, k: int) -> BlockwiseLM:
         """The heads of a setting, made if they are not there; frozen ones in one run for all k."""
-        frozen, given = setting not in BEGUN, self.arguments
-        name = f"heads-{setting}" if frozen else f"heads-{setting}-{k}"
-        directory = self.work / name
+        frozen, given, directory = setting not in BEGUN, self.arguments, self.heads(setting, k)
 
         def make() -> None:
             base = load_translator(self.base(setting))
             begun = None if frozen else self.model(BEGUN[setting], k).heads
             torch.manual_seed(0)
             heads = new_heads(base, "feed-forward", max(given.k), given.width) if begun is None else fewer_heads(begun, k)
-            tuning = {"objective": "joint", "fine_tune": True, "base_learning_rate": 3e-4}
-            chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning
+            tuning = {"fine_tune": True, "base_learning_rate": 3e-4}
+            chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning | {"objective": OBJECTIVES[setting]}
             steps = given.head_updates if frozen else given.tuning_updates
             save_tokenizer(self.tokenizer, directory)
             options = HeadTraining(steps=steps, warmup_steps=20, validation_every=steps, serving_prompts=0, **chosen)
@@ -129,14 +141,31 @@ class Study:
         lm = self.work / "written.fst"
         return stage(lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
 
+    def calibrated(self, setting: str, k: int) -> Path:
+        """The 4-gram, with a calibration beside it that lattices of a setting's heads, of validation sources, gave."""
+        name = self.heads(setting, k).name.replace("heads", "calibrated")
+        lm, lattices, count = self.work / name / "written.fst", self.work / name / "lattices", self.arguments.calibrated
+
+        def make() -> None:
+            self.model(setting, k)
+            lm.parent.mkdir(exist_ok=True)
+            shutil.copyfile(self.ngram(), lm)
+            prompts = ("--prompts", self.work / "written-val-sources.npz", "--limit", count)
+            model = ("--model", self.heads(setting, k), "--context", MAX_NEW + 8, "--max-new-tokens", MAX_NEW)
+            latticebpd("lattices", *prompts, *model, "-o", lattices)
+            latticebpd("calibrate", lattices, "--lm", lm, "--examples", count, "--write")
+
+        stage(calibration_path(lm), make)
+        return lm
+
     def decoded(self, name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
-        path = self.work / "decodes" / f"{name.replace(' ', '-').replace(',', '')}.json"
+        path = self.work / "decodes" / f"{slug(name)}.json"
         stage(path, lambda: decode(model, self.sources, drafter(), rule, MAX_NEW).save(path))
         return Decoded.load(path)
 
     def greedy(self, name: str, model: Any) -> list[list[int]]:
         """`generate()`'s texts."""
-        path = self.work / "decodes" / f"generate-{name}.json"
+        path = self.work / "decodes" / f"generate-{slug(name)}.json"
         stage(path, lambda: path.write_text(json.dumps(stock(model, self.sources))))
         rows: list[list[int]] = json.loads(path.read_text())
         return rows
@@ -154,6 +183,11 @@ class Study:
         return {"setting": setting, "k": k, "rule": rule} | {
             f"{name}{end}": value for name, values in named.items() for end, value in zip(ends, values, strict=True)
         }
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's."""
+    return name.replace(",", "").replace(" ", "-")
 
 
 def stock(model: Any, sources: list[list[int]], rows: int = 50, **options: Any) -> list[list[int]]:
@@ -194,25 +228,29 @@ def measure(study: Study) -> None:
 
 
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
-    """Trees of the largest k's heads, alone and with a 4-gram of the distilled text, at the weight that is best on validation sources."""
+    """Trees of the largest k's heads: alone, with a 4-gram of the distilled text (its weight tuned on validation sources), calibrated."""
     k = max(study.arguments.tuned_k if setting in BEGUN else study.arguments.k)
-    model, rows, lm = study.model(setting, k), [], study.ngram()
+    model, rows, lm, calibrated = study.model(setting, k), [], study.ngram(), study.calibrated(setting, k)
     for nodes in NODES:
-        note = study.work / "decodes" / f"alpha-{setting}-{nodes}.json"
+        note = study.work / "decodes" / f"alpha-{slug(setting)}-{nodes}.json"
 
         def tune(nodes: int = nodes, note: Path = note) -> None:
-            found = {}
-            for alpha in ALPHAS:
-                run = decode(model, study.held_out, TreeDrafter(model, lm, nodes, alpha), Exact(), MAX_NEW)
-                found[alpha] = sum(run.tokens) / sum(run.calls)
-            note.write_text(json.dumps({"alpha": max(found, key=lambda alpha: found[alpha]), "tokens a call": found}))
+            found, alphas = dict[float, float](), ALPHAS
+            while new := [alpha for alpha in alphas if alpha not in found]:
+                for alpha in new:
+                    run = decode(model, study.held_out, TreeDrafter(model, lm, nodes, alpha), Exact(), MAX_NEW)
+                    found[alpha] = sum(run.tokens) / sum(run.calls)
+                alphas = widened(found)
+            with replacing(note) as temporary:
+                temporary.write_text(json.dumps({"alpha": most(found), "tokens a call": found}), encoding="utf-8")
 
         alpha = json.loads(stage(note, tune).read_text())["alpha"]
-        for name, scored in (("0-gram", None), ("4-gram", lm)):
-
-            def drafter(scored: Path | None = scored, nodes: int = nodes, alpha: float = alpha) -> TreeDrafter:
-                return TreeDrafter(model, scored, nodes, alpha)
-
+        drafters = {
+            "0-gram": lambda nodes=nodes: TreeDrafter(model, None, nodes),
+            "4-gram": lambda nodes=nodes, alpha=alpha: TreeDrafter(model, lm, nodes, alpha),
+            "calibrated": lambda nodes=nodes: drafter_named(f"{nodes}-calibrated", Heads(model), calibrated_scorer(calibrated)),
+        }
+        for name, drafter in drafters.items():
             run = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact())
             if run.rows != wanted:
                 raise ValueError(f"{setting}, tree of {nodes} nodes, {name}: expected generate()'s texts, got others")
@@ -227,7 +265,7 @@ def speeds(study: Study) -> list[dict[str, Any]]:
     def clock() -> None:
         rule = Exact()
         systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), NoDrafter(), rule)}
-        for setting, sizes in (("distilled", given.k), ("both", given.tuned_k)):
+        for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
             models = {k: study.model(setting, k) for k in sizes}
             systems |= {f"{setting}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in models.items()}
         timed(path, systems, study.sources[: given.timed], MAX_NEW)
@@ -277,7 +315,7 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
                 axes.plot(own, values, label=setting, **style)
                 if what == "accepted":
                     axes.fill_between(own, low, high, color=style["color"], alpha=0.15, linewidth=0)
-                    theirs = PAPER[setting]
+                    theirs = PAPER.get(setting, {})
                     axes.plot([*theirs], [pair[place] for pair in theirs.values()], ":", color=style["color"], linewidth=1.1)
         accepted.set(title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes)
         bleu.set(title="BLEU", xlabel="block size k", xticks=sizes)
@@ -289,8 +327,8 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
 
 def draw_speed(clock: Any, speed: list[dict[str, str]]) -> None:
     """Speed by mean accepted block size (Figure 4)."""
-    for number, setting in ((1, "distilled"), (3, "both")):
-        found = [row for row in speed if row["system"].startswith(f"{setting}, ")]
+    for number, setting in enumerate(SETTINGS):
+        found = [row for row in speed if row["system"].startswith(f"{setting}, k = ")]
         if found:
             columns = ("accepted", "speedup", "speedup low", "speedup high")
             at, value, low, high = ([float(row[name]) for row in found] for name in columns)
@@ -299,7 +337,7 @@ def draw_speed(clock: Any, speed: list[dict[str, str]]) -> None:
             clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style)
             small = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7.5, "color": FAINT.light}
             for row, x, y in zip(found, at, value, strict=True):
-                clock.annotate(row["system"].partition(", ")[2], (x, y), **small)
+                clock.annotate(row["system"].rpartition(", ")[2], (x, y), **small)
     clock.axhline(1, color=FAINT.light, linewidth=0.8)
     clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
     clock.legend(fontsize=8, loc="lower right")
@@ -312,6 +350,7 @@ def study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each")
     parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
     parser.add_argument("--tuned", type=int, default=100, help="validation sentences that systems are tuned on")
+    parser.add_argument("--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to")
 
 
 def has_work(arguments: argparse.Namespace) -> bool:
@@ -328,12 +367,13 @@ def options() -> argparse.ArgumentParser:
     for name, what in (("train", "to learn from"), ("validation", "to watch and tune with"), ("test", "to measure on")):
         parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
     study_options(parser)
+    parser.set_defaults(head_updates=600)
     parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="those with a fine-tuned base model")
     parser.add_argument("--teacher-updates", type=int, default=1800)
     parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
     parser.add_argument("--written", type=int, default=12000, help="so many training sentences are translated anew, and learnt by heads")
-    parser.add_argument("--held-out", type=int, default=256, help="so many validation sentences are translated anew")
-    parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, for every k")
+    parser.add_argument("--held-out", type=int, default=400, help="so many validation sentences are translated anew")
+    parser.add_argument("--tuning-updates", type=int, default=400, help="of base model and heads together, for every k")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")
     parser.add_argument("--shape", default="base", help="of the translator, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)

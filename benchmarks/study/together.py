@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import claim, decode, interval, read_csv, spread, stage, write_csv
+from measuring import claim, decode, interval, most, read_csv, spread, stage, widened, write_csv
 from stern import MAX_NEW, Study, has_work, study_options
 
 import fst
@@ -46,12 +45,10 @@ from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Decoded, Measur
 from latticebpd.drafting import Heads, Masks
 from latticebpd.models.base import BaseModel
 from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
-from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 
 from bench_jacobi import Results, in_turns  # isort: skip  # beside what measuring has put on the path
 from gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught  # isort: skip
-from resuming import latticebpd  # isort: skip
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
 """Widened while the best is at an end."""
@@ -179,19 +176,6 @@ def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> 
     return fewest(found)
 
 
-def most(found: Mapping[float, float]) -> float:
-    """The best weight; among equals the one that is nearest to 1."""
-    return max(found, key=lambda alpha: (found[alpha], -abs(math.log(alpha))))
-
-
-def widened(found: Mapping[float, float]) -> tuple[float, ...]:
-    """The weights tried, and one more beyond the best where that is the least or the largest."""
-    chosen, least, largest = most(found), min(found), max(found)
-    if chosen == least > 1 / 64:
-        return (*found, least / 2)
-    return (*found, largest * 2) if chosen == largest < 64 else tuple(found)
-
-
 def tokens_a_pass(measured: Measured) -> float:
     return sum(map(len, measured.tokens)) / sum(measured.passes)
 
@@ -209,20 +193,6 @@ def spelled(chosen: Mapping[str, Any]) -> str:
     return ", ".join(names[option].format(value) for option, value in chosen.items())
 
 
-def calibrated_model(study: Study) -> Path:
-    """The 4-gram, with a calibration beside it that validation lattices gave."""
-    lm, own = study.ngram(), study.work / "together"
-    lattices, heads, count = own / "lattices", study.work / "heads-distilled", study.arguments.calibrated
-
-    def make() -> None:
-        prompts = ("--prompts", study.work / "written-val-sources.npz", "--limit", count)
-        latticebpd("lattices", *prompts, "--model", heads, "--context", MAX_NEW + 8, "--max-new-tokens", MAX_NEW, "-o", lattices)
-        latticebpd("calibrate", lattices, "--lm", lm, "--examples", count, "--write")
-
-    stage(calibration_path(lm), make)
-    return lm
-
-
 def measure(study: Study) -> None:
     """Make what is missing, tune, let all systems translate in turns, and write the CSV files."""
     given, own = study.arguments, study.work / "together"
@@ -230,7 +200,7 @@ def measure(study: Study) -> None:
     drafters = {run: NonAutoregressiveModel.from_pretrained(run_of(given, run, verifier)) for run in given.runs}
     for drafter in drafters.values():
         check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
-    chosen, base = entries(study, heads, drafters, calibrated_model(study)), BaseModel.of(heads.base)
+    chosen, base = entries(study, heads, drafters, study.calibrated("distilled", max(given.k))), BaseModel.of(heads.base)
     greedy, fill, settings = chosen[GREEDY].make(), GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
         note = own / "tuned" / f"{name.replace(', ', '-').replace(' ', '-')}.json"
@@ -330,7 +300,6 @@ def options() -> argparse.ArgumentParser:
     about_runs = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs)
     study_options(parser)
-    parser.add_argument("--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to")
     return parser
 
 

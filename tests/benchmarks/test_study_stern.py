@@ -32,7 +32,7 @@ def command(tmp_path: Path) -> list[str]:
     (tmp_path / "results").mkdir()
     updates = ["--teacher-updates", "6", "--verifier-updates", "2", "--head-updates", "2", "--tuning-updates", "2"]
     small = ["--shape", "small", "--vocab-size", "270", "--batch-tokens", "96", "--width", "16", "--written", "12", "--held-out", "4"]
-    few = ["--k", "2", "3", "--tuned-k", "3", "--tuned", "2", "--timed", "2"]
+    few = ["--k", "2", "3", "--tuned-k", "3", "--tuned", "2", "--timed", "2", "--calibrated", "4"]
     return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), *updates, *small, *few]
 
 
@@ -56,6 +56,13 @@ def test_interval_holds_the_measure_and_narrows_with_the_texts(measuring: Module
 
     assert width(400) == pytest.approx(2 * 1.96 / 20, rel=0.15)
     assert width(25) > 3 * width(400)
+
+
+def test_a_best_weight_at_an_end_is_tried_beyond(measuring: ModuleType) -> None:
+    assert measuring.widened({0.5: 1.0, 1.0: 3.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
+    assert measuring.widened({0.5: 1.0, 1.0: 2.0, 2.0: 3.0}) == (0.5, 1.0, 2.0, 4.0)
+    assert measuring.widened({0.5: 3.0, 1.0: 2.0}) == (0.5, 1.0, 0.25)
+    assert measuring.widened({0.5: 2.0, 1.0: 2.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
 
 
 def test_accepted_tokens_are_pooled_over_texts(measuring: ModuleType) -> None:
@@ -84,13 +91,14 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
     with (results / "stern.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
-    trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram")}
+    trees = {f"{nodes}-node tree, {lm}" for nodes in (8, 16) for lm in ("0-gram", "4-gram", "calibrated")}
     lenient = {"top-2", "top-3", "at least 2", "at least 3"}
     expected = {
         "regular": ({1, 2, 3}, set()),
         "distilled": ({1, 2, 3}, trees),
         "fine-tuned": ({3}, lenient),
         "both": ({3}, trees | lenient),
+        "both, ours": ({3}, trees | lenient),
     }
     for setting, (sizes, rules) in expected.items():
         assert {k for name, k, _ in found if name == setting} == sizes
@@ -103,5 +111,5 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
             assert row["BLEU"] == found[setting, 1, "greedy"]["BLEU"]  # exact, whatever drafts
     with (results / "stern-speed.csv").open() as file:
         speeds = {row["system"]: row for row in csv.DictReader(file)}
-    assert [*speeds] == ["greedy", "distilled, k = 2", "distilled, k = 3", "both, k = 3"]
+    assert [*speeds] == ["greedy", "distilled, k = 2", "distilled, k = 3", "both, k = 3", "both, ours, k = 3"]
     assert float(speeds["greedy"]["speedup"]) == float(speeds["greedy"]["accepted"]) == 1
