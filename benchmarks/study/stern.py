@@ -8,8 +8,8 @@
 on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the same, base model and heads learning
 together by the joint loss, in which each of k predictions counts alike, once for every k; heads begin as the frozen model's.  *Both, ours*:
 the base model's loss counts as much as those of all heads together.  Frozen heads do not depend on each other, so those of one
-run serve every k.  Exact acceptance must write `generate()`'s texts; the program stops where it does not.  WORK may hold a teacher and
-its text already, as `gad_recipe.py` leaves them.
+run serve every k.  Exact acceptance must write `generate()`'s texts; the program stops where it does not.  WORK may hold teacher,
+verifier and their text already, copied from `gad_recipe.py`'s.
 """
 
 from __future__ import annotations
