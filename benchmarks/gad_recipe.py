@@ -30,7 +30,7 @@ from typing import Any
 import torch
 import transformers
 from bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
-from resuming import claim, latticebpd, stage
+from resuming import claim, latticebpd, slug, stage
 
 from fst.files import replacing
 from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
@@ -116,7 +116,7 @@ def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
 
 
 def folder(name: str) -> str:
-    return f"drafter-{name.replace(', ', '-').replace(' ', '-')}"
+    return f"drafter-{slug(name)}"
 
 
 def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:

@@ -19,6 +19,11 @@ def latticebpd(*arguments: object) -> None:
     subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True, stdout=2)
 
 
+def slug(name: str) -> str:
+    """A name as a part of a file's."""
+    return name.replace(",", "").replace(" ", "-")
+
+
 def stage(result: Path, make: Callable[[], object]) -> Path:
     """The result, made if it is not there."""
     if not result.exists():

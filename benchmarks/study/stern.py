@@ -63,7 +63,7 @@ from lm_training.neural.options import HeadTraining
 from lm_training.neural.translation import load_translator
 
 from gad_recipe import cut, taught, teacher_of  # isort: skip  # beside what measuring has put on the path
-from resuming import latticebpd  # isort: skip
+from resuming import latticebpd, slug  # isort: skip
 
 MAX_NEW = 96
 EXACT: dict[str, Any] = {"exact": Exact()}
@@ -143,12 +143,12 @@ class Study:
 
     def calibrated(self, setting: str, k: int) -> Path:
         """The 4-gram, with a calibration beside it that lattices of a setting's heads, of validation sources, gave."""
-        name = self.heads(setting, k).name.replace("heads", "calibrated")
-        lm, lattices, count = self.work / name / "written.fst", self.work / name / "lattices", self.arguments.calibrated
+        directory, count = self.work / f"calibrated-{slug(setting)}-{k}", self.arguments.calibrated
+        lm, lattices = directory / "written.fst", directory / "lattices"
 
         def make() -> None:
             self.model(setting, k)
-            lm.parent.mkdir(exist_ok=True)
+            directory.mkdir(exist_ok=True)
             shutil.copyfile(self.ngram(), lm)
             prompts = ("--prompts", self.work / "written-val-sources.npz", "--limit", count)
             model = ("--model", self.heads(setting, k), "--context", MAX_NEW + 8, "--max-new-tokens", MAX_NEW)
@@ -183,11 +183,6 @@ class Study:
         return {"setting": setting, "k": k, "rule": rule} | {
             f"{name}{end}": value for name, values in named.items() for end, value in zip(ends, values, strict=True)
         }
-
-
-def slug(name: str) -> str:
-    """A name as a part of a file's."""
-    return name.replace(",", "").replace(" ", "-")
 
 
 def stock(model: Any, sources: list[list[int]], rows: int = 50, **options: Any) -> list[list[int]]:

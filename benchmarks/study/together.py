@@ -49,6 +49,7 @@ from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 
 from bench_jacobi import Results, in_turns  # isort: skip  # beside what measuring has put on the path
 from gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught  # isort: skip
+from resuming import slug  # isort: skip
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
 """Widened while the best is at an end."""
@@ -203,7 +204,7 @@ def measure(study: Study) -> None:
     chosen, base = entries(study, heads, drafters, study.calibrated("distilled", max(given.k))), BaseModel.of(heads.base)
     greedy, fill, settings = chosen[GREEDY].make(), GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
-        note = own / "tuned" / f"{name.replace(', ', '-').replace(' ', '-')}.json"
+        note = own / "tuned" / f"{slug(name)}.json"
 
         def tune(entry: Entry = entry, note: Path = note) -> None:
             with replacing(note) as temporary:
