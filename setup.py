@@ -6,9 +6,17 @@ from glob import glob
 from pybind11.setup_helpers import Pybind11Extension, build_ext
 from setuptools import setup
 
+GIL_RELEASE = "fst/include/latticebpd/gil_release.hpp"
 flags = ["-O3", "-Wall", "-Wextra", "-fvisibility=hidden", "-pthread"]
 if os.environ.get("LATTICEBPD_SANITIZE"):
-    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-pthread"]
+    flags = [
+        "-O1",
+        "-g",
+        "-fno-omit-frame-pointer",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=undefined",
+        "-pthread",
+    ]
 links = [flag for flag in flags if flag.startswith(("-fsanitize", "-pthread"))]
 
 setup(
@@ -16,16 +24,17 @@ setup(
         Pybind11Extension(
             "fst._core",
             sorted(glob("fst/_core/*.cpp")),
-            depends=sorted(glob("fst/_core/*.hpp")),
+            depends=[*sorted(glob("fst/_core/*.hpp")), GIL_RELEASE],
+            include_dirs=["fst/include"],
             cxx_std=20,
             extra_compile_args=flags,
             extra_link_args=links,
         ),
         Pybind11Extension(
-            "latticebpd.models._narrow",
-            ["latticebpd/models/_narrow/module.cpp"],
-            depends=[*sorted(glob("latticebpd/models/_narrow/*.hpp")), "fst/_core/released.hpp"],
-            include_dirs=["fst/_core"],
+            "latticebpd.cpu._kernels",
+            ["latticebpd/cpu/_kernels/module.cpp"],
+            depends=[*sorted(glob("latticebpd/cpu/_kernels/*.hpp")), GIL_RELEASE],
+            include_dirs=["fst/include"],
             cxx_std=20,
             extra_compile_args=flags,
             extra_link_args=links,

@@ -1,6 +1,6 @@
 """A million lattices in one streaming pass: speed of the oracle and of comparisons, and peak memory against the number of files.
 
-    python benchmarks/bench_analysis.py --lm latticebpd/assets/lm.fst
+    python -m benchmarks.bench_analysis --lm latticebpd/assets/lm.fst
 
 Lattices are synthetic: 9 slots x 16 arcs, tokens of a vocabulary of 8,192, falling log-probabilities, texts of 128 positions; the
 right token of a slot is its r-th arc with probability 0.36 * 0.6^r, or is missing. They are written as a directory of shards
@@ -51,7 +51,9 @@ def text(seed: int, index: int) -> tuple[np.ndarray, ...]:
     stride = 2 * rng.integers(0, VOCABULARY // 2, (TEXT, SLOTS, 1)) + 1
     rank = rng.choice(ARCS + 1, (TEXT, SLOTS), p=_ranks())
     place = np.arange(ARCS) - rank[:, :, None]
-    tokens = (continuation[:, :, None] + stride * np.where(rank[:, :, None] < ARCS, place, place + 2 * ARCS)) % VOCABULARY
+    tokens = (
+        continuation[:, :, None] + stride * np.where(rank[:, :, None] < ARCS, place, place + 2 * ARCS)
+    ) % VOCABULARY
     log_probs = np.cumsum(-rng.exponential(0.6, (TEXT, SLOTS, ARCS)), axis=2) - 0.5
     context = words[np.maximum(at + np.arange(-3, 1), 0)]
     return tokens.astype(np.int32), log_probs.astype(np.float32), continuation, context
@@ -65,7 +67,7 @@ def _ranks() -> np.ndarray:
 def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads: int) -> None:
     """One pass, in this process; prints what it counted, seconds and peak memory."""
     import fst
-    from latticebpd.analysis import blocks, compare, tally
+    from latticebpd.measuring import blocks, compare, tally
 
     model = fst.NgramModel.load(lm) if lm else None
     before = peak_memory()
@@ -87,7 +89,11 @@ def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads
         found, counted = compared, [compared.counts.tolist(), compared.nodes.tolist()]
     seconds = time.perf_counter() - begin
     peak = peak_memory()
-    print(json.dumps({"lattices": found.num_lattices, "seconds": seconds, "before": before, "peak": peak, "counted": counted}))
+    print(
+        json.dumps(
+            {"lattices": found.num_lattices, "seconds": seconds, "before": before, "peak": peak, "counted": counted}
+        )
+    )
 
 
 def peak_memory() -> float:
@@ -97,7 +103,17 @@ def peak_memory() -> float:
 
 
 def measured(name: str, directory: Path, args: argparse.Namespace, threads: int, limit: int | None = None) -> dict:
-    command = [sys.executable, __file__, "--work", name, "--directory", str(directory), "--threads", str(threads)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bench_analysis",
+        "--work",
+        name,
+        "--directory",
+        str(directory),
+        "--threads",
+        str(threads),
+    ]
     command += ["--limit", str(limit)] if limit is not None else []
     command += ["--lm", str(args.lm)] if args.lm else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -110,7 +126,9 @@ def measured(name: str, directory: Path, args: argparse.Namespace, threads: int,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lattices", type=int, default=1_000_000)
-    parser.add_argument("--files", type=int, nargs="+", default=[4, 16, 256], help="numbers of files to spread the lattices over")
+    parser.add_argument(
+        "--files", type=int, nargs="+", default=[4, 16, 256], help="numbers of files to spread the lattices over"
+    )
     parser.add_argument("--lm", type=Path, help="n-gram model, FST; without one, comparisons are of 0-grams")
     parser.add_argument("--compared", type=int, help="lattices of the comparisons; all by default")
     parser.add_argument("--keep", type=Path, help="directory to keep the lattices in, or to find them in")
@@ -124,9 +142,13 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         root = args.keep or Path(scratch)
-        print(f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, numpy {np.__version__}")
+        print(
+            f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, numpy {np.__version__}"
+        )
         print(f"{args.lattices:,} lattices of {SLOTS} x {ARCS}\n")
-        print("| pass | files | threads | lattices | seconds | lattices/s | peak MiB | of it before the first lattice |")
+        print(
+            "| pass | files | threads | lattices | seconds | lattices/s | peak MiB | of it before the first lattice |"
+        )
         print("|---|---|---|---|---|---|---|---|", flush=True)
         expected = None
         for files in args.files:
@@ -140,12 +162,25 @@ def main() -> None:
                 sys.exit(f"{files} files: the counts are not those of {args.files[0]}")
         names = [f"{kind}{'' if args.lm else ':0-gram'}" for kind in ("16-best", "64-tree")]
         for name in names:
-            row(f"vanilla, {name}, oracle", args.files[-1], args.threads, measured(name, directory, args, args.threads, args.compared))
+            row(
+                f"vanilla, {name}, oracle",
+                args.files[-1],
+                args.threads,
+                measured(name, directory, args, args.threads, args.compared),
+            )
 
 
 def row(name: str, files: int, threads: int, found: dict) -> None:
     speed = found["lattices"] / found["seconds"]
-    cells = [name, files, threads, f"{found['lattices']:,}", f"{found['seconds']:.1f}", f"{speed:,.0f}", f"{found['peak']:.0f}"]
+    cells = [
+        name,
+        files,
+        threads,
+        f"{found['lattices']:,}",
+        f"{found['seconds']:.1f}",
+        f"{speed:,.0f}",
+        f"{found['peak']:.0f}",
+    ]
     print(f"| {' | '.join(map(str, cells))} | {found['before']:.0f} |", flush=True)
 
 

@@ -1,8 +1,8 @@
 """Decoding side by side: stock greedy generate(), and this library's loop under one drafter after another.
 
-    python benchmarks/bench_decoding.py                              # the bundled model: batch 1, 4, 16; context 128, 1024
-    python benchmarks/bench_decoding.py --batch 1 --context 128 --budget --pay-off
-    python benchmarks/bench_decoding.py --shape gpt2-xl              # what verifying n nodes costs, weights random
+    python -m benchmarks.bench_decoding                              # the bundled model: batch 1, 4, 16; context 128, 1024
+    python -m benchmarks.bench_decoding --batch 1 --context 128 --budget --pay-off
+    python -m benchmarks.bench_decoding --shape gpt2-xl              # what verifying n nodes costs, weights random
 
 Systems take turns within a repetition, so that a drift of the machine's speed meets all alike; a number is the median
 over repetitions after one warm-up.  Tokens per second include the prefill, as a user sees them.  Every text is
@@ -37,12 +37,13 @@ from rich.console import Console
 
 import latticebpd
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
-from latticebpd.analysis.payoff import SIZES, pay_off
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafting import Best, Drafter, MixtureDrafter, PromptNgramDrafter, Tree, sources
-from latticebpd.models.bundle import Bundle, load_bundle
-from latticebpd.verification import TreeVerifier, verifier_for
+from latticebpd.drafters import Best, Drafter, MixtureDrafter, PromptNgramDrafter, Tree, lattice_sources
+from latticebpd.drafters.bundled import Bundle, load_bundle
+from latticebpd.measuring.payoff import SIZES, pay_off
+from latticebpd.target.tree_attention import TreeVerifier
+from latticebpd.target.verifier_choice import verifier_for
 
 err = Console(stderr=True)
 
@@ -56,7 +57,9 @@ def tree(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
 
 def mixture(bundle: Bundle, nodes: int, slots: int | None) -> Drafter:
     """Copying first; the heads are asked where it is unsure."""
-    return MixtureDrafter(PromptNgramDrafter(block_size=nodes, num_nodes=nodes), tree(bundle, nodes, slots), num_nodes=nodes)
+    return MixtureDrafter(
+        PromptNgramDrafter(block_size=nodes, num_nodes=nodes), tree(bundle, nodes, slots), num_nodes=nodes
+    )
 
 
 def systems(bundle: Bundle, slots: int | None) -> dict[str, Callable[[], Drafter]]:
@@ -68,7 +71,9 @@ def systems(bundle: Bundle, slots: int | None) -> dict[str, Callable[[], Drafter
         "16-best 4-gram": lambda: PathsDrafter(model, bundle.lm_file, p=16),
         **{f"tree, {nodes} nodes": lambda nodes=nodes: tree(bundle, nodes, slots) for nodes in (4, 8, 16, 32, 64)},
         "prompt n-grams, 16 nodes": lambda: PromptNgramDrafter(block_size=16, num_nodes=16),
-        **{f"n-grams + tree, {nodes} nodes": lambda nodes=nodes: mixture(bundle, nodes, slots) for nodes in (8, 16, 32)},
+        **{
+            f"n-grams + tree, {nodes} nodes": lambda nodes=nodes: mixture(bundle, nodes, slots) for nodes in (8, 16, 32)
+        },
     }
 
 
@@ -133,7 +138,9 @@ class Stopwatch:
 PARTS = ("forward", "project", "heads", "lattice", "search", "draft", "verify", "cache", "loop")
 
 
-def budget(model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_tokens: int, clock: Clock) -> dict[str, float]:
+def budget(
+    model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_tokens: int, clock: Clock
+) -> dict[str, float]:
     """Milliseconds per pass by part; the prefill is left out.
 
     forward: the transformer layers.  project: the accepted path's hidden states to the vocabulary.  heads: block heads and
@@ -147,7 +154,7 @@ def budget(model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_toke
             (base.base_model, "forward", "forward"),
             (base.get_output_embeddings(), "forward", "project"),
             (model, "head_logits", "heads"),
-            (sources, "lattices_from_logits", "lattice"),
+            (lattice_sources, "lattices_from_logits", "lattice"),
             (Tree, "draft", "search"),
             (Best, "draft", "search"),
             (drafter, "propose", "draft"),
@@ -167,7 +174,9 @@ def prompts_of(bundle: Bundle, batch: int, context: int, groups: int) -> list[to
     tokens = [token for prompt in bundle.prompts for token in bundle.tokenizer.encode(prompt.text).ids]
     tokens *= 1 + (context + 1) // len(tokens)
     starts = [row * len(tokens) // (batch * groups) for row in range(batch * groups)]
-    rows = torch.tensor([(tokens + tokens)[start : start + context] for start in starts], device=bundle.model.base.device)
+    rows = torch.tensor(
+        [(tokens + tokens)[start : start + context] for start in starts], device=bundle.model.base.device
+    )
     return [rows[group::groups] for group in range(groups)]
 
 
@@ -191,7 +200,9 @@ def compare(
             err.print(f"batch {batch}, context {context}, repetition {repetition + 1} of {repeats}", style="dim")
             mask = torch.ones_like(prompts)
             started = clock()
-            reference = base.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens)
+            reference = base.generate(
+                prompts, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, min_new_tokens=new_tokens
+            )
             elapsed = {"generate()": clock() - started}
             for name, drafter_of in chosen.items():
                 drafter = drafter_of()
@@ -199,7 +210,9 @@ def compare(
                 run = generate(model, prompts, drafter, max_new_tokens=new_tokens, eos_token_id=())
                 elapsed[name] = clock() - started
                 if not torch.equal(run.sequences, reference.cpu()):
-                    sys.exit(f"bench_decoding: error: {name} at batch {batch}, context {context}: the text differs from generate()'s")
+                    sys.exit(
+                        f"bench_decoding: error: {name} at batch {batch}, context {context}: the text differs from generate()'s"
+                    )
                 if repetition == 0:
                     found[name].append(run)
             if repetition >= 0:
@@ -262,8 +275,13 @@ def bundled(arguments: argparse.Namespace, device: torch.device, clock: Clock) -
             )
             if arguments.budget:
                 prompts = prompts_of(bundle, batch, fitting, 1)[0]
-                parts = {name: budget(bundle.model, prompts, of(), arguments.new_tokens, clock) for name, of in chosen.items()}
-                record["budget"] += [{"system": name, "batch": batch, "context": fitting, **found} for name, found in parts.items()]
+                parts = {
+                    name: budget(bundle.model, prompts, of(), arguments.new_tokens, clock)
+                    for name, of in chosen.items()
+                }
+                record["budget"] += [
+                    {"system": name, "batch": batch, "context": fitting, **found} for name, found in parts.items()
+                ]
                 show(
                     f"milliseconds a pass, batch {batch}, context {fitting}",
                     ["system", *PARTS, "sum", "not forward"],
@@ -289,7 +307,15 @@ def measure_pay_off(bundle: Bundle, arguments: argparse.Namespace, clock: Clock)
     }
     for name, of in families.items():
         with err.status(f"pay-off of {name}"):
-            found = pay_off(bundle.model, prompts, of, SIZES, max_new_tokens=arguments.new_tokens, repeats=arguments.repeats, clock=clock)
+            found = pay_off(
+                bundle.model,
+                prompts,
+                of,
+                SIZES,
+                max_new_tokens=arguments.new_tokens,
+                repeats=arguments.repeats,
+                clock=clock,
+            )
         record[name] = {**vars(found), "speedups": found.speedups, "best": found.best}
         show(
             f"pay-off of {name}: {found.best} nodes are best here; greedy {1e3 * found.greedy_seconds:.2f} ms a token",
@@ -297,7 +323,12 @@ def measure_pay_off(bundle: Bundle, arguments: argparse.Namespace, clock: Clock)
             [
                 [str(n), f"{tokens:.2f}", f"{1e3 * seconds:.2f}", f"{even:.2f}", f"{speedup:.2f}x"]
                 for n, tokens, seconds, even, speedup in zip(
-                    found.num_nodes, found.tokens_per_call, found.seconds_per_call, found.break_even, found.speedups, strict=True
+                    found.num_nodes,
+                    found.tokens_per_call,
+                    found.seconds_per_call,
+                    found.break_even,
+                    found.speedups,
+                    strict=True,
                 )
             ],
         )
@@ -310,7 +341,11 @@ def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) ->
     dtype = getattr(torch, arguments.dtype)
     parameters = 12 * layers * width * width + 50257 * width
     needed = parameters * torch.finfo(dtype).bits // 8
-    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = (
+        torch.cuda.mem_get_info()[0]
+        if device.type == "cuda"
+        else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     if needed > 0.8 * free:
         raise ValueError(
             f"expected {needed / 2**30:.1f} GiB of free memory for {arguments.shape}, got {free / 2**30:.1f}; take a smaller shape"
@@ -331,7 +366,9 @@ def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) ->
             verifier.prefill(rng.integers(0, 50257, (batch, context)).tolist())
             seconds: dict[int, list[float]] = {n: [] for n in arguments.nodes}
             for repetition in range(arguments.repeats + 1):  # the first warms up; sizes take turns
-                err.print(f"batch {batch}, context {context}, repetition {repetition} of {arguments.repeats}", style="dim")
+                err.print(
+                    f"batch {batch}, context {context}, repetition {repetition} of {arguments.repeats}", style="dim"
+                )
                 for n in arguments.nodes:
                     parents = (np.arange(n, dtype=np.int32) - 1) // 2  # any tree costs the same
                     trees = [DraftTree(np.arange(n, dtype=np.int32), parents)] * batch
@@ -350,7 +387,10 @@ def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) ->
             show(
                 f"{arguments.shape}, {arguments.dtype}: one pass, batch {batch}, context {context}",
                 ["nodes", "ms", "against one token", "speculation pays above, tokens/call"],
-                [[str(n), f"{1e3 * value:.2f}", f"{value / one:.2f}x", f"{value / one:.2f}"] for n, value in medians.items()],
+                [
+                    [str(n), f"{1e3 * value:.2f}", f"{value / one:.2f}x", f"{value / one:.2f}"]
+                    for n, value in medians.items()
+                ],
             )
     return {"passes": rows, "parameters": parameters}
 
@@ -361,7 +401,10 @@ def show(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     lines = [[heading.ljust(width) for heading, width in zip(headings, widths, strict=True)]]
     lines.append(["-" * (width - 1) + ("-" if number == 0 else ":") for number, width in enumerate(widths)])
     lines += [
-        [cell.ljust(width) if number == 0 else cell.rjust(width) for number, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        [
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
         for row in rows
     ]
     print(f"\n{title}\n", *("| " + " | ".join(line) + " |" for line in lines), sep="\n")
@@ -395,19 +438,27 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16], help="rows, separated by commas")
     parser.add_argument("--context", type=numbers, default=[128, 1024], help="prompt tokens, separated by commas")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens decoded per row")
     parser.add_argument("--groups", type=int, default=3, help="batches of different prompts, pooled")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
-    parser.add_argument("--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default")
+    parser.add_argument(
+        "--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default"
+    )
     parser.add_argument("--slots", type=int, help="heads that trees draft with; all by default")
     parser.add_argument("--budget", action="store_true", help="where a call's time goes")
     parser.add_argument("--pay-off", action="store_true", help="which size of tree pays best here")
     parser.add_argument("--shape", choices=SHAPES, help="measure passes of a random model of this shape instead")
-    parser.add_argument("--nodes", type=numbers, default=[0, 1, 4, 8, 16, 32, 64, 128], help="sizes of tree for --shape")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="weights for --shape")
+    parser.add_argument(
+        "--nodes", type=numbers, default=[0, 1, 4, 8, 16, 32, 64, 128], help="sizes of tree for --shape"
+    )
+    parser.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], default="float32", help="weights for --shape"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="of the processor")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")

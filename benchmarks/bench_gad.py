@@ -3,7 +3,7 @@
     latticebpd train translation multi30k-train.jsonl --validation multi30k-val.jsonl -o verifier
     latticebpd distill train.npz --model verifier -o written          # and val.npz, -o written-val
     latticebpd train drafter written --validation written-val --model verifier -o drafter --block-size 30 --smallest-block 5
-    python benchmarks/bench_gad.py multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst -o found
+    python -m benchmarks.bench_gad multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst -o found
 
 Tables come as Markdown on standard output; in the directory: everything as JSON, the speed-up of every sentence as CSV and
 PNG, the drafts of a few sentences call by call as a page.  Systems take turns sentence by sentence, so that a
@@ -33,19 +33,19 @@ import numpy as np
 import sacrebleu
 import torch
 import transformers
-from bench_decoding import Clock, Stopwatch
 from tokenizers import Tokenizer
 
 import latticebpd
+from benchmarks.bench_decoding import Clock, Stopwatch
 from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
-from latticebpd.analysis.calls import read_calls, scorer_of
-from latticebpd.drafting import LatticeDrafter, Masks, Vanilla
-from latticebpd.models.base import BaseModel
-from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair, load_verifier
-from latticebpd.report import TracedDecode, kit, trace_page
+from latticebpd.drafters import LatticeDrafter, Masks, Vanilla
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
+from latticebpd.measuring.call_records import read_calls, scorer_of
+from latticebpd.report import TracedDecode, page_templates, trace_page
+from latticebpd.target.stock_model import BaseModel
 
 MODULES = ("verifier's encoder", "drafter's encoder", "drafter's decoder", "verifier's decoder", "others")
 MAX_NEW = 96
@@ -118,12 +118,16 @@ System = tuple[Callable[[], Any], Any] | Stock
 def systems(setting: Setting) -> dict[str, System]:
     model, block = setting.drafter, setting.block_size
     plus = {
-        f"GAD++, k = {block}, β = {beta}, τ = {tau:g}": (lambda: GadDrafter(model, block), TopBeta(beta, tau)) for beta, tau in GAD_PLUS
+        f"GAD++, k = {block}, β = {beta}, τ = {tau:g}": (lambda: GadDrafter(model, block), TopBeta(beta, tau))
+        for beta, tau in GAD_PLUS
     }
     trees: dict[str, System] = {}
     if setting.lm is not None:
         lm = NgramModel.load(setting.lm)
-        trees[f"GAD, tree of {block} nodes, n-gram"] = (lambda: GadTreeDrafter(model, lm, block, setting.alpha), Exact())
+        trees[f"GAD, tree of {block} nodes, n-gram"] = (
+            lambda: GadTreeDrafter(model, lm, block, setting.alpha),
+            Exact(),
+        )
     return {
         "beam 5, generate()": {"num_beams": 5},
         "greedy, generate()": {},
@@ -211,21 +215,31 @@ def modules(setting: Setting, system: System) -> dict[str, float]:
         # One stopwatch tells no two threads apart, so here the drafter encodes when it is first asked.
         patches.enter_context(watch.part(MODULES[4]))
         for source in setting.sources:
-            generate(verifier, torch.tensor([source]), system[0](), system[1], MAX_NEW, attention_mask=[[1] * len(source)])  # type: ignore[index]
+            generate(
+                verifier, torch.tensor([source]), system[0](), system[1], MAX_NEW, attention_mask=[[1] * len(source)]
+            )  # type: ignore[index]
     return {name: 1e3 * watch.seconds.get(name, 0.0) / len(setting.sources) for name in parts}
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     print(f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:
-        print(f"| {' | '.join('' if value is None else f'{value:.2f}' if isinstance(value, float) else str(value) for value in row)} |")
+        print(
+            f"| {' | '.join('' if value is None else f'{value:.2f}' if isinstance(value, float) else str(value) for value in row)} |"
+        )
 
 
 def check_exact(chosen: dict[str, System], found: dict[str, Found]) -> None:
     """ValueError where exact acceptance wrote another text than `generate()`."""
     for name, system in chosen.items():
-        if not isinstance(system, dict) and isinstance(system[1], Exact) and found[name].rows != found["greedy, generate()"].rows:
-            different = sum(one != two for one, two in zip(found[name].rows, found["greedy, generate()"].rows, strict=True))
+        if (
+            not isinstance(system, dict)
+            and isinstance(system[1], Exact)
+            and found[name].rows != found["greedy, generate()"].rows
+        ):
+            different = sum(
+                one != two for one, two in zip(found[name].rows, found["greedy, generate()"].rows, strict=True)
+            )
             raise ValueError(f"{name}: expected generate()'s texts, got {different} others")
 
 
@@ -266,11 +280,20 @@ def sweeps(setting: Setting) -> dict[str, list[list[Any]]]:
     for block in (size for size in (3, 5, 8, 10, 12, 15, 20, 25, 30) if size <= setting.drafter.block_size):
         exact = in_batches(setting, (lambda block=block: GadDrafter(setting.drafter, block), Exact()))
         loose = in_batches(setting, (lambda block=block: GadDrafter(setting.drafter, block), TopBeta(3, 1.0)))
-        blocks.append([block, exact.iterations, exact.accepted, loose.iterations, loose.accepted, setting.bleu(loose.rows)])
-    table("Block sizes:", ("k", "GAD iterations", "GAD tok.", "GAD++ (3, 1) iterations", "GAD++ tok.", "GAD++ BLEU"), blocks)
+        blocks.append(
+            [block, exact.iterations, exact.accepted, loose.iterations, loose.accepted, setting.bleu(loose.rows)]
+        )
+    table(
+        "Block sizes:",
+        ("k", "GAD iterations", "GAD tok.", "GAD++ (3, 1) iterations", "GAD++ tok.", "GAD++ BLEU"),
+        blocks,
+    )
     grid = []
     for tau in TAUS:
-        cells = [in_batches(setting, (lambda: GadDrafter(setting.drafter, setting.block_size), TopBeta(beta, tau))) for beta in BETAS]
+        cells = [
+            in_batches(setting, (lambda: GadDrafter(setting.drafter, setting.block_size), TopBeta(beta, tau)))
+            for beta in BETAS
+        ]
         grid.append([tau, *(value for cell in cells for value in (cell.accepted, setting.bleu(cell.rows)))])
     table("GAD++ by β and τ:", ("τ", *(f"β = {beta}: {what}" for beta in BETAS for what in ("tok.", "BLEU"))), grid)
     return {"block sizes": blocks, "beta and tau": grid}
@@ -286,8 +309,12 @@ def lattices(setting: Setting) -> list[list[Any]]:
             chosen[f"best tokens, k = {block}"] = lambda block=block: GadDrafter(model, block)
         for name, path in models.items():
             if block <= model.block_size:
-                chosen[f"best path, {name}, k = {block}"] = lambda path=path, block=block: GadPathsDrafter(model, path, 1, alpha, 16, block)
-            chosen[f"tree of {block} nodes, {name}"] = lambda path=path, block=block: GadTreeDrafter(model, path, block, alpha)
+                chosen[f"best path, {name}, k = {block}"] = lambda path=path, block=block: GadPathsDrafter(
+                    model, path, 1, alpha, 16, block
+                )
+            chosen[f"tree of {block} nodes, {name}"] = lambda path=path, block=block: GadTreeDrafter(
+                model, path, block, alpha
+            )
         for name, drafter in chosen.items():
             found = in_batches(setting, (drafter, Exact()))
             rows.append([name, found.verified / found.calls, found.accepted, found.iterations])
@@ -301,8 +328,13 @@ def memory(setting: Setting) -> list[list[Any]]:
     for source in setting.sources:
         masks = Masks(setting.drafter, 1, setting.block_size)
         drafter, filler = LatticeDrafter(masks, Vanilla()), masks.filler
-        generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)])
-        layers = [*filler.read.cache.past.self_attention_cache.layers, *filler.read.cache.past.cross_attention_cache.layers]
+        generate(
+            setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)]
+        )
+        layers = [
+            *filler.read.cache.past.self_attention_cache.layers,
+            *filler.read.cache.past.cross_attention_cache.layers,
+        ]
         kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + filler.source.hidden.nbytes)
     sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
     rows = [[name, sum(parameter.nbytes for parameter in model.parameters()) / 2**20] for name, model in sizes.items()]
@@ -341,19 +373,25 @@ def trace(setting: Setting, path: Path, count: int) -> None:
             drafter = GadDrafter(setting.drafter, setting.block_size)
             out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
             calls = read_calls(setting.verifier, source, out, scorer_of(drafter))
-            decodes.append(TracedDecode(f"{name}, sentence {row + 1}", setting.texts[row], out.sequences[0, 1:].tolist(), calls))
+            decodes.append(
+                TracedDecode(f"{name}, sentence {row + 1}", setting.texts[row], out.sequences[0, 1:].tolist(), calls)
+            )
 
     def decoded(tokens: Sequence[int]) -> str:
         return setting.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    kit.write(path, trace_page("GAD, call by call", f"{count} sentences", decodes, decoded, lambda token: decoded([token])))
+    page_templates.write(
+        path, trace_page("GAD, call by call", f"{count} sentences", decodes, decoded, lambda token: decoded([token]))
+    )
 
 
 def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
     verifier, model = load_verifier(arguments.verifier), NonAutoregressiveModel.from_pretrained(drafter)
     tokenizer = Tokenizer.from_file(str(arguments.verifier / "tokenizer.json"))
     check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))
-    lines = [json.loads(line) for path in arguments.pairs for line in path.read_text(encoding="utf-8").splitlines()][: arguments.limit]
+    lines = [json.loads(line) for path in arguments.pairs for line in path.read_text(encoding="utf-8").splitlines()][
+        : arguments.limit
+    ]
     texts, references = [line[arguments.source] for line in lines], [line[arguments.target] for line in lines]
     sources = [encoded.ids for encoded in tokenizer.encode_batch(texts)]
     block = min(arguments.block_size, model.block_size)
@@ -363,7 +401,7 @@ def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
 
 def signature(arguments: argparse.Namespace) -> dict[str, str]:
     return {
-        "command": shlex.join(["python", "benchmarks/bench_gad.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "benchmarks.bench_gad", *sys.argv[1:]]),
         "sacrebleu": f"BLEU|nrefs:1|case:mixed|tok:13a|smooth:exp|version:{sacrebleu.__version__}",
         "threads": str(torch.get_num_threads()),
         "cpus": str(os.cpu_count()),
@@ -383,7 +421,9 @@ def named(text: str) -> tuple[str, Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("pairs", type=Path, nargs="+", help="JSONL, a sentence and its translation a line")
     parser.add_argument("--verifier", type=Path, required=True)
     parser.add_argument("--drafter", type=Path, required=True)
@@ -398,7 +438,9 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many sentences only")
     parser.add_argument("--timed", type=int, help="so many of them where the clock decides; the other tables take all")
     parser.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
-    parser.add_argument("--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], help="sentences at once")
+    parser.add_argument(
+        "--batch", type=lambda text: [int(part) for part in text.split(",")], default=[1, 8], help="sentences at once"
+    )
     parser.add_argument("--trace", type=int, default=3, help="sentences to show call by call")
     parser.add_argument("--systems-only", action="store_true", help="stop behind the comparison of systems")
     parser.add_argument("--threads", type=int, default=1)

@@ -1,8 +1,8 @@
 """Jacobi decoding against greedy and beam search: iterations, time, BLEU, operations; on one thread and on more.
 
-    python benchmarks/bench_jacobi.py test_2016_flickr.jsonl --model translator
-    python benchmarks/bench_jacobi.py test_2016_flickr.jsonl --model translator --heads translator-with-heads --lm written.fst --threads 1 2
-    python benchmarks/bench_jacobi.py --data DIR --model translator --threads 1 2 -o jacobi   # Multi30k's test set, newstest2021
+    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator
+    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator --heads translator-with-heads --lm written.fst --threads 1 2
+    python -m benchmarks.bench_jacobi --data DIR --model translator --threads 1 2 -o jacobi   # Multi30k's test set, newstest2021
 
 The model is one of `latticebpd train translation`, or any other encoder-decoder or causal LM.  As in Santilli 2023, texts
 are decoded one by one, and the algorithms that need the target's length are told that of greedy decoding, unless a row
@@ -31,15 +31,18 @@ from typing import Any
 
 import torch
 import transformers
-from resuming import claim
 from rich.console import Console
 from rich.progress import Progress
 
 import latticebpd
+from benchmarks.resuming import claim
 from fst.files import replacing
 from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.jacobi import (
+from latticebpd.drafters import PathsDrafter
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.pretrained import load_model, load_tokenizer
+from latticebpd.jacobi import (
     Drafted,
     LengthRatio,
     NgramContinuation,
@@ -49,14 +52,11 @@ from latticebpd.decoding.jacobi import (
     hybrid_jacobi,
     jacobi,
 )
-from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Measured, System, compare, parallel, stock
-from latticebpd.drafting import PathsDrafter
-from latticebpd.models.base import BaseModel
-from latticebpd.models.blockwise import BlockwiseLM
-from latticebpd.models.loading import weights_fingerprint
-from latticebpd.models.pretrained import load_model, load_tokenizer
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, Measured, System, compare, parallel, stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.stock_model import BaseModel
 
 BEAM = "beam 5"
 ESTIMATE = LengthRatio(1.5, 5.0)
@@ -71,10 +71,14 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
         return {"attention_mask": batch.mask, "max_new_tokens": max_new_tokens}
 
     def whole(initial: Any = None, known: bool = True, of: Any = model) -> System:
-        return parallel(of, lambda batch: jacobi(of, batch.ids, initial, batch.lengths if known else ESTIMATE, **common(batch)))
+        return parallel(
+            of, lambda batch: jacobi(of, batch.ids, initial, batch.lengths if known else ESTIMATE, **common(batch))
+        )
 
     def blocks(size: int, initial: Any = None, of: Any = model) -> System:
-        return parallel(of, lambda batch: gauss_seidel_jacobi(of, batch.ids, size, initial, batch.lengths, **common(batch)))
+        return parallel(
+            of, lambda batch: gauss_seidel_jacobi(of, batch.ids, size, initial, batch.lengths, **common(batch))
+        )
 
     def hybrid(size: int, initial: Any = None, of: Any = model) -> System:
         return parallel(of, lambda batch: hybrid_jacobi(of, batch.ids, size, initial, **common(batch)))
@@ -193,17 +197,25 @@ class Results:
 
 def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("texts", type=Path, nargs="*", help=".jsonl with sources and references, or plain text, one a line")
-    parser.add_argument("--data", type=Path, help=f"directory that holds {' and '.join(DATA)}, which are then taken too")
+    parser.add_argument(
+        "texts", type=Path, nargs="*", help=".jsonl with sources and references, or plain text, one a line"
+    )
+    parser.add_argument(
+        "--data", type=Path, help=f"directory that holds {' and '.join(DATA)}, which are then taken too"
+    )
     parser.add_argument("--model", type=Path, required=True, help="directory of the model")
-    parser.add_argument("--heads", type=Path, help="directory of the same model with heads, for lattices as initial values")
+    parser.add_argument(
+        "--heads", type=Path, help="directory of the same model with heads, for lattices as initial values"
+    )
     parser.add_argument("--lm", type=Path, help="n-gram model over its tokens")
     parser.add_argument("--source", default="en")
     parser.add_argument("--target", default="de")
     parser.add_argument("--limit", type=int, help="texts of each file, at most")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
-    parser.add_argument("--output", "-o", type=Path, help="directory to keep every decode in, from which the same command goes on")
+    parser.add_argument(
+        "--output", "-o", type=Path, help="directory to keep every decode in, from which the same command goes on"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers here as well")
     return parser
 
@@ -225,14 +237,20 @@ def main() -> None:
     chosen = systems(base, heads if isinstance(heads, BlockwiseLM) else None, arguments.lm, arguments.max_new_tokens)
     if arguments.output is not None:
         made_of = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}
-        claim(arguments.output, {**made_of, "systems": [*chosen], "max_new_tokens": arguments.max_new_tokens, "source": arguments.source})
+        claim(
+            arguments.output,
+            {**made_of, "systems": [*chosen], "max_new_tokens": arguments.max_new_tokens, "source": arguments.source},
+        )
     results = Results(arguments.output / "decodes.csv" if arguments.output is not None else None, [*chosen])
     print(f"`python {shlex.join(sys.argv)}`\n")
     record: dict[str, dict[int, list[dict[str, Any]]]] = {}
     for file in files:
-        texts = read_texts(file, arguments.source, arguments.target if file.suffix == ".jsonl" else None, None, arguments.limit)
+        texts = read_texts(
+            file, arguments.source, arguments.target if file.suffix == ".jsonl" else None, None, arguments.limit
+        )
         record[file.stem] = {
-            threads: measured(base, chosen, tokenizer, texts, file.stem, threads, results) for threads in arguments.threads
+            threads: measured(base, chosen, tokenizer, texts, file.stem, threads, results)
+            for threads in arguments.threads
         }
     print(
         f"One by one; every Jacobi text is greedy decoding's. {platform.machine()}, {os.cpu_count()} CPUs, PyTorch {torch.__version__}, "
@@ -262,7 +280,13 @@ def in_turns(
 
 
 def measured(
-    base: BaseModel, chosen: dict[str, System], tokenizer: Any, texts: JacobiInputs, data: str, threads: int, results: Results
+    base: BaseModel,
+    chosen: dict[str, System],
+    tokenizer: Any,
+    texts: JacobiInputs,
+    data: str,
+    threads: int,
+    results: Results,
 ) -> list[dict[str, Any]]:
     """Decode what was not yet decoded of a data set, and print its table."""
     torch.set_num_threads(threads)
@@ -284,7 +308,9 @@ def measured(
         lines = [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in each.tokens]
         rows.append(row(each, greedy, beam, bleu.corpus_score(lines, [references]).score if bleu is not None else None))
     left_out = f", {len(spelled) - len(kept)} of more than {room} left out" if len(kept) < len(spelled) else ""
-    counts = f"{len(kept)} texts{left_out}, {sum(map(len, greedy.tokens))} tokens, {threads} thread{'s' * (threads > 1)}"
+    counts = (
+        f"{len(kept)} texts{left_out}, {sum(map(len, greedy.tokens))} tokens, {threads} thread{'s' * (threads > 1)}"
+    )
     print(f"{data}, {counts}:\n\n{markdown(rows)}\n")
     if bleu is not None:
         print(f"BLEU: `{bleu.get_signature()}`\n")

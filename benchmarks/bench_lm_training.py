@@ -1,7 +1,7 @@
 """Tokens to a 4-gram automaton: `latticebpd lm train`, by each engine, against KenLM's lmplz and OpenGrm NGram, on the same text.
 
-    python benchmarks/bench_lm_training.py corpus.npy --sizes 73000,730000,7300000,73000000
-    python benchmarks/bench_lm_training.py corpus.npy --sizes 73000000 --min-count 1 --only sort
+    python -m benchmarks.bench_lm_training corpus.npy --sizes 73000,730000,7300000,73000000
+    python -m benchmarks.bench_lm_training corpus.npy --sizes 73000000 --min-count 1 --only sort
 
 Every program runs as a process of its own, from its input file to its output file; wall time is the least of the
 repeats, which take turns, memory the most that the process ever had (its own, not the page cache's). lmplz gets the text
@@ -57,7 +57,9 @@ def measured(commands: list[list[str]], stdin: Path | None = None) -> Run:
     start, cpu, memory = time.perf_counter(), 0.0, 0
     for command in commands:
         with open(stdin or os.devnull, "rb") as file:
-            done = subprocess.run([sys.executable, "-c", LAUNCHER, *command], stdin=file, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [sys.executable, "-c", LAUNCHER, *command], stdin=file, capture_output=True, text=True, check=True
+            )
         status, seconds, peak = json.loads(done.stdout)
         if status:
             raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr}")
@@ -87,7 +89,9 @@ def built_lmplz(directory: Path) -> str | None:
             print(f"lmplz left out: {error}", file=sys.stderr)
             return None
         if done.returncode:
-            print(f"lmplz left out, `{' '.join(step)}` failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+            print(
+                f"lmplz left out, `{' '.join(step)}` failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr
+            )
             return None
     return str(program)
 
@@ -117,13 +121,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="sort,duckdb,lmplz,opengrm", help="what to run")
-    parser.add_argument("--build", type=Path, default=Path(tempfile.gettempdir()) / "latticebpd-kenlm", help="where to build lmplz")
+    parser.add_argument(
+        "--build", type=Path, default=Path(tempfile.gettempdir()) / "latticebpd-kenlm", help="where to build lmplz"
+    )
     parser.add_argument("--work", type=Path, help="where to put files, by default a temporary directory")
     arguments = parser.parse_args()
     wanted = arguments.only.split(",")
     lmplz = built_lmplz(arguments.build) if "lmplz" in wanted else None
     if "opengrm" in wanted and not shutil.which("ngramcount"):
-        print("OpenGrm left out: ngramcount is not on the PATH (it is no wheel; build it from its source)", file=sys.stderr)
+        print(
+            "OpenGrm left out: ngramcount is not on the PATH (it is no wheel; build it from its source)",
+            file=sys.stderr,
+        )
         wanted.remove("opengrm")
     print(
         f"{platform.processor() or platform.machine()}, {arguments.threads} threads, memory {arguments.memory}, order {arguments.order}\n"
@@ -147,7 +156,18 @@ def compare(arguments: argparse.Namespace, wanted: list[str], lmplz: str | None,
     for engine in ("sort", "duckdb"):
         if engine in wanted:
             output = scratch / f"{engine}.fst"
-            train = [sys.executable, "-m", "latticebpd", "lm", "train", str(corpus), "-o", str(output), "--order", str(arguments.order)]
+            train = [
+                sys.executable,
+                "-m",
+                "latticebpd",
+                "lm",
+                "train",
+                str(corpus),
+                "-o",
+                str(output),
+                "--order",
+                str(arguments.order),
+            ]
             train += [
                 "--min-count",
                 arguments.min_count,
@@ -193,7 +213,10 @@ def compare(arguments: argparse.Namespace, wanted: list[str], lmplz: str | None,
         memory = max(run.memory for run in runs[name]) / 1e6
         model = fst.NgramModel.load(output)
         speed, count = size / best.seconds, sum(model.num_ngrams)
-        print(f"| {size:,} | {name} | {best.seconds:.2f} | {best.cpu:.2f} | {speed:,.0f} | {memory:,.0f} | {count:,} |", flush=True)
+        print(
+            f"| {size:,} | {name} | {best.seconds:.2f} | {best.cpu:.2f} | {speed:,.0f} | {memory:,.0f} | {count:,} |",
+            flush=True,
+        )
         if name in ("sort", "duckdb"):
             digests.add(hashlib.sha256(output.read_bytes()).digest())
             check_sums(output)

@@ -6,9 +6,9 @@
         --preset tiny -o rescorer --steps 600 --batch-size 16 --warmup-steps 30
     latticebpd lattices --prompts held-out.npy --limit 100 --context 256 --max-new-tokens 64 -o tuning.npz
     latticebpd tune tuning.npz --lm rescorer --write
-    python benchmarks/bench_neural.py --rescorer rescorer
+    python -m benchmarks.bench_neural --rescorer rescorer
 
-(`train.npy` and `held-out.npy` are the corpora that `python -m lm_training.bundle` leaves in its working directory.)
+(`train.npy` and `held-out.npy` are the corpora that `python -m benchmarks.bundled.make` leaves in its working directory.)
 
 Every system drafts from the same heads, top 16 each; systems take turns on each batch of prompts.  Every text is compared with
 generate()'s, token for token, and the program ends with an error if one differs.  *Rescoring* is the time from lattices to
@@ -28,17 +28,27 @@ from typing import Any
 
 import torch
 import transformers
-from bench_decoding import Clock, Stopwatch, err, machine, show
 
-from latticebpd import NeuralRescorer, NoDrafter, ParallelNeuralRescorer, PathsDrafter, TreeDrafter, VanillaDrafter, generate
+from benchmarks.bench_decoding import Clock, Stopwatch, err, machine, show
+from latticebpd import (
+    NeuralRescorer,
+    NoDrafter,
+    ParallelNeuralRescorer,
+    PathsDrafter,
+    TreeDrafter,
+    VanillaDrafter,
+    generate,
+)
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafting import Best, Drafter, Tree
-from latticebpd.models.bundle import LM, Bundle, load_bundle
+from latticebpd.drafters import Best, Drafter, Tree
+from latticebpd.drafters.bundled import LM, Bundle, load_bundle
 from lm_training.data.batching import padded
 from lm_training.data.loading import load_texts
 
 
-def systems(bundle: Bundle, neural: NeuralRescorer, parallel: ParallelNeuralRescorer) -> dict[str, Callable[[], Drafter]]:
+def systems(
+    bundle: Bundle, neural: NeuralRescorer, parallel: ParallelNeuralRescorer
+) -> dict[str, Callable[[], Drafter]]:
     """Drafters by name, from few verified tokens to many."""
     model, lm = bundle.model, bundle.lm_file
     return {
@@ -63,10 +73,14 @@ def prompts_of(bundle: Bundle, data: Path | None, limit: int | None) -> list[lis
     if data is None:
         return [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:limit]]
     found = load_texts(data, 64)
-    return [found[index][: found.prompt_lengths[index]].tolist() for index in range(min(limit or len(found), len(found)))]
+    return [
+        found[index][: found.prompt_lengths[index]].tolist() for index in range(min(limit or len(found), len(found)))
+    ]
 
 
-def measure(bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], arguments: argparse.Namespace, clock: Clock) -> list[dict[str, Any]]:
+def measure(
+    bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], arguments: argparse.Namespace, clock: Clock
+) -> list[dict[str, Any]]:
     """One row for every system; the first is stock ``generate()``."""
     prompts = prompts_of(bundle, arguments.prompts, arguments.limit)
     batches = [prompts[begin : begin + arguments.batch] for begin in range(0, len(prompts), arguments.batch)]
@@ -77,7 +91,9 @@ def measure(bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], arguments:
     runs: dict[str, list[Generated]] = {name: [] for name in chosen}
     for repetition in range(-1, arguments.repeats):  # the first warms up, on one batch
         for number, batch in enumerate(batches if repetition >= 0 else batches[:1]):
-            err.print(f"repetition {repetition + 1} of {arguments.repeats}, batch {number + 1} of {len(batches)}", style="dim")
+            err.print(
+                f"repetition {repetition + 1} of {arguments.repeats}, batch {number + 1} of {len(batches)}", style="dim"
+            )
             rows, mask = (torch.from_numpy(array) for array in padded(batch, 0, left=True))  # type: ignore[arg-type]
             options = {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "pad_token_id": 0}
             started = clock()
@@ -87,7 +103,9 @@ def measure(bundle: Bundle, chosen: dict[str, Callable[[], Drafter]], arguments:
                 watch, drafter = Stopwatch(clock, frozenset()), drafter_of()
                 started = clock()
                 with watch.around(Best, "draft", "rescoring"), watch.around(Tree, "draft", "rescoring"):
-                    run = generate(bundle.model, rows, drafter, attention_mask=mask, max_new_tokens=new_tokens, eos_token_id=())
+                    run = generate(
+                        bundle.model, rows, drafter, attention_mask=mask, max_new_tokens=new_tokens, eos_token_id=()
+                    )
                 elapsed[name] = clock() - started
                 if not torch.equal(run.sequences, reference):
                     sys.exit(f"bench_neural: error: {name}: the text differs from generate()'s")
@@ -125,7 +143,8 @@ def sizes(bundle: Bundle, neural: NeuralRescorer) -> dict[str, Any]:
     bytes_each = next(neural.model.parameters()).element_size()
     return {
         "neural_parameters": neural.model.num_parameters(),
-        "neural_parameters_beside_embedding": neural.model.num_parameters() - neural.model.get_input_embeddings().weight.numel(),
+        "neural_parameters_beside_embedding": neural.model.num_parameters()
+        - neural.model.get_input_embeddings().weight.numel(),
         "neural_mb": neural.model.num_parameters() * bytes_each / 1e6,
         "neural_cache_bytes_per_token": 2 * config.num_hidden_layers * heads_kept * head_size * bytes_each,
         "base_parameters": sum(parameter.numel() for parameter in bundle.model.parameters()),
@@ -136,16 +155,24 @@ def sizes(bundle: Bundle, neural: NeuralRescorer) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--rescorer", type=Path, required=True, help="directory of a rescorer over the bundled model's vocabulary")
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument(
-        "--prompts", type=Path, help="whose prompts to decode: sequences (.npz) or a distilled directory; bundled ones by default"
+        "--rescorer", type=Path, required=True, help="directory of a rescorer over the bundled model's vocabulary"
+    )
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        help="whose prompts to decode: sequences (.npz) or a distilled directory; bundled ones by default",
     )
     parser.add_argument("--limit", type=int, help="how many prompts")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens decoded per prompt")
     parser.add_argument("--batch", type=int, default=1, help="prompts decoded together")
     parser.add_argument("--repeats", type=int, default=3, help="timed repetitions")
-    parser.add_argument("--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default")
+    parser.add_argument(
+        "--systems", type=lambda text: text.split(";"), help="names separated by semicolons; all by default"
+    )
     parser.add_argument("--alpha", type=float, help="the neural rescorer's weight; the stored one by default")
     parser.add_argument("--parallel-alpha", type=float, help="the same for the parallel variant")
     parser.add_argument("--device", default="cpu")
@@ -160,7 +187,10 @@ def main() -> None:
     try:
         bundle = load_bundle()
         bundle.model.to(device)
-        neural, parallel = NeuralRescorer.from_pretrained(arguments.rescorer), ParallelNeuralRescorer.from_pretrained(arguments.rescorer)
+        neural, parallel = (
+            NeuralRescorer.from_pretrained(arguments.rescorer),
+            ParallelNeuralRescorer.from_pretrained(arguments.rescorer),
+        )
         for rescorer in (neural, parallel):
             rescorer.model.to(device)
         neural = neural if arguments.alpha is None else neural.with_alpha(arguments.alpha)
@@ -192,9 +222,17 @@ def main() -> None:
         ],
     )
     memory = sizes(bundle, neural)
-    print("\n" + " | ".join(f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value:,}" for name, value in memory.items()))
+    print(
+        "\n"
+        + " | ".join(
+            f"{name} {value:,.1f}" if isinstance(value, float) else f"{name} {value:,}"
+            for name, value in memory.items()
+        )
+    )
     if arguments.json:
-        arguments.json.write_text(json.dumps({"signature": signature, "systems": rows, "sizes": memory}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"signature": signature, "systems": rows, "sizes": memory}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

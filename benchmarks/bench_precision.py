@@ -4,7 +4,7 @@ Decodes the bundled prompts with ``generate()`` and with draft trees, in float32
 text by teacher forcing in the same precision.  A divergence is a near tie that a pass over many tokens and a pass over
 few round differently; plain ``generate()`` shows how many of them are no matter of drafting.
 
-    python benchmarks/bench_precision.py [--prompts 12] [--max-new-tokens 128] [--nodes 16] [--device cpu]
+    python -m benchmarks.bench_precision [--prompts 12] [--max-new-tokens 128] [--nodes 16] [--device cpu]
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import torch
 import transformers
 
 from latticebpd import BlockwiseLM, NoDrafter, TreeDrafter, check_lossless, generate
-from latticebpd.models.bundle import MODEL, Bundle, load_bundle
+from latticebpd.drafters.bundled import MODEL, Bundle, load_bundle
 
 
-def decodes(model: BlockwiseLM, bundle: Bundle, nodes: int, new: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def decodes(
+    model: BlockwiseLM, bundle: Bundle, nodes: int, new: int
+) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Ways to decode a prompt ``[1, n]`` greedily, by name."""
     base: Any = model.base
     tree = TreeDrafter(model, bundle.lm_file, num_nodes=nodes)
@@ -42,7 +44,9 @@ def main() -> None:
     bundle = load_bundle()
     prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[: options.prompts]]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options}")
-    print(f"{'precision':>9} {'decoded by':>12} {'rows that diverge':>18} {'tokens compared':>16} {'greatest margin':>16}")
+    print(
+        f"{'precision':>9} {'decoded by':>12} {'rows that diverge':>18} {'tokens compared':>16} {'greatest margin':>16}"
+    )
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         model = BlockwiseLM.from_pretrained(MODEL, dtype).to(options.device)
         for name, decode in decodes(model, bundle, options.nodes, options.max_new_tokens).items():
@@ -54,7 +58,10 @@ def main() -> None:
                 compared += report.tokens
             assert not margins or dtype != torch.float32, f"float32 text of {name} diverges"
             rows, greatest = f"{len(margins)} of {len(prompts)}", f"{max(margins):.4f}" if margins else "-"
-            print(f"{str(dtype).removeprefix('torch.'):>9} {name:>12} {rows:>18} {compared:>16} {greatest:>16}", flush=True)
+            print(
+                f"{str(dtype).removeprefix('torch.'):>9} {name:>12} {rows:>18} {compared:>16} {greatest:>16}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

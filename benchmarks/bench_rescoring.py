@@ -1,7 +1,7 @@
 """Rescoring side by side: the compiled core, OpenFst from Python and from C++, and a layered dynamic programme.
 
-    python benchmarks/bench_rescoring.py --lm lm.fst --lattices flat.npz --lattices trained.npz
-    python benchmarks/bench_rescoring.py --corpus tokens.npy --max-ngrams 1000000
+    python -m benchmarks.bench_rescoring --lm lm.fst --lattices flat.npz --lattices trained.npz
+    python -m benchmarks.bench_rescoring --corpus tokens.npy --max-ngrams 1000000
 
 The second form makes its own: a Katz 4-gram of the corpus, and lattices of eight *skip-gram heads* (head j predicts the
 token j ahead from the current token alone, by counts on the first nine tenths of the corpus; contexts come from the last
@@ -45,8 +45,15 @@ class Lattices(NamedTuple):
         """The first slots and best k; where more slots are wanted than there are, lattices are joined end to end."""
         joined = -(-slots // self.tokens.shape[1])
         n = len(self.tokens) // joined
-        tokens, log_probs = (a[: n * joined].reshape(n, -1, a.shape[-1])[:, :slots, :k] for a in (self.tokens, self.log_probs))
-        return Lattices(self.name, np.ascontiguousarray(tokens), np.ascontiguousarray(log_probs), self.contexts[: n * joined : joined])
+        tokens, log_probs = (
+            a[: n * joined].reshape(n, -1, a.shape[-1])[:, :slots, :k] for a in (self.tokens, self.log_probs)
+        )
+        return Lattices(
+            self.name,
+            np.ascontiguousarray(tokens),
+            np.ascontiguousarray(log_probs),
+            self.contexts[: n * joined : joined],
+        )
 
     def first(self, n: int) -> Lattices:
         return Lattices(self.name, self.tokens[:n], self.log_probs[:n], self.contexts[:n])
@@ -130,14 +137,18 @@ class OpenFstProgram:
             first = next((line for line in built.stderr.splitlines() if "error" in line), "it does not compile")
             self.missing = f"{first} (apt-get install libfst-dev)"
 
-    def run(self, lm_path: Path, lattices: Lattices, p: int, repeats: int) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    def run(
+        self, lm_path: Path, lattices: Lattices, p: int, repeats: int
+    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
         """Times [n, 3] of compose, shortest path and layered programme, and the scores of the two methods."""
         lines = []
         for i in range(len(lattices.tokens)):
             context = lattices.context(i)[-3:]
             lines.append(f"{lattices.tokens.shape[1]} {len(context)} {' '.join(map(str, context))}")
             for tokens, log_probs in zip(lattices.tokens[i].tolist(), lattices.log_probs[i].tolist(), strict=True):
-                columns = [f"{token} {log_prob!r}" for token, log_prob in zip(tokens, log_probs, strict=True) if token >= 0]
+                columns = [
+                    f"{token} {log_prob!r}" for token, log_prob in zip(tokens, log_probs, strict=True) if token >= 0
+                ]
                 lines.append(f"{len(columns)} {' '.join(columns)}")
         command = [str(self.binary), str(lm_path), str(p), str(repeats)]
         done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
@@ -148,14 +159,19 @@ class OpenFstProgram:
 
 
 def row(name: str, cells: list[float | str]) -> None:
-    print(f"| {name} | " + " | ".join(cell if isinstance(cell, str) else f"{cell:,.1f}" for cell in cells) + " |", flush=True)
+    print(
+        f"| {name} | " + " | ".join(cell if isinstance(cell, str) else f"{cell:,.1f}" for cell in cells) + " |",
+        flush=True,
+    )
 
 
 def header(name: str, columns: list[str]) -> None:
     print(f"\n| {name} | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1), flush=True)
 
 
-def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFstProgram, args: argparse.Namespace) -> None:
+def bench(
+    lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFstProgram, args: argparse.Namespace
+) -> None:
     n = len(lattices.tokens)
     few = lattices.first(args.slow_count)
     print(f"\n## {lattices.name}: {n} lattices, slots x k = {lattices.tokens.shape[1]} x {lattices.tokens.shape[2]}")
@@ -175,7 +191,9 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
 
     compare("core, one call", core, "yes")
     compare(
-        "core, no model", microseconds(lambda i: fst.nbest_paths(lattices.tokens[i], lattices.log_probs[i], None, 16), n, args.repeats), ""
+        "core, no model",
+        microseconds(lambda i: fst.nbest_paths(lattices.tokens[i], lattices.log_probs[i], None, 16), n, args.repeats),
+        "",
     )
 
     if program.missing is None:
@@ -189,7 +207,9 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
     else:
         print(f"| OpenFst C++, phi matcher | not run: {program.missing} |")
 
-    products = [product(few.tokens[i], few.log_probs[i], lm, 1.0, few.context(i)) for i in range(min(5, len(few.tokens)))]
+    products = [
+        product(few.tokens[i], few.log_probs[i], lm, 1.0, few.context(i)) for i in range(min(5, len(few.tokens)))
+    ]
     for i, automaton in enumerate(products):
         check("pywrapfst", i, path_scores(pywrapfst.shortestpath(automaton, nshortest=16)), reference[i])
     compare(
@@ -198,7 +218,9 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
         "yes",
     )
     epsilon = pynini.Fst.from_pywrapfst(pywrapfst.convert(pywrapfst.Fst.read(str(lm_path)), "vector"))
-    acceptors = [pynini.Fst.from_pywrapfst(fst.lattice_to_fst(few.tokens[i], few.log_probs[i])) for i in range(len(few.tokens))]
+    acceptors = [
+        pynini.Fst.from_pywrapfst(fst.lattice_to_fst(few.tokens[i], few.log_probs[i])) for i in range(len(few.tokens))
+    ]
     for state in epsilon.states():
         epsilon.set_final(state, 0)
 
@@ -212,7 +234,10 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
     compare("pynini, epsilon backoff: compose + shortest path", np.array(epsilon_times), "no")
 
     header("p best of 8 x 16", [f"p = {p}" for p in (1, 2, 4, 8, 16, 64, 256, 1024)])
-    row("core, median us", [float(np.median(microseconds(nbest(lattices, p), n, args.repeats))) for p in (1, 2, 4, 8, 16, 64, 256, 1024)])
+    row(
+        "core, median us",
+        [float(np.median(microseconds(nbest(lattices, p), n, args.repeats))) for p in (1, 2, 4, 8, 16, 64, 256, 1024)],
+    )
     if program.missing is None:
         row(
             "OpenFst C++, median us",
@@ -229,7 +254,10 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
         if program.missing is None:
             row(
                 f"OpenFst C++, {slots} slots",
-                [float(np.median(program.run(lm_path, few.cut(slots, k).first(20), 16, 2)[0][:, :2].sum(1))) for k in (2, 4, 8, 16)],
+                [
+                    float(np.median(program.run(lm_path, few.cut(slots, k).first(20), 16, 2)[0][:, :2].sum(1)))
+                    for k in (2, 4, 8, 16)
+                ],
             )
 
     columns = ["median us", "p95 us"]
@@ -245,9 +273,15 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
     paths, scores = [lattices.tokens, lattices.log_probs, lm], []
     for name, batch in (
         ("16 best", lambda threads: fst.nbest_paths_batch(*paths, 16, 1.0, lattices.contexts, threads=threads)),
-        ("64-node tree", lambda threads: fst.best_first_tree_batch(*paths, 64, 1.0, lattices.contexts, threads=threads)),
+        (
+            "64-node tree",
+            lambda threads: fst.best_first_tree_batch(*paths, 64, 1.0, lattices.contexts, threads=threads),
+        ),
     ):
-        row(name, [float(n / 1e-6 / microseconds(lambda _, t=t, b=batch: b(t), 1, args.repeats)[0]) for t in args.threads])
+        row(
+            name,
+            [float(n / 1e-6 / microseconds(lambda _, t=t, b=batch: b(t), 1, args.repeats)[0]) for t in args.threads],
+        )
         results = [batch(threads) for threads in args.threads]
         scores.append(results[0][-2])
         if not all(np.array_equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True)):
@@ -257,14 +291,20 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFs
 
 
 def tree_of(lattices: Lattices, lm: fst.NgramModel, num_nodes: int) -> Callable[[int], object]:
-    return lambda i: fst.best_first_tree(lattices.tokens[i], lattices.log_probs[i], lm, num_nodes, 1.0, lattices.context(i))
+    return lambda i: fst.best_first_tree(
+        lattices.tokens[i], lattices.log_probs[i], lm, num_nodes, 1.0, lattices.context(i)
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lm", type=Path, help="an OpenFst const file, as NgramModel.save writes it")
-    parser.add_argument("--lattices", type=Path, action="append", default=[], help="lattice files (.npz); may be repeated")
-    parser.add_argument("--corpus", type=Path, help="token ids (.npy) to make model and lattices from, where these are not given")
+    parser.add_argument(
+        "--lattices", type=Path, action="append", default=[], help="lattice files (.npz); may be repeated"
+    )
+    parser.add_argument(
+        "--corpus", type=Path, help="token ids (.npy) to make model and lattices from, where these are not given"
+    )
     parser.add_argument("--max-ngrams", type=int, help="size of the model made from the corpus")
     parser.add_argument("--count", type=int, default=300, help="lattices of a file to use")
     parser.add_argument("--slow-count", type=int, default=40, help="lattices for the slow methods")
@@ -285,7 +325,11 @@ def main() -> None:
         lm = fst.NgramModel.load(lm_path)
         load_ms = 1e3 * (time.perf_counter() - begin)
         cpu = next(
-            (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+            (
+                line.split(":")[1].strip()
+                for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if "model name" in line
+            ),
             platform.machine(),
         )
         print(f"Machine: {cpu}, {platform.system()} {platform.release()}. Command: {' '.join(sys.argv)}")

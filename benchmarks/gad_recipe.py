@@ -1,6 +1,6 @@
 """GAD by its paper's recipe (Xia 2022, sections 3.1 and 4.1), and what each of our changes adds to it: one resumable command.
 
-    python benchmarks/gad_recipe.py --train multi30k-train.jsonl --validation multi30k-val.jsonl --test multi30k-test_2016_flickr.jsonl \
+    python -m benchmarks.gad_recipe --train multi30k-train.jsonl --validation multi30k-val.jsonl --test multi30k-test_2016_flickr.jsonl \
         --work WORK --updates 3000
 
 A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught further, and a
@@ -29,12 +29,12 @@ from typing import Any
 
 import torch
 import transformers
-from bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
-from resuming import claim, latticebpd, slug, stage
 
+from benchmarks.bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
+from benchmarks.resuming import claim, latticebpd, slug, stage
 from fst.files import replacing
 from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
-from lm_training.neural.plots import PNG
+from lm_training.training.training_plots import PNG
 
 PAPER: dict[str, tuple[Any, ...]] = {
     "anchored": ("--no-anchored",), "text": ("--bidirectional-text",), "windows": ("--windows", 1),
@@ -44,7 +44,10 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
     "anchored": {"anchored": ("--anchored",)},
     "slot decay": {"decay": ("--slot-decay", 0.75)},
     "causal text": {"text": ("--causal-text",)},
-    "causal text, 8 windows": {"text": ("--causal-text",), "windows": ("--windows", 8)},  # which share what is read of a text
+    "causal text, 8 windows": {
+        "text": ("--causal-text",),
+        "windows": ("--windows", 8),
+    },  # which share what is read of a text
     "no dropout": {"dropout": ("--dropout", 0)},
 }
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
@@ -57,7 +60,19 @@ MADE_WITH = (
 )  # fmt: skip
 MEASURED_WITH = ("test", "limit", "timed", "threads", "clock")
 """The options that the models depend on, and those that only the table does."""
-COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB")
+COLUMNS = (
+    "run",
+    "k",
+    "tok.",
+    "passes",
+    "BLEU",
+    "GAD++ tok.",
+    "GAD++ BLEU",
+    "ms",
+    "over greedy",
+    "over beam 5",
+    "peak, MiB",
+)
 
 
 def trained(directory: Path, *arguments: object) -> Path:
@@ -111,8 +126,17 @@ def written(work: Path) -> tuple[object, ...]:
 def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
     """The drafter of a run."""
     options = [part for given in RUNS[name].values() for part in given]
-    size = ("--block-size", arguments.block_size, "--steps", arguments.updates, "--batch-tokens", arguments.batch_tokens)
-    return trained(arguments.work / folder(name), "drafter", *written(arguments.work), "--model", verifier, *size, *options)
+    size = (
+        "--block-size",
+        arguments.block_size,
+        "--steps",
+        arguments.updates,
+        "--batch-tokens",
+        arguments.batch_tokens,
+    )
+    return trained(
+        arguments.work / folder(name), "drafter", *written(arguments.work), "--model", verifier, *size, *options
+    )
 
 
 def folder(name: str) -> str:
@@ -152,11 +176,20 @@ def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
         line: dict[str, Any] = dict.fromkeys(COLUMNS)
         if name in gad:
             loose = in_batches(setting, (gad[name][0], TopBeta(beta, tau)))  # type: ignore[index]
-            line |= {"k": int(name), "tok.": each.accepted, "GAD++ tok.": loose.accepted, "GAD++ BLEU": setting.bleu(loose.rows)}
-        passes = each.iterations if name in gad else sum(map(len, each.rows)) / len(each.rows)  # the others': one a token
+            line |= {
+                "k": int(name),
+                "tok.": each.accepted,
+                "GAD++ tok.": loose.accepted,
+                "GAD++ BLEU": setting.bleu(loose.rows),
+            }
+        passes = (
+            each.iterations if name in gad else sum(map(len, each.rows)) / len(each.rows)
+        )  # the others': one a token
         line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows), "peak, MiB": peaks[name]}
         line |= {"ms": 1e3 * seconds[name] / len(few.sources)}
-        lines.append(line | {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))})
+        lines.append(
+            line | {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))}
+        )
     return lines
 
 
@@ -186,13 +219,25 @@ def show(work: Path, runs: Sequence[str], about: str) -> None:
 
 def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """What the models are made from and with, what is measured on, and where all results go."""
-    for name, what in (("train", "to learn from"), ("validation", "to watch the training with"), ("test", "to measure on")):
-        parser.add_argument(f"--{name}", type=Path, required=required, help=f"JSONL, a sentence and its translation a line, {what}")
-    parser.add_argument("--work", type=Path, required=required, help="directory of all results; the same command goes on in it")
+    for name, what in (
+        ("train", "to learn from"),
+        ("validation", "to watch the training with"),
+        ("test", "to measure on"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=Path, required=required, help=f"JSONL, a sentence and its translation a line, {what}"
+        )
+    parser.add_argument(
+        "--work", type=Path, required=required, help="directory of all results; the same command goes on in it"
+    )
     parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
     parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
-    parser.add_argument("--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9 of the teacher's)")
-    parser.add_argument("--written", type=int, help="so many training sentences only are translated anew; the first ones")
+    parser.add_argument(
+        "--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9 of the teacher's)"
+    )
+    parser.add_argument(
+        "--written", type=int, help="so many training sentences only are translated anew; the first ones"
+    )
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
@@ -211,7 +256,9 @@ def options() -> argparse.ArgumentParser:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     recipe_options(parser)
-    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}")
+    parser.add_argument(
+        "--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}"
+    )
     parser.add_argument("--timed", type=int, default=200, help="so many of them where clock or memory are read")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -225,7 +272,12 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     if arguments.measure is not None:
-        arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = [arguments.test], arguments.work / "verifier", None, 0.0
+        arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = (
+            [arguments.test],
+            arguments.work / "verifier",
+            None,
+            0.0,
+        )
         measure(arguments, arguments.measure)
         return
     claim_models(arguments)
@@ -233,10 +285,14 @@ def main() -> None:
     verifier = taught(arguments)
     for name in arguments.runs:
         run_of(arguments, name, verifier)
-        command = [sys.executable, __file__, *sys.argv[1:], "--measure", name]
+        command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
         stage(result_of(arguments.work, name), lambda command=command: subprocess.run(command, check=True))
     sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
-    show(arguments.work, arguments.runs, f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:")
+    show(
+        arguments.work,
+        arguments.runs,
+        f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:",
+    )
 
 
 if __name__ == "__main__":

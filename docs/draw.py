@@ -15,19 +15,22 @@ BEGIN, END = "<!-- modules: python docs/draw.py -->", "<!-- end of modules -->"
 
 ROOMS = {
     "fst": "n-gram automata and lattices as OpenFst has them; searches and readers in one C++ core",
-    "latticebpd/lattices": "sausage lattices, draft trees, texts, and directories of them",
-    "latticebpd/models": "what a stock model is; heads, mask filling, loading, caches",
-    "latticebpd/verification": "one pass over the drafts: tree attention, or without",
-    "latticebpd/scoring": "who ranks a lattice's paths, and with what weight",
-    "latticebpd/drafting": "who proposes: sources of lattices and strategies, copies, mixtures",
-    "latticebpd/decoding": "the loop, acceptance, stopping; Jacobi iteration beside it",
-    "latticebpd/analysis": "oracle, comparisons, statistics, plots",
-    "latticebpd/report": "pages: the report, traces, dependency graphs",
+    "latticebpd/lattices": "sausage lattices, draft trees, sets of them, their pictures",
+    "latticebpd/cpu": "kernels for passes over few tokens",
+    "latticebpd/target": "the stock model: loading, one pass, caches, verification",
+    "latticebpd/scoring": "n-gram, KenLM, neural and calibrated scorers; stored weights",
+    "latticebpd/drafters": "heads, block, masks, copies; strategies and system names",
+    "latticebpd/decoding": "the loop, acceptance, stopping, generation config",
+    "latticebpd/jacobi": "Jacobi decoding, trajectories, dependency graphs",
+    "latticebpd/measuring": "oracle, comparisons, tuning, calibration, timing",
+    "latticebpd/report": "pages, plots, the demo's table",
     "latticebpd/cli": "one file per command",
+    "latticebpd": "console, version, public names",
     "lm_training": "makes what latticebpd loads",
     "lm_training/data": "files to token ids",
     "lm_training/ngram": "n-gram models from counts",
-    "lm_training/neural": "heads, drafters, rescorers, translators: one loop trains all",
+    "lm_training/training": "one loop, options, optimizers",
+    "lm_training/families": "a family's objective: heads, block, masks, rescorers, translators",
     "lm_training/cli": "its commands",
 }
 """Folder -> what it holds, from the lowest to the highest; folders within belong to the one that is named."""
@@ -39,7 +42,8 @@ text { fill: #1c2024; font: 14px system-ui, sans-serif } .faint { fill: #60666c;
 .box { fill: #fff; stroke: #d9dcdf } .room { fill: #eaf3f9; stroke: #0072b2 }
 .mid { fill: #fdf1e8; stroke: #c45100 } .end { fill: #e8f5f0; stroke: #00835e }
 @media (prefers-color-scheme: dark) {
-text { fill: #e6e8ea } .faint { fill: #a2a9b0 } .ground { fill: #14171a } .line { stroke: #a2a9b0 } .tip { fill: #a2a9b0 }
+text { fill: #e6e8ea } .faint { fill: #a2a9b0 } .ground { fill: #14171a } .line { stroke: #a2a9b0 }
+.tip { fill: #a2a9b0 }
 .box { fill: #1b1f23; stroke: #3a4046 } .room { fill: #12293a; stroke: #5ab4ec }
 .mid { fill: #3a2412; stroke: #ff9248 } .end { fill: #0f2f26; stroke: #2fc79a } }
 </style><defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">
@@ -48,10 +52,9 @@ text { fill: #e6e8ea } .faint { fill: #a2a9b0 } .ground { fill: #14171a } .line 
 
 def svg(width: int, height: int, label: str, parts: list[str]) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        f'aria-label="{escape(label)}">\n{STYLE}\n<rect class="ground" width="{width}" height="{height}" rx="10"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+        f' role="img" aria-label="{escape(label)}">\n{STYLE}\n<rect class="ground" width="{width}" height="{height}"'
+        ' rx="10"/>\n' + "\n".join(parts) + "\n</svg>\n"
     )
 
 
@@ -59,14 +62,18 @@ def box(x: int, y: int, width: int, height: int, kind: str, *lines: str) -> str:
     """A box; its first line is bold."""
     middle = y + height / 2 + 5 - 8.5 * (len(lines) - 1)
     texts = [
-        f'<text class="m {"b" if i == 0 else "faint"}" x="{x + width / 2:g}" y="{middle + 17 * i:g}">{escape(line)}</text>'
+        f'<text class="m {"b" if i == 0 else "faint"}" x="{x + width / 2:g}"'
+        f' y="{middle + 17 * i:g}">{escape(line)}</text>'
         for i, line in enumerate(lines)
     ]
     return f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="8"/>' + "".join(texts)
 
 
 def arrow(path: str, dashed: bool = False) -> str:
-    return f'<path class="line" d="{path}" marker-end="url(#tip)"{" stroke-dasharray=" + chr(34) + "4 4" + chr(34) if dashed else ""}/>'
+    return (
+        f'<path class="line" d="{path}"'
+        f' marker-end="url(#tip)"{" stroke-dasharray=" + chr(34) + "4 4" + chr(34) if dashed else ""}/>'
+    )
 
 
 def rooms() -> str:
@@ -75,7 +82,7 @@ def rooms() -> str:
     of_latticebpd = [name.split("/")[1] for name in ROOMS if name.startswith("latticebpd/")]
     left, width, row, top = 24, 620, 40, 96
     bottom = top + row * len(of_latticebpd)
-    parts.append(box(left, 20, width, 52, "mid", "lm_training", "data · ngram · neural · cli"))
+    parts.append(box(left, 20, width, 52, "mid", "lm_training", "data · ngram · training · families · cli"))
     parts.append(f'<rect class="box" x="{left}" y="{top - 8}" width="{width}" height="{bottom - top + 14}" rx="10"/>')
     for place, name in enumerate(reversed(of_latticebpd)):
         y = top + row * place
@@ -115,20 +122,28 @@ def flow() -> str:
         arrow("M325 350V408"), arrow("M400 440H458"), arrow("M630 440H688"),
     ]  # fmt: skip
     return svg(
-        850, 490, "Data flow: source, lattices, strategy and scorer, draft tree, verification, acceptance, committed tokens, states", parts
+        850,
+        490,
+        "Data flow: source, lattices, strategy and scorer, draft tree, verification, acceptance, committed tokens,"
+        " states",
+        parts,
     )
 
 
 def modules() -> str:
     """A table of all modules, by room."""
     owner: dict[str, list[str]] = {name: [] for name in ROOMS}
-    for path in sorted(path for package in ("fst", "latticebpd", "lm_training") for path in (ROOT / package).rglob("*.py")):
+    for path in sorted(
+        path for package in ("fst", "latticebpd", "lm_training") for path in (ROOT / package).rglob("*.py")
+    ):
         if path.name.startswith("_"):
             continue
         folder = path.parent.relative_to(ROOT)
         room = next(str(name) for name in (folder, *folder.parents) if str(name) in ROOMS)
         owner[room].append("/".join([*folder.relative_to(room).parts, path.stem]))
-    rows = [f"| `{room}` | {ROOMS[room]} | {', '.join(f'`{name}`' for name in names)} |" for room, names in owner.items()]
+    rows = [
+        f"| `{room}` | {ROOMS[room]} | {', '.join(f'`{name}`' for name in names)} |" for room, names in owner.items()
+    ]
     return "\n".join([BEGIN, "", "| folder | holds | modules |", "|---|---|---|", *rows, "", END])
 
 

@@ -1,7 +1,7 @@
 """Run a notebook's cells and store what they show: ``python docs/notebook.py docs/tour.ipynb``.
 
-A kernel of Jupyter's would bring thirty packages for what is two dozen lines: the cells run one after the other in one namespace; what
-they print and the value of a last expression are the outputs.
+A kernel of Jupyter's would bring thirty packages for what is two dozen lines: the cells run one after the other in one
+namespace; what they print and the value of a last expression are the outputs.
 """
 
 from __future__ import annotations
@@ -62,5 +62,6 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
         path.write_text(
-            json.dumps(run(json.loads(path.read_text(encoding="utf-8"))), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(run(json.loads(path.read_text(encoding="utf-8"))), indent=1, ensure_ascii=False) + "\n",
+            encoding="utf-8",
         )

@@ -5,7 +5,8 @@ Overview of types, in the order in which data flows through them::
     heads' logits -> SausageLattice -> rescore -> Drafts ─┐
                                     -> draft_tree ────────┴-> DraftTree -> generate (verify, accept, commit)
 
-Each name is loaded when it is first used, so that those which need numpy alone leave torch out; ``__init__.pyi`` lists them all.
+Each name is loaded when it is first used, so that those which need numpy alone leave torch out; ``__init__.pyi`` lists
+them all.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import fst
 
 if not hasattr(fst, "NgramModel"):  # some other module of this common name comes first on the path
     raise ImportError(
-        f"expected latticebpd's own package 'fst', but {getattr(fst, '__file__', None) or list(fst.__path__)} comes first "
-        f"on the import path; rename it or put {Path(__file__).parent.parent} before it"
+        f"expected latticebpd's own package 'fst', but {getattr(fst, '__file__', None) or list(fst.__path__)} comes"
+        f" first on the import path; rename it or put {Path(__file__).parent.parent} before it"
     )
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from latticebpd.cli import main
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 

@@ -29,11 +29,11 @@ import pywrapfst
 
 import fst
 from fst.const_file import ARC, STATE
-from latticebpd.analysis.stream import blocks
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.lattice_files import blocks
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.trigrams import good_model
 
@@ -44,8 +44,28 @@ WORDS = [
     b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:", b"\\data\\",
     b"ngram 2=999999999999", b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647", b"-0", b"1e-400",
 ]  # fmt: skip
-BYTES = [struct.pack("<q", value) for value in INTEGERS] + [struct.pack("<f", np.float32(np.clip(value, -3e38, 3e38))) for value in FLOATS]
-TYPES = ["<f2", "<f4", "<f8", ">f8", "<i1", "<u1", "<u2", "<i4", ">i4", "<u8", "<i8", "|b1", "<c16", "<U3", "|S4", "<M8[s]", "|V8"]
+BYTES = [struct.pack("<q", value) for value in INTEGERS] + [
+    struct.pack("<f", np.float32(np.clip(value, -3e38, 3e38))) for value in FLOATS
+]
+TYPES = [
+    "<f2",
+    "<f4",
+    "<f8",
+    ">f8",
+    "<i1",
+    "<u1",
+    "<u2",
+    "<i4",
+    ">i4",
+    "<u8",
+    "<i8",
+    "|b1",
+    "<c16",
+    "<U3",
+    "|S4",
+    "<M8[s]",
+    "|V8",
+]
 HEADERS = [
     b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()", b"'shape': (10**30,)", b"True",
     b"'descr': '|O'", b"'descr': [('a', '<i4')]", b"\xff", b"# ", b"lambda: 0", b"1j",
@@ -135,7 +155,10 @@ def records(data: bytes, rng: Random) -> bytes:
             case 1:  # of a const file's records; elsewhere any number
                 kind = pick([STATE, ARC], rng)
                 name = pick(list(kind.names), rng)
-                layout, offset = kind[name].str.replace("f4", "f").replace("u4", "i").replace("i4", "i"), kind.fields[name][1]
+                layout, offset = (
+                    kind[name].str.replace("f4", "f").replace("u4", "i").replace("i4", "i"),
+                    kind.fields[name][1],
+                )
                 last = (len(damaged) - kind.itemsize - offset) // kind.itemsize
                 at = len(damaged) - kind.itemsize * int(rng.integers(1, max(2, last))) + offset
             case 2:
@@ -143,7 +166,11 @@ def records(data: bytes, rng: Random) -> bytes:
             case _:
                 layout, at = "<f", int(rng.integers(len(damaged) // 4)) * 4
         value = pick(FLOATS, rng) if layout == "<f" else pick(INTEGERS, rng)
-        value = np.float32(np.clip(value, -3e38, 3e38)) if layout == "<f" else value & ((1 << 8 * struct.calcsize(layout)) - 1)
+        value = (
+            np.float32(np.clip(value, -3e38, 3e38))
+            if layout == "<f"
+            else value & ((1 << 8 * struct.calcsize(layout)) - 1)
+        )
         packed = struct.pack(layout.replace("i", "I").replace("q", "Q"), value)
         if 0 <= at <= len(damaged) - len(packed):
             damaged[at : at + len(packed)] = packed
@@ -193,7 +220,9 @@ def changed(array: np.ndarray, rng: Random) -> np.ndarray:
     match int(rng.integers(5)):
         case 0 | 1 if array.size and array.dtype.kind in "fiu":
             with np.errstate(all="ignore"):
-                values = np.array(FLOATS if array.dtype.kind == "f" else INTEGERS, np.float64 if array.dtype.kind == "f" else np.int64)
+                values = np.array(
+                    FLOATS if array.dtype.kind == "f" else INTEGERS, np.float64 if array.dtype.kind == "f" else np.int64
+                )
                 array.reshape(-1)[int(rng.integers(array.size))] = pick(list(values.astype(array.dtype)), rng)
             return array
         case 2:
@@ -203,10 +232,22 @@ def changed(array: np.ndarray, rng: Random) -> np.ndarray:
             except (ValueError, TypeError, OverflowError, RuntimeError):
                 return array
         case 3:
-            cut: np.ndarray = array[: int(rng.integers(len(array) + 1))] if rng.random() < 0.5 else np.concatenate([array, array])
+            cut: np.ndarray = (
+                array[: int(rng.integers(len(array) + 1))] if rng.random() < 0.5 else np.concatenate([array, array])
+            )
             return cut
         case _:
-            return pick([array.T, array.reshape(-1), array[None], array[..., None], array[..., :0], np.zeros((2**20, 0), array.dtype)], rng)
+            return pick(
+                [
+                    array.T,
+                    array.reshape(-1),
+                    array[None],
+                    array[..., None],
+                    array[..., :0],
+                    np.zeros((2**20, 0), array.dtype),
+                ],
+                rng,
+            )
 
 
 def stored(array: np.ndarray) -> bytes:
@@ -247,9 +288,20 @@ def good_lattices(half: bool = False) -> LatticeSet:
     log_probs = np.log(rng.dirichlet(np.ones(4), (5, 3))).astype(np.float32)
     context = np.array([[-1, -1], [-1, 3], [3, 4], [4, 1], [-1, -1]], np.int32)
     entropy = rng.uniform(0, 2, (5, 4)).astype(np.float32)
-    sequence, transitions = np.array([0, 0, 0, 0, 1]), rng.normal(0, 1, (5, 2, 4, 4)).astype(np.float16 if half else np.float32)
+    sequence, transitions = (
+        np.array([0, 0, 0, 0, 1]),
+        rng.normal(0, 1, (5, 2, 4, 4)).astype(np.float16 if half else np.float32),
+    )
     return LatticeSet(
-        tokens, log_probs, tokens[:, :, 0], context, "sha256:0", sequence, entropy, "a model, a text", transitions=transitions
+        tokens,
+        log_probs,
+        tokens[:, :, 0],
+        context,
+        "sha256:0",
+        sequence,
+        entropy,
+        "a model, a text",
+        transitions=transitions,
     )
 
 
@@ -286,10 +338,14 @@ def use_lattices(path: Path) -> None:
 
 def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.ndarray) -> None:
     for lm in (None, MODEL):
-        paths, scores = fst.nbest_paths(lattice.tokens, lattice.log_probs, lm, p=3, context=context, transitions=lattice.transitions)
+        paths, scores = fst.nbest_paths(
+            lattice.tokens, lattice.log_probs, lm, p=3, context=context, transitions=lattice.transitions
+        )
         assert len(paths) == min(3, lattice.num_paths)
         assert np.isfinite(scores).all()
-        fst.best_first_tree(lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context, transitions=lattice.transitions)
+        fst.best_first_tree(
+            lattice.tokens, lattice.log_probs, lm, num_nodes=5, context=context, transitions=lattice.transitions
+        )
         fst.arc_posteriors(lattice.tokens, lattice.log_probs, lm, context=context, transitions=lattice.transitions)
     assert (oracle_path(lattice, continuation) >= 0).all()
     lattice.top_arcs(2).to_fst()
@@ -384,7 +440,9 @@ def main() -> None:
         path.unlink()
     kept.rmdir()
     loaded = sum(usable.values())
-    print(f"fuzz: {arguments.rounds} files, {loaded} usable, {arguments.rounds - loaded} refused, at most {grown:.0f} MiB more memory")
+    print(
+        f"fuzz: {arguments.rounds} files, {loaded} usable, {arguments.rounds - loaded} refused, at most {grown:.0f} MiB more memory"
+    )
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
 selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
-  tests/fst/test_ngram_model.py tests/fst/test_product.py tests/latticebpd/models/test_narrow_kernels.py)
+  tests/fst/test_ngram_model.py tests/fst/test_product.py tests/latticebpd/cpu/test_kernels.py)
 if [[ "${1:-}" == "--quick" ]]; then
   rounds=${ROUNDS:-3000}
-  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/latticebpd/models/test_narrow_kernels.py)
+  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/latticebpd/cpu/test_kernels.py)
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2
   exit 2
@@ -23,8 +23,8 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cp -r LICENSE README.md fst latticebpd lm_training pyproject.toml setup.cfg setup.py tests "$scratch"
 cd "$scratch"
-rm -f fst/*.so latticebpd/models/*.so
-g++ -std=c++20 -O1 -g -fsanitize=thread -pthread tests/latticebpd/models/pool.cpp -o pool
+rm -f fst/*.so latticebpd/cpu/*.so
+g++ -std=c++20 -O1 -g -fsanitize=thread -pthread tests/latticebpd/cpu/pool.cpp -o pool
 TSAN_OPTIONS=die_after_fork=0 ./pool
 LATTICEBPD_SANITIZE=1 python setup.py -q build_ext --inplace
 

@@ -2,8 +2,8 @@
 
     latticebpd lattices --prompts held-out.npz --model smollm2-135m --drafter-model BLOCK --teacher-force --context 1024 -k 32 -o HELD
     latticebpd lattices --prompts question.jsonl --model smollm2-135m --drafter-model BLOCK --context 2048 -k 32 -o ASKED
-    python benchmarks/smollm2/compare_drafters.py --drafter block HELD ASKED --drafter bigram HELD-2 ASKED-2 --lm lm.fst -o results.csv
-    python benchmarks/smollm2/compare_drafters.py --table benchmarks/smollm2/results/drafters.csv
+    python -m benchmarks.smollm2.compare_drafters --drafter block HELD ASKED --drafter bigram HELD-2 ASKED-2 --lm lm.fst -o results.csv
+    python -m benchmarks.smollm2.compare_drafters --table benchmarks/smollm2/results/drafters.csv
 
 Every drafter has a name, lattices of held-out answers, on half of which its weights are tuned and its calibration fitted, and lattices
 that are walked.  The answers are the model's own greedy text, so that a walk makes the calls of a decode.  Systems: *chain* is the best
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import interval
 from rich.console import Console
 from rich.table import Table
-from trees import ALL, VARIANTS, Following, answers, gain, walk
 
 import fst
+from benchmarks.smollm2.intervals import interval
+from benchmarks.smollm2.trees import ALL, VARIANTS, Following, answers, gain, walk
 from latticebpd import LatticeDrafter
-from latticebpd.analysis.calibrating import calibrate
-from latticebpd.analysis.tuning import draw_examples, tune
-from latticebpd.drafting.sources import SavedTopK
-from latticebpd.drafting.strategies import Best, GreedyChain, Strategy, Tree, Vanilla
+from latticebpd.drafters.lattice_sources import SavedTopK
+from latticebpd.drafters.strategies import Best, GreedyChain, Strategy, Tree, Vanilla
 from latticebpd.lattices.shards import texts_of
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.tuning import draw_examples, tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 
@@ -48,7 +48,10 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
     features = {"calibrated, no text": VARIANTS["+ its orders"], "calibrated": VARIANTS[ALL]}
     fitted = {name: calibrate([fit], lm, examples, positions, 0, of)[0] for name, of in features.items()}
     scorers, plain = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}, NgramScorer(None)
-    weight = {name: tune([fit], lm, name, examples=examples)[0].alpha for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))}
+    weight = {
+        name: tune([fit], lm, name, examples=examples)[0].alpha
+        for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
+    }
     out.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
     made: dict[str, Strategy] = {
         "best of every slot": Vanilla(),
@@ -66,7 +69,14 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", nargs=3, action="append", default=[], metavar=("NAME", "FIT", "WALK"), help="name and two directories")
+    parser.add_argument(
+        "--drafter",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("NAME", "FIT", "WALK"),
+        help="name and two directories",
+    )
     parser.add_argument("--lm", type=Path)
     parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
     parser.add_argument("-o", "--output", type=Path, help="CSV file of all walks")
@@ -115,7 +125,11 @@ def show(path: Path) -> None:
     made = Table("drafter", "gain over its tree", *map(str, SIZES), box=None)
     for drafter in drafters:
         for kind in KINDS[1:]:
-            made.add_row(drafter, kind, *(gain(found[drafter, f"{size} {kind}"], found[drafter, f"{size} tree"]) for size in SIZES))
+            made.add_row(
+                drafter,
+                kind,
+                *(gain(found[drafter, f"{size} {kind}"], found[drafter, f"{size} tree"]) for size in SIZES),
+            )
     out.print(made)
 
 

@@ -1,6 +1,6 @@
 """What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, `latticebpd.narrow`.
 
-    python benchmarks/smollm2/curve.py --rounds 12
+    python -m benchmarks.smollm2.curve --rounds 12
 
 One thread, CPU time (wall-clock time with more), the least of all rounds; every token's logits are computed.  Ways take turns.
 """
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from latticebpd import DraftTree, narrow
-from latticebpd.models.pretrained import load_stock
-from latticebpd.verification import verifier_for
+from latticebpd.drafters.pretrained import load_stock
+from latticebpd.target.verifier_choice import verifier_for
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 17, 33, 65)
 CONTEXT = 200

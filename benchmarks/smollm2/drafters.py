@@ -1,7 +1,7 @@
 """Block drafters of SmolLM2-135M-Instruct from its own text: DFlash's kind, its causal twin of the same budget, bigrams on both.
 
-    python benchmarks/smollm2/make.py --data DIR --work WORK
-    python benchmarks/smollm2/drafters.py --work WORK
+    python -m benchmarks.smollm2.make --data DIR --work WORK
+    python -m benchmarks.smollm2.drafters --work WORK
 
 WORK/blocks then holds states of whole texts and, each in a directory of its own, the drafters; a stopped run is taken up where it was.
 All read the states of layers 2, 15 and 28 and draft eight tokens behind the anchor, of the tokens that the heads know.
@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from make import MODEL
-from resuming import latticebpd, stage  # beside what make has put on the path
-
+from benchmarks.resuming import latticebpd, stage
+from benchmarks.smollm2.make import MODEL
 from latticebpd.lattices.texts import Texts
 
 LAYERS = "2,15,28"
@@ -32,7 +31,20 @@ def drafters(work: Path, model: str, shortlist: str, steps: int, bigram_steps: i
     data = [place / name for name in ("train.npz", "held-out.npz")]
     for copy in data:  # heads' states, of written tokens alone, may stand beside the texts themselves
         stage(copy, lambda copy=copy: Texts.load(work / copy.name).save(copy))  # type: ignore[misc]
-    latticebpd("train", "hidden", *data, "--model", model, "--base-dtype", "bfloat16", "--whole", "--layers", LAYERS, "--shard-texts", 64)
+    latticebpd(
+        "train",
+        "hidden",
+        *data,
+        "--model",
+        model,
+        "--base-dtype",
+        "bfloat16",
+        "--whole",
+        "--layers",
+        LAYERS,
+        "--shard-texts",
+        64,
+    )
     common = (data[0], "--validation", data[1], "--model", model, "--base-dtype", "bfloat16", *OPTIONS)
     for name, more in (("bidirectional", ()), ("causal", ("--causal",))):
         latticebpd(
@@ -49,12 +61,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder that make.py has filled")
     parser.add_argument("--model", default=MODEL, help="target")
-    parser.add_argument("--shortlist", default=MODEL, help="whose heads' tokens are drafted, or how many of the text's own")
+    parser.add_argument(
+        "--shortlist", default=MODEL, help="whose heads' tokens are drafted, or how many of the text's own"
+    )
     parser.add_argument("--steps", type=int, default=420, help="updates of each drafter")
     parser.add_argument("--bigram-steps", type=int, default=150, help="updates of each bigram")
     parser.add_argument("--rank", type=int, default=64, help="of the bigrams")
     arguments = parser.parse_args()
-    drafters(arguments.work, arguments.model, arguments.shortlist, arguments.steps, arguments.bigram_steps, arguments.rank)
+    drafters(
+        arguments.work, arguments.model, arguments.shortlist, arguments.steps, arguments.bigram_steps, arguments.rank
+    )
 
 
 if __name__ == "__main__":

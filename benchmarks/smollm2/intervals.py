@@ -7,7 +7,9 @@ import numpy as np
 RESAMPLES = 2000
 
 
-def interval(tokens: np.ndarray, calls: np.ndarray, other: tuple[np.ndarray, np.ndarray] | None = None) -> tuple[float, float, float]:
+def interval(
+    tokens: np.ndarray, calls: np.ndarray, other: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[float, float, float]:
     """Pooled tokens per call of texts ``[texts]``, low and high; or how much more, as a share, than those of another system."""
     drawn = np.random.default_rng(0).integers(0, len(calls), (RESAMPLES, len(calls)))
 

@@ -1,7 +1,7 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/smollm2/make.py --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
+    python -m benchmarks.smollm2.make --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
 the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
@@ -14,21 +14,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
 from fst.files import replacing
+from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.catalogue import resolved
-from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.pretrained import load_stock, load_tokenizer
+from latticebpd.target.catalogue import resolved
+from latticebpd.target.chat import ChatTemplate
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
-from resuming import latticebpd, stage  # noqa: E402
+from benchmarks.resuming import latticebpd, stage
+from benchmarks.smollm2.prompts import save_prompts
 
 MODEL = "smollm2-135m"
 END = 2
@@ -57,10 +55,15 @@ def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tup
     """The prompts' numbers, and prompts and answers joined again."""
     with np.load(path, allow_pickle=False) as file:
         if str(file["prompts"]) != prompts_hash:
-            raise ValueError(f"{path}: expected the answers to the prompts of this data ({prompts_hash}), got {file['prompts']}")
+            raise ValueError(
+                f"{path}: expected the answers to the prompts of this data ({prompts_hash}), got {file['prompts']}"
+            )
         ids, lengths, tokens = file["ids"].astype(np.int64), file["lengths"].astype(np.int64), file["tokens"]
     answers = np.split(tokens, np.cumsum(lengths)[:-1])
-    rows = [np.concatenate([np.array(prompts[number], np.uint16), answer]) for number, answer in zip(ids.tolist(), answers, strict=True)]
+    rows = [
+        np.concatenate([np.array(prompts[number], np.uint16), answer])
+        for number, answer in zip(ids.tolist(), answers, strict=True)
+    ]
     return ids, Texts.of_rows(rows, [len(prompts[number]) for number in ids.tolist()], np.uint16)
 
 
@@ -74,8 +77,7 @@ def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
 def conversations(work: Path, data: Path) -> Path:
     """What the model is asked, as `prompts.py` chooses it."""
     made = work / "prompts.jsonl"
-    command = [sys.executable, HERE / "prompts.py", "--data", data, "-o", made]
-    return stage(made, lambda: subprocess.run(command, check=True))
+    return stage(made, lambda: save_prompts(data, made, MODEL))
 
 
 def people_corpus(work: Path, data: Path) -> Path:
@@ -95,9 +97,9 @@ def own_text(work: Path, data: Path, more: bool, answers: int | None = None) -> 
     ids, texts = load_answers(known, prompts, digest)
     if more:
         missing = sorted(set(range(len(prompts))) - set(ids.tolist()))
-        Texts.of_rows([prompts[number] for number in missing], [len(prompts[number]) for number in missing], np.uint16).save(
-            work / "asked.npz"
-        )
+        Texts.of_rows(
+            [prompts[number] for number in missing], [len(prompts[number]) for number in missing], np.uint16
+        ).save(work / "asked.npz")
         latticebpd("distill", work / "asked.npz", "--model", MODEL, "-o", work / "written", "--max-new-tokens", 256)
         from lm_training.data.distill import load_distilled
 
@@ -169,13 +171,21 @@ def rescorer(work: Path, train: Path, held: Path, preset: str) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name"
+    )
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
-    parser.add_argument("--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet")
+    parser.add_argument(
+        "--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet"
+    )
     parser.add_argument("--answers", type=int, help="learn from so many answers only; all by default")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument("--rescorer", nargs="?", const="tiny", help="also train a neural rescorer of this shape; the package has none")
-    parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads")
+    parser.add_argument(
+        "--rescorer", nargs="?", const="tiny", help="also train a neural rescorer of this shape; the package has none"
+    )
+    parser.add_argument(
+        "--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads"
+    )
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.more_text, arguments.answers)

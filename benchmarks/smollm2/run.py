@@ -1,9 +1,9 @@
 """Spec-Bench on a real pretrained model: tokens per call and per second of every system, beside what a user would pick instead.
 
     latticebpd models get smollm2-135m
-    python benchmarks/smollm2/run.py question.jsonl -o results.csv --limit 10 --threads 2
-    python benchmarks/smollm2/run.py question.jsonl -o results.csv --table       # of what is there already
-    python benchmarks/smollm2/run.py question.jsonl -o batches.csv --batch 4 --longest 200 --costs costs.json
+    python -m benchmarks.smollm2.run question.jsonl -o results.csv --limit 10 --threads 2
+    python -m benchmarks.smollm2.run question.jsonl -o results.csv --table       # of what is there already
+    python -m benchmarks.smollm2.run question.jsonl -o batches.csv --batch 4 --longest 200 --costs costs.json
 
 Systems take turns on each question, or batch of questions, in an order that rotates, so that a drift of the machine's speed meets all
 alike; every decode is one line of the CSV file, and the same command goes on where it was stopped.  Batches of each size, like kernels,
@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from intervals import interval
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.smollm2.intervals import interval
 from latticebpd import Blocks, BlockwiseLM, generate, load_block_drafter, narrow
-from latticebpd.analysis.spec_bench import Question, read_questions
-from latticebpd.drafting import Heads, Source, drafter_named
-from latticebpd.drafting.costs import CostCurve
-from latticebpd.drafting.defaults import lattice_shape
-from latticebpd.drafting.lattice_drafter import HindsightDrafter
-from latticebpd.models.base import BaseModel
-from latticebpd.models.chat import prompt_format
-from latticebpd.models.pretrained import lm_beside, load_model, load_stock, load_tokenizer
+from latticebpd.drafters import Heads, Source, drafter_named
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.default_systems import lattice_shape
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.pretrained import lm_beside, load_model, load_stock, load_tokenizer
+from latticebpd.measuring.spec_bench import Question, read_questions
+from latticebpd.target.chat import prompt_format
+from latticebpd.target.stock_model import BaseModel
 
 STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
 """`transformers`' own; the last with ``--assistant``."""
@@ -73,7 +73,10 @@ class Decode:
         if not path.exists():
             return []
         with open(path, newline="", encoding="utf-8") as file:
-            return [cls(**{each.name: _KINDS[each.type](row[each.name]) for each in fields(cls)}) for row in csv.DictReader(file)]
+            return [
+                cls(**{each.name: _KINDS[each.type](row[each.name]) for each in fields(cls)})
+                for row in csv.DictReader(file)
+            ]
 
     def append(self, path: Path) -> None:
         new = not path.exists()
@@ -136,10 +139,18 @@ class Bench:
         drafter = None if system in STOCK else self._drafter(system, references[0] if references else [])
         started = time.perf_counter()
         if drafter is None:
-            drafts: dict[str, dict[str, Any]] = {STOCK[1]: {"prompt_lookup_num_tokens": 10}, STOCK[2]: {"assistant_model": self.assistant}}
+            drafts: dict[str, dict[str, Any]] = {
+                STOCK[1]: {"prompt_lookup_num_tokens": 10},
+                STOCK[2]: {"assistant_model": self.assistant},
+            }
             self.calls = 0
             sequences = self.base.model.generate(
-                ids, attention_mask=mask, do_sample=False, max_new_tokens=self.max_new_tokens, **ends, **drafts.get(system, {})
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=self.max_new_tokens,
+                **ends,
+                **drafts.get(system, {}),
             )
         else:
             found = generate(self.served, ids, drafter, attention_mask=mask, max_new_tokens=self.max_new_tokens, **ends)
@@ -153,7 +164,9 @@ class Bench:
             calls, verified = (self.calls - 1 if len(texts) == 1 else count - len(texts)), 0
         equal = int(references is None or texts == references)
         first = questions[0]
-        return Decode(first.question_id, first.category, system, round(seconds, 4), count, calls, verified, equal), texts
+        return Decode(
+            first.question_id, first.category, system, round(seconds, 4), count, calls, verified, equal
+        ), texts
 
     def _written(self, tokens: list[int]) -> list[int]:
         """A row of new tokens up to its end; what follows is padding."""
@@ -204,7 +217,9 @@ def table(decodes: Iterable[Decode], title: str, batch: int = 1) -> Table:
         by_system.setdefault(decode.system, {})[decode.question] = decode
     questions = sorted(set.intersection(*(set(answers) for answers in by_system.values())))
     greedy = sum(by_system[STOCK[0]][question].seconds for question in questions)
-    made = Table("system", title=f"{title}, {len(questions)} {'questions' if batch == 1 else f'batches of {batch}'}", box=None)
+    made = Table(
+        "system", title=f"{title}, {len(questions)} {'questions' if batch == 1 else f'batches of {batch}'}", box=None
+    )
     for heading in ("tokens/call", "95 %", "verified/call", "tokens/s", "vs. generate()", "other texts"):
         made.add_column(heading, justify="right")
     for system, answers in by_system.items():
@@ -223,11 +238,17 @@ def table(decodes: Iterable[Decode], title: str, batch: int = 1) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file of all decodes; goes on where it ends")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="CSV file of all decodes; goes on where it ends"
+    )
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--lm", type=Path, help="n-gram model; that beside the model by default")
-    parser.add_argument("--drafter-model", type=Path, help="draft with this block drafter instead of heads; needs a file of its own")
-    parser.add_argument("--assistant", type=Path, help="also `generate(assistant_model=...)`: a directory of `train rescorer`, say")
+    parser.add_argument(
+        "--drafter-model", type=Path, help="draft with this block drafter instead of heads; needs a file of its own"
+    )
+    parser.add_argument(
+        "--assistant", type=Path, help="also `generate(assistant_model=...)`: a directory of `train rescorer`, say"
+    )
     parser.add_argument("-k", type=int, default=64, help="arcs per slot")
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
     parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
@@ -237,8 +258,12 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
     parser.add_argument("--costs", type=Path, help="of `latticebpd profile`: adds 64-calibrated trees cut to what pays")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--narrow", action="store_true", help="all systems on the kernels for few tokens; needs a file of its own")
-    parser.add_argument("--table", action="store_true", help="print the tables of what has been decoded, and decode nothing")
+    parser.add_argument(
+        "--narrow", action="store_true", help="all systems on the kernels for few tokens; needs a file of its own"
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of what has been decoded, and decode nothing"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     costs = None if arguments.costs is None else CostCurve.load(arguments.costs)
@@ -257,7 +282,11 @@ def main() -> None:
             systems = [system for system in systems if system not in (*STOCK[1:], "oracle")]
         known = {(decode.question, decode.system) for decode in done}
         longest = arguments.longest
-        fitting = [each for each in read_questions(arguments.questions) if longest is None or len(bench.prompt(each)) <= longest]
+        fitting = [
+            each
+            for each in read_questions(arguments.questions)
+            if longest is None or len(bench.prompt(each)) <= longest
+        ]
         asked = batches(chosen(fitting, arguments.limit), arguments.batch)
         for system in systems:
             bench.decode(system, asked[0], None)  # warms up

@@ -2,8 +2,8 @@
 
     latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --teacher-force --max-new-tokens 256 --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
-    python benchmarks/smollm2/trees.py --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
-    python benchmarks/smollm2/trees.py --table benchmarks/smollm2/results/trees.csv
+    python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
+    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv
 
 Weights are tuned and calibrations fitted on half of HELD's texts; walked are its other half and all of ASKED.  The answers are the
 model's own greedy text, so that a walk makes the calls of a decode.  Every text and system is one line of the CSV file.  Intervals:
@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import interval
 from rich.console import Console
 from rich.table import Table
 
 import fst
+from benchmarks.smollm2.intervals import interval
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
-from latticebpd.analysis import blocks
-from latticebpd.analysis.calibrating import calibrate
-from latticebpd.analysis.replay import accept_length
-from latticebpd.analysis.tuning import draw_examples, tune
-from latticebpd.drafting.sources import SavedTopK
-from latticebpd.drafting.strategies import Best, Oracle, Strategy, Tree, Vanilla
+from latticebpd.drafters.lattice_sources import SavedTopK
+from latticebpd.drafters.strategies import Best, Oracle, Strategy, Tree, Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import texts_of
+from latticebpd.measuring import blocks
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.replay import accept_length
+from latticebpd.measuring.tuning import draw_examples, tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 
@@ -44,14 +44,29 @@ ALL = "+ copies: calibrated"
 PAIRS = (
     ("16-best", "16-best:0-gram"),
     *((f"{size}-tree", f"{size}-tree:0-gram") for size in SIZES),
-    *((f"{size} {ALL}", other.format(size)) for size in SIZES for other in ("{}-tree", "copies+{}-tree", "{} less n-gram model")),
+    *(
+        (f"{size} {ALL}", other.format(size))
+        for size in SIZES
+        for other in ("{}-tree", "copies+{}-tree", "{} less n-gram model")
+    ),
     *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
     *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
 )
 """Systems whose difference is told, with its interval."""
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
-TEXT = ("seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer")
+TEXT = (
+    "seen",
+    "match_1",
+    "match_2",
+    "match_3",
+    "match_5",
+    "match_8",
+    "match_10",
+    "share_seen",
+    "share_1",
+    "share_longer",
+)
 COPIES = ("not_drafted",)
 VARIANTS = {
     "heads alone": HEADS,
@@ -135,7 +150,9 @@ def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
     for number, lattices in sorted(parts.items()):
         tokens, prompt_length = texts[number]
         joined = LatticeSet.joined(lattices)
-        in_order = np.full((len(joined), 1), PADDING, np.int32)  # without contexts, `SavedTopK` takes them by the length of the text
+        in_order = np.full(
+            (len(joined), 1), PADDING, np.int32
+        )  # without contexts, `SavedTopK` takes them by the length of the text
         yield Answer(list(tokens), prompt_length, replace(joined, context=in_order))
 
 
@@ -266,7 +283,13 @@ def gain(one: np.ndarray, other: np.ndarray) -> str:
 
 def table(data: str, rows: dict[str, np.ndarray]) -> Table:
     made = Table(
-        "system", "tokens/call", "95 %", "verified", "over the tree of its size", box=None, title=f"{data}, {len(rows['vanilla'])} answers"
+        "system",
+        "tokens/call",
+        "95 %",
+        "verified",
+        "over the tree of its size",
+        box=None,
+        title=f"{data}, {len(rows['vanilla'])} answers",
     )
     for name, each in rows.items():
         value, low, high = interval(each[:, 0], each[:, 1])

@@ -1,8 +1,8 @@
 """Kim 2024's tables and figures on SmolLM2-135M-Instruct: one resumable command.
 
     latticebpd models get smollm2-135m
-    python benchmarks/study/kim.py --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
-    python benchmarks/study/kim.py                                       # tables and figures of the committed counts, in seconds
+    python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
+    python -m benchmarks.study.kim                                       # tables and figures of the committed counts, in seconds
 
 ``EARLY`` is the model with heads that were trained for so many updates only, and ``RESCORER`` a neural rescorer; both as
 ``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then
@@ -17,45 +17,42 @@ import argparse
 import json
 import math
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import kim_tables
 import numpy as np
-from kim_tasks import TASKS, Task, chosen, held, own_prompts, records
-from measuring import RESULTS, write_csv
-
-sys.path.append(str(Path(__file__).parents[1] / "smollm2"))
-from make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
-from resuming import latticebpd, stage
-from trees import ALL, VARIANTS, narrowed
 
 import fst
+from benchmarks.resuming import latticebpd, stage
+from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
+from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
+from benchmarks.study import kim_tables
+from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts, records
+from benchmarks.study.measuring import RESULTS, write_csv
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.analysis.calibrating import calibrate
-from latticebpd.analysis.collecting import text_lattices
-from latticebpd.analysis.comparison import compare
-from latticebpd.analysis.entropy import BIN, head_entropy
-from latticebpd.analysis.oracle import tally
-from latticebpd.analysis.quality import exact_match, f1, perplexity, rouge_l
-from latticebpd.analysis.sweep import ALPHAS
-from latticebpd.analysis.tuning import draw_examples, tune
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import BlockwiseLM
-from latticebpd.models.chat import ChatTemplate
-from latticebpd.models.pretrained import load_blockwise, load_stock, load_tokenizer
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.collect import text_lattices
+from latticebpd.measuring.comparison import compare
+from latticebpd.measuring.entropy import BIN, head_entropy
+from latticebpd.measuring.oracle_tally import tally
+from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
+from latticebpd.measuring.sweep import ALPHAS
+from latticebpd.measuring.tuning import draw_examples, tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned, as_scorer
+from latticebpd.target.chat import ChatTemplate
 from lm_training.ngram.building import CountingOptions, Recipe, build
 from lm_training.ngram.inputs import Inputs
 from lm_training.ngram.perplexity import perplexity as ngram_perplexity
@@ -91,7 +88,9 @@ def prompts(work: Path, data: Path) -> Path:
             tuning, _ = chosen(task, task.tuning(data), TUNING, known, chat)
             test, refused = chosen(task, task.test(data), TEST, known, chat)
             if (len(tuning), len(test)) != (TUNING, TEST):
-                raise ValueError(f"{task.name}: expected {TUNING} and {TEST} texts, found {len(tuning)} and {len(test)}")
+                raise ValueError(
+                    f"{task.name}: expected {TUNING} and {TEST} texts, found {len(tuning)} and {len(test)}"
+                )
             rows += tuning + test
             texts = [{name: row[name] for name in ("source", "references")} for row in tuning + test]
             about[task.name] = {"refused": refused, "texts": texts}
@@ -198,7 +197,10 @@ def general_corpus(work: Path, data: Path) -> Path:
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
         behind = [held(row) > 1 for name in PEOPLE if "books" not in name for row in records(data / name)]
         free = [True] * (len(documents) - len(behind)) + behind  # the books come first
-        np.save(work / "general.npy", np.concatenate([each for each, here in zip(documents, free, strict=True) if here][::EVERY]))
+        np.save(
+            work / "general.npy",
+            np.concatenate([each for each, here in zip(documents, free, strict=True) if here][::EVERY]),
+        )
 
     people = people_corpus(work, data)
     return stage(work / "general.npy", make)
@@ -210,7 +212,11 @@ def own_corpus(work: Path) -> Path:
     def make() -> None:
         with np.load(OWN_TEXT, allow_pickle=False) as file:
             ids, answers = file["ids"], np.split(file["tokens"], np.cumsum(file["lengths"].astype(np.int64))[:-1])
-        rows = [np.append(answer[answer != END], END) for number, answer in zip(ids, answers, strict=True) if number % HELD_OUT]
+        rows = [
+            np.append(answer[answer != END], END)
+            for number, answer in zip(ids, answers, strict=True)
+            if number % HELD_OUT
+        ]
         np.save(work / "own.npy", np.concatenate(rows).astype(np.uint16))
 
     return stage(work / "own.npy", make)
@@ -235,15 +241,27 @@ def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
     made = work / "lm" / f"{corpus.stem}-{order}.fst"
     made.parent.mkdir(exist_ok=True)
     vocabulary = tokenizer().get_vocab()
-    recipe = Recipe(order=order, end_of_text=END, vocab_size=len(vocabulary), fingerprint=vocabulary_fingerprint(vocabulary), **options)
+    recipe = Recipe(
+        order=order,
+        end_of_text=END,
+        vocab_size=len(vocabulary),
+        fingerprint=vocabulary_fingerprint(vocabulary),
+        **options,
+    )
     counting = CountingOptions("sort", 3 << 30, 1)
     return stage(made, lambda: build(Inputs([corpus]), None, recipe, counting, made, made.with_suffix(".work")))
 
 
 def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     """General and in-domain n-gram models of each order, and a 4-gram of the model's own text, by names as g4, d2, own4."""
-    found = {f"g{order}": ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS) for order in (2, 3, 4)}
-    found |= {f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2)) for order in (2, 3, 4)}
+    found = {
+        f"g{order}": ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
+        for order in (2, 3, 4)
+    }
+    found |= {
+        f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2))
+        for order in (2, 3, 4)
+    }
     return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=(1, 1, 1, 2))}
 
 
@@ -264,7 +282,11 @@ CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
 EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
 """What heads after a part of their training are rescored by, and by which systems."""
-EARLY_SYSTEMS = (*(f"{system}:{name}" for name, systems in EARLY.items() for system in systems), "16-best:0-gram", "16-tree:0-gram")
+EARLY_SYSTEMS = (
+    *(f"{system}:{name}" for name, systems in EARLY.items() for system in systems),
+    "16-best:0-gram",
+    "16-tree:0-gram",
+)
 NEURAL = ("1-best",)
 """Systems of neural rescorers: the paper's local rescoring, greedy from slot to slot."""
 NEURAL_ALPHAS = (0.1, 0.25, 0.5, 1.0, 2.0)
@@ -279,7 +301,10 @@ SYSTEMS = (
 
 
 def tuned_models(
-    paths: Sequence[Path], models: Mapping[str, Any], rescored: Mapping[str, Sequence[str]] = RESCORED, alphas: Sequence[float] = ALPHAS
+    paths: Sequence[Path],
+    models: Mapping[str, Any],
+    rescored: Mapping[str, Sequence[str]] = RESCORED,
+    alphas: Sequence[float] = ALPHAS,
 ) -> dict[str, Tuned]:
     """Every language model with the weight of each of its systems, that of the fewest calls on the tuning texts."""
     found, examples = {}, len(draw_examples(paths, 10_000, 0)[1])
@@ -309,7 +334,9 @@ def by_text(lattices: LatticeSet) -> Iterator[tuple[int, LatticeSet]]:
 Row = dict[str, Any]
 
 
-def compared(task: str, cut_test: LatticeSet, models: Mapping[str, Any], systems: Sequence[str] = SYSTEMS) -> tuple[list[Row], ...]:
+def compared(
+    task: str, cut_test: LatticeSet, models: Mapping[str, Any], systems: Sequence[str] = SYSTEMS
+) -> tuple[list[Row], ...]:
     """Of every text: calls of every system, verified tokens of every system, and what became of the drafts of some."""
     calls, verified, drafts = [], [], []
     for number, lattices in by_text(cut_test):
@@ -362,13 +389,24 @@ def qualities(work: Path, task: Task, test: Part) -> list[Row]:
     for number in range(TUNING, TUNING + TEST):
         text, length = asked[first + number].tolist(), int(asked.prompt_lengths[first + number])
         answer = [token for token in written.get(tuple(text[:length]), []) if token != END]
-        row: Row = {"task": task.name, "text": number, "source": about[number]["source"], "prompt": length, "written": len(answer)}
+        row: Row = {
+            "task": task.name,
+            "text": number,
+            "source": about[number]["source"],
+            "prompt": length,
+            "written": len(answer),
+        }
         said, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
         if task.kind == "continue":
             nats = math.log(perplexity(model(), [(text, length)])) * (len(text) - length)
             row |= {"measure": "nats", "value": f"{nats:.3f}", "of": len(text) - length, "f1": ""}
         elif task.kind == "answer":
-            row |= {"measure": "exact match", "value": exact_match(said, references), "of": 1, "f1": f"{f1(said, references):.2f}"}
+            row |= {
+                "measure": "exact match",
+                "value": exact_match(said, references),
+                "of": 1,
+                "f1": f"{f1(said, references):.2f}",
+            }
         else:
             row |= {"measure": "ROUGE-L", "value": f"{rouge_l(said, references):.2f}", "of": 1, "f1": ""}
         rows.append(row)
@@ -388,7 +426,10 @@ def ngram_rows(task: str, models: Mapping[str, fst.NgramModel], test: Part) -> l
     """Sizes of the n-gram models, and their perplexity of what the model wrote."""
     texts = np.concatenate([np.array(text[max(0, length - 3) :][: NEW_TOKENS + 3]) for text, length in test.texts])
     told = {name: f"{ngram_perplexity(lm, texts).perplexity:.1f}" for name, lm in models.items()}
-    return [{"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": told[name]} for name, lm in models.items()]
+    return [
+        {"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": told[name]}
+        for name, lm in models.items()
+    ]
 
 
 # ---------------------------------------------------------------- everything
@@ -430,7 +471,9 @@ def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Pat
     scorer = NeuralRescorer.from_pretrained(rescorer)
     tuned = tuned_models([tuning.cut], {name: scorer}, {name: NEURAL}, NEURAL_ALPHAS)
     calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, [f"{system}:{name}" for system in NEURAL])
-    rows = [{"rescorer": name} | {column.removesuffix(f":{name}"): value for column, value in row.items()} for row in calls]
+    rows = [
+        {"rescorer": name} | {column.removesuffix(f":{name}"): value for column, value in row.items()} for row in calls
+    ]
     learnt = [json.loads(line) for line in (rescorer / "training-log.jsonl").read_text(encoding="utf-8").splitlines()]
     about = {
         "rescorer": name, "parameters": scorer.model.num_parameters(), "updates": learnt[-1]["step"],
@@ -466,16 +509,27 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
 
 
 def count_all(
-    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: Mapping[str, Path], rescorers: Mapping[str, Path]
+    work: Path,
+    data: Path,
+    tasks: Sequence[str],
+    results: Path,
+    heads: Mapping[str, Path],
+    rescorers: Mapping[str, Path],
 ) -> None:
     """The counts of all tasks, each from its file where it has been counted before, into the files of the results."""
     found = lattices(work, data, tasks)
-    rows = {name: kept(work / "counts" / f"{name}.json", partial(count_task, work, data, TASKS[name], found)) for name in tasks}
+    rows = {
+        name: kept(work / "counts" / f"{name}.json", partial(count_task, work, data, TASKS[name], found))
+        for name in tasks
+    }
     gather(rows.values(), results)
     for name in tasks:
         stored = work / "counts" / f"{name}-calibrated-{len(tasks)}.json"
         further = kept(stored, partial(count_calibrated, work, data, TASKS[name], found, tasks))
-        rows[name] |= {kind: [one | other for one, other in zip(rows[name][kind], each, strict=True)] for kind, each in further.items()}
+        rows[name] |= {
+            kind: [one | other for one, other in zip(rows[name][kind], each, strict=True)]
+            for kind, each in further.items()
+        }
     gather(rows.values(), results)
     further = []
     for updates, path in heads.items():
@@ -503,8 +557,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--heads", nargs="+", type=named, default=[], help="heads by the updates of their training, such as 200=EARLY")
-    parser.add_argument("--rescorers", nargs="+", type=named, default=[], help="neural rescorers by name, such as tiny=RESCORER")
+    parser.add_argument(
+        "--heads", nargs="+", type=named, default=[], help="heads by the updates of their training, such as 200=EARLY"
+    )
+    parser.add_argument(
+        "--rescorers", nargs="+", type=named, default=[], help="neural rescorers by name, such as tiny=RESCORER"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
     arguments = parser.parse_args()

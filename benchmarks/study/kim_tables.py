@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import math
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +17,10 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from latticebpd.analysis.entropy import h_max, regress
-from latticebpd.analysis.theme import FAINT, INK, MARKERS, SERIES, STYLE
-
-sys.path.append(str(Path(__file__).parents[1] / "smollm2"))
-from intervals import RESAMPLES, interval
-from measuring import interval as interval_of
+from benchmarks.smollm2.intervals import RESAMPLES, interval
+from benchmarks.study.measuring import interval as interval_of
+from latticebpd.measuring.entropy import h_max, regress
+from latticebpd.report.theme import FAINT, INK, MARKERS, SERIES, STYLE
 
 TITLES = {
     "lambada": "LAMBADA", "wikitext": "WikiText-2", "squad": "SQuAD", "xquad": "XQuAD-en", "policyqa": "PolicyQA",
@@ -146,7 +143,10 @@ def gains(counts: Counts, systems: dict[str, str], over: str = "vanilla", first:
     rows = []
     for task in [*counts.tasks, "all"]:
         shown = [f"{counts.efficiency(task, system)[0]:.2f}" for system in first]
-        cells = [f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system, over))}" for system in systems.values()]
+        cells = [
+            f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system, over))}"
+            for system in systems.values()
+        ]
         rows.append([TITLES[task], *shown, *cells])
     return markdown(["task", *("vanilla" if system == "vanilla" else system for system in first), *systems], rows)
 
@@ -170,9 +170,17 @@ def table_4_trees(counts: Counts) -> str:
     rows = []
     for task in [*counts.tasks, "all"]:
         rows.append([TITLES[task], *(f"{counts.efficiency(task, system)[0]:.2f}" for system in systems.values())])
-    rows.append(["gain over vanilla, %", *("{:.0f} ({:.0f}–{:.0f})".format(*counts.gain("all", system)) for system in systems.values())])
+    rows.append(
+        [
+            "gain over vanilla, %",
+            *("{:.0f} ({:.0f}–{:.0f})".format(*counts.gain("all", system)) for system in systems.values()),
+        ]
+    )
     verified = counts.rows("verified")
-    share = [counts.column(system, "all", verified).sum() / counts.walked("all", system)[1].sum() for system in systems.values()]
+    share = [
+        counts.column(system, "all", verified).sum() / counts.walked("all", system)[1].sum()
+        for system in systems.values()
+    ]
     rows.append(["verified tokens", *(f"{each:.0f}" for each in share)])
     return markdown(["task", *systems], rows)
 
@@ -189,12 +197,19 @@ def table_5(counts: Counts) -> str:
                 for name, total in (("win", win), ("loss", loss)) for what in ("repair", "regress")
             ]  # fmt: skip
             rows.append([title, TITLES[task], f"{tie:,.0f}", f"{win:,.0f}", *shares[:2], f"{loss:,.0f}", *shares[2:]])
-    return markdown(["rescorer", "task", "ties", "wins", "% repair", "% regress", "losses", "% repair", "% regress"], rows)
+    return markdown(
+        ["rescorer", "task", "ties", "wins", "% repair", "% regress", "losses", "% repair", "% regress"], rows
+    )
 
 
 def table_7(counts: Counts) -> str:
     """General against in-domain n-gram models."""
-    pairs = [("1-best:g2", "1-best:d2"), ("1-best:g3", "1-best:d3"), ("1-best:g4", "1-best:d4"), ("16-best:g4", "16-best:d4")]
+    pairs = [
+        ("1-best:g2", "1-best:d2"),
+        ("1-best:g3", "1-best:d3"),
+        ("1-best:g4", "1-best:d4"),
+        ("16-best:g4", "16-best:d4"),
+    ]
     sizes = {(row["task"], row["lm"]): row for row in counts.rows("ngrams")}
     rows = []
     for task in [*counts.tasks, "all"]:
@@ -202,14 +217,22 @@ def table_7(counts: Counts) -> str:
             f"{counts.efficiency(task, one)[0]:.2f}, {counts.efficiency(task, other)[0]:.2f}: {gained(counts.gain(task, other, one))}"
             for one, other in pairs
         ]
-        told = "" if task == "all" else " / ".join(f"{float(sizes[task, lm]['perplexity']):.0f}" for lm in ("g4", "d4", "own4"))
+        told = (
+            ""
+            if task == "all"
+            else " / ".join(f"{float(sizes[task, lm]['perplexity']):.0f}" for lm in ("g4", "d4", "own4"))
+        )
         rows.append([TITLES[task], *cells, told])
-    return markdown(["task", "2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows)
+    return markdown(
+        ["task", "2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows
+    )
 
 
 def table_8(counts: Counts) -> str:
     """Tuned weights."""
-    chosen = {(row["task"], row["lm"], row["system"]): row["alpha"] for row in counts.rows("weights") if row["chosen"] == "1"}
+    chosen = {
+        (row["task"], row["lm"], row["system"]): row["alpha"] for row in counts.rows("weights") if row["chosen"] == "1"
+    }
     systems = [(lm, system) for lm in ("g4", "d4", "own4") for system in ("1-best", "16-best", "16-tree")]
     names = {"g4": "4-gram", "d4": "in-domain", "own4": "own"}
     rows = [[TITLES[task], *(chosen[task, *system] for system in systems)] for task in counts.tasks]
@@ -221,7 +244,9 @@ def table_9(counts: Counts) -> str:
     made = {f"{order}-gram": f"1-best:g{order}" for order in (2, 3, 4)} | {"own 4-gram": "1-best:own4"}
     rows = []
     for task in [*counts.tasks, "all"]:
-        cells = [f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system))}" for system in made.values()]
+        cells = [
+            f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system))}" for system in made.values()
+        ]
         oracle = [f"{oracle_efficiency(counts, task, k, 9)[0]:.2f}" for k in (2, 16, 64)]
         rows.append([TITLES[task], f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells, *oracle])
     return markdown(["task", "vanilla", *made, "oracle, k=2", "k=16", "k=64"], rows)
@@ -262,7 +287,12 @@ def gain_difference(counts: Counts, first: str, second: str, system: str, over: 
 
     def measure(drawn: np.ndarray) -> np.ndarray:
         before, after = (
-            100 * (counts.column(over, "all", rows)[drawn].sum(axis=-1) / counts.column(system, "all", rows)[drawn].sum(axis=-1) - 1)
+            100
+            * (
+                counts.column(over, "all", rows)[drawn].sum(axis=-1)
+                / counts.column(system, "all", rows)[drawn].sum(axis=-1)
+                - 1
+            )
             for rows in (counts.stages[first], counts.stages[second])
         )
         found: np.ndarray = after - before
@@ -306,7 +336,11 @@ def table_rescorers(counts: Counts) -> str:
     neural = {name: [row for row in counts.rows("rescorers") if row["rescorer"] == name] for name in counts.rescorers}
     columns = {f"1-best, {name}": (f"1-best:{lm}", counts.calls) for name, lm in ngrams.items()}
     columns |= {f"1-best, {name}": ("1-best", rows) for name, rows in neural.items()}
-    told = {(row["task"], name): f"{float(row['perplexity']):.0f}" for name, rows in counts.rescorers.items() for row in rows}
+    told = {
+        (row["task"], name): f"{float(row['perplexity']):.0f}"
+        for name, rows in counts.rescorers.items()
+        for row in rows
+    }
     table = []
     for task in [*counts.tasks, "all"]:
         tokens, vanilla = counts.walked(task, "vanilla")
@@ -361,7 +395,9 @@ class Entropies:
         def told(means: np.ndarray, efficiency: np.ndarray) -> float:
             return regress(np.array([quantity(each) for each in means]), efficiency).r
 
-        drawn = [told(means, efficiency) for means, efficiency in zip(self.drawn_means, self.drawn_efficiency, strict=True)]
+        drawn = [
+            told(means, efficiency) for means, efficiency in zip(self.drawn_means, self.drawn_efficiency, strict=True)
+        ]
         low, high = np.nanquantile(drawn, [0.025, 0.975])
         return told(self.means, self.efficiency), float(low), float(high)
 
@@ -387,7 +423,11 @@ def gain_correlation(counts: Counts, system: str) -> tuple[float, float, float]:
     """Pearson's, across tasks, of vanilla block efficiency with a system's gain over it, and its interval."""
     rng, efficiencies = np.random.default_rng(0), []
     for task in counts.tasks:
-        tokens, vanilla, calls = counts.column("tokens", task), counts.column("vanilla", task), counts.column(system, task)
+        tokens, vanilla, calls = (
+            counts.column("tokens", task),
+            counts.column("vanilla", task),
+            counts.column(system, task),
+        )
         # The first of the draws is the texts themselves
         drawn = np.vstack([np.arange(len(tokens)), rng.integers(0, len(tokens), (RESAMPLES, len(tokens)))])
         all_tokens = tokens[drawn].sum(axis=1)
@@ -400,9 +440,17 @@ def gain_correlation(counts: Counts, system: str) -> tuple[float, float, float]:
 
 def table_correlations(counts: Counts) -> str:
     found = Entropies.of(counts)
-    rows = [[f"{name}; block efficiency", "{:.2f} ({:.2f} to {:.2f})".format(*found.correlation(q))] for name, q in QUANTITIES.items()]
+    rows = [
+        [f"{name}; block efficiency", "{:.2f} ({:.2f} to {:.2f})".format(*found.correlation(q))]
+        for name, q in QUANTITIES.items()
+    ]
     for title, system in (("1-best, 4-gram", "1-best:g4"), ("16-best, 4-gram", "16-best:g4")):
-        rows.append([f"block efficiency; gain of {title}", "{:.2f} ({:.2f} to {:.2f})".format(*gain_correlation(counts, system))])
+        rows.append(
+            [
+                f"block efficiency; gain of {title}",
+                "{:.2f} ({:.2f} to {:.2f})".format(*gain_correlation(counts, system)),
+            ]
+        )
     return markdown([f"across {len(counts.tasks)} tasks", "r"], rows)
 
 
@@ -428,14 +476,22 @@ def figure_3(counts: Counts) -> Figure:
         own = {float(row["from"]): int(row["calls"]) for row in bins if row["head"] == str(head)}
         at = np.arange(0, 9, 0.25)
         share = np.array([own.get(value, 0) for value in at]) / sum(own.values())
-        left.plot(at, share.reshape(-1, 2).sum(axis=1).repeat(2), drawstyle="steps-post", color=SERIES[number].light, label=f"head {head}")
+        left.plot(
+            at,
+            share.reshape(-1, 2).sum(axis=1).repeat(2),
+            drawstyle="steps-post",
+            color=SERIES[number].light,
+            label=f"head {head}",
+        )
     left.set_xlabel(f"entropy, nats, {TITLES[task]}")
     left.set_ylabel("share of calls")
     left.legend(fontsize=8)
     h = [QUANTITIES["h_max"](means) for means in found.means]
     right.plot(h, found.efficiency, MARKERS[0], color=SERIES[0].light, linestyle="")
     for at, efficiency, name in zip(h, found.efficiency, counts.tasks, strict=True):
-        right.annotate(TITLES[name], (at, efficiency), xytext=(4, 3), textcoords="offset points", fontsize=7, color=FAINT.light)
+        right.annotate(
+            TITLES[name], (at, efficiency), xytext=(4, 3), textcoords="offset points", fontsize=7, color=FAINT.light
+        )
     right.set_xlabel("h_max")
     right.set_ylabel("block efficiency, vanilla")
     right.set_xlim(0.5, 10.5)
@@ -454,7 +510,9 @@ def figure_6(counts: Counts) -> Figure:
                 own = [row for row in rows if row["k"] == str(k)]
                 found.append(interval(counts.column("tokens", task, own), counts.column(f"h{heads}", task, own)))
             middle, low, high = np.array(found).T
-            axes.plot(ks, middle, color=SERIES[number].light, marker=MARKERS[number], markersize=3, label=f"{heads} heads")
+            axes.plot(
+                ks, middle, color=SERIES[number].light, marker=MARKERS[number], markersize=3, label=f"{heads} heads"
+            )
             axes.fill_between(ks, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
         axes.set_xscale("log", base=2)
         axes.set_xticks(ks, [str(k) for k in ks])
@@ -499,7 +557,15 @@ def figure_heads(counts: Counts) -> Figure:
             axes.plot(efficiency, gain, color=color, linewidth=2 if task == "all" else 0.8)
             for number, (updates, x, y) in enumerate(zip(counts.stages, efficiency, gain, strict=True)):
                 label = f"{int(updates):,} updates" if task == "all" else None
-                axes.plot(x, y, MARKERS[number], color=SERIES[number].light, markersize=7 if task == "all" else 4, label=label, zorder=4)
+                axes.plot(
+                    x,
+                    y,
+                    MARKERS[number],
+                    color=SERIES[number].light,
+                    markersize=7 if task == "all" else 4,
+                    label=label,
+                    zorder=4,
+                )
         axes.set_xlabel("block efficiency, vanilla")
         axes.set_ylabel(f"gain of {title}, %")
     figure.axes[0].legend(fontsize=8)

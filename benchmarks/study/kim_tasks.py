@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latticebpd.models.chat import PlainText
+from latticebpd.target.chat import PlainText
 
 SHINGLE = 8
 """Words in a row that no text may share with what the heads were trained on."""
@@ -173,7 +173,10 @@ def summarised(data: Path) -> Iterator[str]:
 
 NEWS = ("GSA/digitalgov.gov", "rust-lang/blog", "18F/", "amir-zeldes/gum")
 SQUAD, XQUAD, POLICY = "qa/squad-dev.jsonl", "qa/xquad-en-test.jsonl", "qa/policyqa-test.jsonl"
-TUNED_ARTICLE, TEST_ARTICLES = "Civil_disobedience", ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change")
+TUNED_ARTICLE, TEST_ARTICLES = (
+    "Civil_disobedience",
+    ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change"),
+)
 TUNED_SITES = ("neworleansonline.com", "zacks.com")
 TASKS = {
     task.name: task
@@ -218,7 +221,9 @@ def own_prompts(path: Path) -> set[str]:
 INSTRUCTIONS = {kind: shingles(form) for kind, form in (("answer", QUESTION), ("summarise", SUMMARY))}
 
 
-def chosen(task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText) -> tuple[list[dict[str, Any]], int]:
+def chosen(
+    task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText
+) -> tuple[list[dict[str, Any]], int]:
     """The first ``count`` texts: ``tokens`` with ``prompt_tokens`` of prompt, references and source; and how many were refused.
 
     What a passage is continued with is in its tokens and its reference alike; a question's tokens are its prompt.
@@ -241,5 +246,7 @@ def chosen(task: Task, items: Iterator[Item], count: int, known: set[str], chat:
             prompt_tokens = len(tokens)
             if len(tokens) > MOST_PROMPT:
                 continue
-        found.append({"tokens": tokens, "prompt_tokens": prompt_tokens, "references": item.references, "source": item.source})
+        found.append(
+            {"tokens": tokens, "prompt_tokens": prompt_tokens, "references": item.references, "source": item.source}
+        )
     return found, refused

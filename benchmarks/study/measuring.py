@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.resuming import claim, stage
+from benchmarks.smollm2.intervals import RESAMPLES
+from benchmarks.smollm2.intervals import interval as pooled
 from fst.files import replacing
 from latticebpd import generate
-from latticebpd.models.blockwise import BlockwiseLM
-
-sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "smollm2")]
-from intervals import RESAMPLES
-from intervals import interval as pooled
-from resuming import claim, stage
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 __all__ = [
     "RESULTS",
@@ -76,7 +73,9 @@ def ended(row: Sequence[int], end: int) -> list[int]:
     return row[: row.index(end) + 1] if end in row else row
 
 
-def decode(model: Any, sources: Sequence[Sequence[int]], drafter: Any, rule: Any, max_new: int, rows: int = 50) -> Decoded:
+def decode(
+    model: Any, sources: Sequence[Sequence[int]], drafter: Any, rule: Any, max_new: int, rows: int = 50
+) -> Decoded:
     """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
     base = model.base if isinstance(model, BlockwiseLM) else model
     pad, end = base.config.pad_token_id, base.config.eos_token_id
@@ -120,7 +119,9 @@ def speed_rows(path: Path) -> list[dict[str, Any]]:
     for name, (seconds, tokens, calls) in taken.items():
         accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(seconds.mean())
         row = {"system": name, "accepted": accepted, "ms a token": milliseconds}
-        speedup = interval(lambda chosen, own=seconds: greedy[chosen].mean(axis=-1) / own[chosen].mean(axis=-1), len(greedy))
+        speedup = interval(
+            lambda chosen, own=seconds: greedy[chosen].mean(axis=-1) / own[chosen].mean(axis=-1), len(greedy)
+        )
         rows.append(row | {f"speedup{end}": value for end, value in zip(("", " low", " high"), speedup, strict=True)})
     return rows
 
@@ -167,12 +168,17 @@ def speed_table(rows: Sequence[dict[str, str]]) -> None:
     """What `speed_rows` found, on standard output."""
     print("\n| system | mean accepted block size | ms a token | over greedy |\n|---|---|---|---|")
     for row in rows:
-        print(f"| {row['system']} | {float(row['accepted']):.2f} | {float(row['ms a token']):.2f} | {spread(row, 'speedup')} |")
+        print(
+            f"| {row['system']} | {float(row['accepted']):.2f} | {float(row['ms a token']):.2f} | {spread(row, 'speedup')} |"
+        )
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]], digits: int = 4) -> None:
     """Numbers with so many digits behind the point."""
-    rounded = [{name: round(value, digits) if isinstance(value, float) else value for name, value in row.items()} for row in rows]
+    rounded = [
+        {name: round(value, digits) if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows
+    ]
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rounded[0]), lineterminator="\n")
         writer.writeheader()

@@ -1,8 +1,8 @@
 """Blockwise parallel decoding of a small translator (Stern 2018, tables 1 and 4, figure 4).
 
-    python benchmarks/study/stern.py --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
+    python -m benchmarks.study.stern --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
         --test multi30k-test_2016_flickr.jsonl                     # from scratch; the same command goes on
-    python benchmarks/study/stern.py                              # tables and figure again, from results/*.csv
+    python -m benchmarks.study.stern                              # tables and figure again, from results/*.csv
 
 *Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn people's translations.  *Distilled*: the teacher taught further
 on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the same, base model and heads learning
@@ -29,7 +29,11 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import (
+from tokenizers import Tokenizer
+
+from benchmarks.gad_recipe import cut, taught, teacher_of
+from benchmarks.resuming import latticebpd, slug
+from benchmarks.study.measuring import (
     RESULTS,
     Decoded,
     claim,
@@ -46,28 +50,28 @@ from measuring import (
     widened,
     write_csv,
 )
-from tokenizers import Tokenizer
-
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
-from latticebpd.analysis.theme import FAINT, MARKERS, SERIES, STYLE, png
-from latticebpd.drafting import Heads
+from latticebpd.drafters import Heads
+from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import new_heads
+from latticebpd.report.theme import FAINT, MARKERS, SERIES, STYLE, png
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import calibrated_scorer
 from lm_training.data.loading import load_texts
 from lm_training.data.pairs import encode_pairs, read_pairs, save_tokenizer
-from lm_training.neural.heads import train_heads
-from lm_training.neural.options import HeadTraining
-from lm_training.neural.translation import load_translator
-
-from gad_recipe import cut, taught, teacher_of  # isort: skip  # beside what measuring has put on the path
-from resuming import latticebpd, slug  # isort: skip
+from lm_training.families.heads import train_heads
+from lm_training.families.translators import load_translator
+from lm_training.training.training_options import HeadTraining
 
 MAX_NEW = 96
 EXACT: dict[str, Any] = {"exact": Exact()}
-LENIENT: dict[str, Any] = {"top-2": TopK(2), "top-3": TopK(3), "at least 2": MinimumBlock(2), "at least 3": MinimumBlock(3)}
+LENIENT: dict[str, Any] = {
+    "top-2": TopK(2),
+    "top-3": TopK(3),
+    "at least 2": MinimumBlock(2),
+    "at least 3": MinimumBlock(3),
+}
 OURS = "both, ours"
 SETTINGS = ("regular", "distilled", "fine-tuned", "both", OURS)
 """As table 1 has them, and one more; they are made in the order of the next line."""
@@ -111,7 +115,10 @@ class Study:
         if BASES[setting] is taught:
             return [load_texts(self.work / name, 0) for name in ("written", "written-val")]
         chosen = ((given.train, given.written), (given.validation, None))
-        return [encode_pairs(islice(read_pairs([path], given.source, given.target), limit), self.tokenizer) for path, limit in chosen]
+        return [
+            encode_pairs(islice(read_pairs([path], given.source, given.target), limit), self.tokenizer)
+            for path, limit in chosen
+        ]
 
     def heads(self, setting: str, k: int) -> Path:
         """Where the heads of a setting are kept."""
@@ -125,7 +132,9 @@ class Study:
             base = load_translator(self.base(setting))
             begun = None if frozen else self.model(BEGUN[setting], k).heads
             torch.manual_seed(0)
-            heads = new_heads(base, "feed-forward", max(given.k), given.width) if begun is None else fewer_heads(begun, k)
+            heads = (
+                new_heads(base, "feed-forward", max(given.k), given.width) if begun is None else fewer_heads(begun, k)
+            )
             tuning = {"fine_tune": True, "base_learning_rate": 3e-4}
             chosen: dict[str, Any] = {"learning_rate": 2e-3} if frozen else tuning | {"objective": OBJECTIVES[setting]}
             steps = given.head_updates if frozen else given.tuning_updates
@@ -139,7 +148,9 @@ class Study:
     def ngram(self) -> Path:
         """A Katz 4-gram of the distilled text, made if it is not there."""
         lm = self.work / "written.fst"
-        return stage(lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm))
+        return stage(
+            lm, lambda: latticebpd("lm", "train", self.work / "written.npy", "--order", 4, "--min-count", 1, "-o", lm)
+        )
 
     def calibrated(self, setting: str, k: int) -> Path:
         """The 4-gram, with a calibration beside it that lattices of a setting's heads, of validation sources, gave."""
@@ -193,7 +204,9 @@ def stock(model: Any, sources: list[list[int]], rows: int = 50, **options: Any) 
         width = max(map(len, part))
         ids = torch.tensor([[*source, *[pad] * (width - len(source))] for source in part])
         mask = torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in part])
-        out = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW, **{"num_beams": 1, **options})
+        out = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW, **{"num_beams": 1, **options}
+        )
         found += [ended(row, end) for row in out[:, 1:].tolist()]
     return found
 
@@ -212,7 +225,9 @@ def measure(study: Study) -> None:
             for rule, acceptance in {**EXACT, **({} if frozen else LENIENT)}.items():
                 if rule.startswith("at least") and k < int(rule[-1]):
                     continue
-                run = study.decoded(f"{setting}-{k}-{rule}", model, lambda model=model, k=k: VanillaDrafter(model, k - 1), acceptance)
+                run = study.decoded(
+                    f"{setting}-{k}-{rule}", model, lambda model=model, k=k: VanillaDrafter(model, k - 1), acceptance
+                )
                 if rule == "exact" and run.rows != wanted:
                     raise ValueError(f"{setting}, k = {k}: expected generate()'s texts, got others")
                 rows.append(study.row(setting, k, rule, run))
@@ -243,7 +258,9 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
         drafters = {
             "0-gram": lambda nodes=nodes: TreeDrafter(model, None, nodes),
             "4-gram": lambda nodes=nodes, alpha=alpha: TreeDrafter(model, lm, nodes, alpha),
-            "calibrated": lambda nodes=nodes: drafter_named(f"{nodes}-calibrated", Heads(model), calibrated_scorer(calibrated)),
+            "calibrated": lambda nodes=nodes: drafter_named(
+                f"{nodes}-calibrated", Heads(model), calibrated_scorer(calibrated)
+            ),
         }
         for name, drafter in drafters.items():
             run = study.decoded(f"{setting}-{k}-{nodes}-tree-{name}", model, drafter, Exact())
@@ -262,7 +279,9 @@ def speeds(study: Study) -> list[dict[str, Any]]:
         systems: dict[str, Any] = {"greedy": (load_translator(study.base("distilled")).eval(), NoDrafter(), rule)}
         for setting, sizes in (("distilled", given.k), ("both", given.tuned_k), (OURS, given.tuned_k)):
             models = {k: study.model(setting, k) for k in sizes}
-            systems |= {f"{setting}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in models.items()}
+            systems |= {
+                f"{setting}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in models.items()
+            }
         timed(path, systems, study.sources[: given.timed], MAX_NEW)
 
     return speed_rows(stage(path, clock))
@@ -273,8 +292,15 @@ def draw(results: Path) -> None:
     rows = read_csv(results / TABLE)
     cell = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
     sizes = sorted({k for _, k, _ in cell})
-    columns = [(setting, rule) for setting in SETTINGS for rule in ("exact", *LENIENT) if any((setting, k, rule) in cell for k in sizes)]
-    print(f"\nBLEU / mean accepted block size\n\n| k | {' | '.join(f'{setting}, {rule}' for setting, rule in columns)} |")
+    columns = [
+        (setting, rule)
+        for setting in SETTINGS
+        for rule in ("exact", *LENIENT)
+        if any((setting, k, rule) in cell for k in sizes)
+    ]
+    print(
+        f"\nBLEU / mean accepted block size\n\n| k | {' | '.join(f'{setting}, {rule}' for setting, rule in columns)} |"
+    )
     print("|---" * (len(columns) + 1) + "|")
     for k in sizes:
         found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
@@ -282,7 +308,9 @@ def draw(results: Path) -> None:
     print("\n| setting | k | drafts | BLEU | mean accepted block size |\n|---|---|---|---|---|")
     for row in rows:
         if "tree" in row["rule"] or row["rule"] in ("exact", "greedy"):
-            print(f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |")
+            print(
+                f"| {row['setting']} | {row['k']} | {row['rule']} | {spread(row, 'BLEU')} | {spread(row, 'accepted')} |"
+            )
     speed = read_csv(results / SPEED) if (results / SPEED).exists() else []
     if speed:
         speed_table(speed)
@@ -311,8 +339,12 @@ def figure(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int], s
                 if what == "accepted":
                     axes.fill_between(own, low, high, color=style["color"], alpha=0.15, linewidth=0)
                     theirs = PAPER.get(setting, {})
-                    axes.plot([*theirs], [pair[place] for pair in theirs.values()], ":", color=style["color"], linewidth=1.1)
-        accepted.set(title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes)
+                    axes.plot(
+                        [*theirs], [pair[place] for pair in theirs.values()], ":", color=style["color"], linewidth=1.1
+                    )
+        accepted.set(
+            title="dotted: the paper's", xlabel="block size k", ylabel="mean accepted block size", xticks=sizes
+        )
         bleu.set(title="BLEU", xlabel="block size k", xticks=sizes)
         accepted.legend(fontsize=8)
         if speed:
@@ -342,10 +374,14 @@ def study_options(parser: argparse.ArgumentParser) -> None:
     """What a `Study` is told of its heads, of what is tuned, and where results go."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
-    parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each")
+    parser.add_argument(
+        "--head-updates", type=int, default=300, help="of heads on a frozen base model, 32 sentences each"
+    )
     parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
     parser.add_argument("--tuned", type=int, default=100, help="validation sentences that systems are tuned on")
-    parser.add_argument("--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to")
+    parser.add_argument(
+        "--calibrated", type=int, default=400, help="validation sources that calibrated trees' weights are fitted to"
+    )
 
 
 def has_work(arguments: argparse.Namespace) -> bool:
@@ -358,15 +394,21 @@ def has_work(arguments: argparse.Namespace) -> bool:
 def options() -> argparse.ArgumentParser:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--work", type=Path, help="directory of models and decodes; without it only tables and figure are made again")
+    parser.add_argument(
+        "--work", type=Path, help="directory of models and decodes; without it only tables and figure are made again"
+    )
     for name, what in (("train", "to learn from"), ("validation", "to watch and tune with"), ("test", "to measure on")):
         parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
     study_options(parser)
     parser.set_defaults(head_updates=600)
-    parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="those with a fine-tuned base model")
+    parser.add_argument(
+        "--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="those with a fine-tuned base model"
+    )
     parser.add_argument("--teacher-updates", type=int, default=1800)
     parser.add_argument("--verifier-updates", type=int, default=400, help="of the teacher, further, on its own text")
-    parser.add_argument("--written", type=int, default=12000, help="so many training sentences are translated anew, and learnt by heads")
+    parser.add_argument(
+        "--written", type=int, default=12000, help="so many training sentences are translated anew, and learnt by heads"
+    )
     parser.add_argument("--held-out", type=int, default=400, help="so many validation sentences are translated anew")
     parser.add_argument("--tuning-updates", type=int, default=400, help="of base model and heads together, for every k")
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")

@@ -1,7 +1,7 @@
 """Super-resolution in small (Stern 2018, section 7.2, table 2): digits of 4x4 pixels to digits of 8x8, 17 intensities.
 
-    python benchmarks/study/superresolution.py --work WORK        # from scratch; the same command goes on
-    python benchmarks/study/superresolution.py                    # tables and figures again, from results/*.csv
+    python -m benchmarks.study.superresolution --work WORK        # from scratch; the same command goes on
+    python -m benchmarks.study.superresolution                    # tables and figures again, from results/*.csv
 
 scikit-learn's 1,797 handwritten digits; the small image is the mean of 2x2 pixels, rounded.  The model is a stock Marian
 encoder-decoder whose tokens are intensities: its encoder reads 16 pixels, its decoder writes 64, row by row.  Block heads
@@ -22,7 +22,8 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import (
+
+from benchmarks.study.measuring import (
     RESULTS,
     Decoded,
     claim,
@@ -37,15 +38,14 @@ from measuring import (
     timed,
     write_csv,
 )
-
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
-from latticebpd.analysis.theme import MARKERS, RULE, SERIES, STYLE, png
+from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import new_heads
-from lm_training.neural.heads import train_heads
-from lm_training.neural.options import HeadTraining, TranslationTraining
-from lm_training.neural.translation import TranslationShape, load_translator, new_translator, train_translation
+from latticebpd.report.theme import MARKERS, RULE, SERIES, STYLE, png
+from lm_training.families.heads import train_heads
+from lm_training.families.translators import TranslationShape, load_translator, new_translator, train_translation
+from lm_training.training.training_options import HeadTraining, TranslationTraining
 
 SIDE, PIXELS, BRIGHTEST = 8, 64, 16
 PAD, END = BRIGHTEST + 1, BRIGHTEST + 2  # the decoder begins with the one; nothing ends with the other
@@ -68,7 +68,9 @@ def digits() -> np.ndarray:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ValueError("expected scikit-learn, whose digits are learnt, found none: pip install scikit-learn") from error
+        raise ValueError(
+            "expected scikit-learn, whose digits are learnt, found none: pip install scikit-learn"
+        ) from error
     images: np.ndarray = load_digits().images.astype(np.int64)
     return images
 
@@ -109,7 +111,9 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **op
         torch.manual_seed(0)
         base = load_translator(work / "base")
         heads = fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in options else None
-        chosen = HeadTraining(objective="joint", warmup_steps=20, validation_every=options["steps"], serving_prompts=0, **options)
+        chosen = HeadTraining(
+            objective="joint", warmup_steps=20, validation_every=options["steps"], serving_prompts=0, **options
+        )
         train_heads(BlockwiseLM(base, heads or new_heads(base, "feed-forward", k)), *texts, directory, chosen)
 
     stage(directory / "heads.json", make)
@@ -124,7 +128,9 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
 
     def learn() -> None:
         torch.manual_seed(0)
-        options = TranslationTraining(steps=settings.base_updates, batch_tokens=2 * PIXELS * 64, label_smoothing=0.0, validation_every=100)
+        options = TranslationTraining(
+            steps=settings.base_updates, batch_tokens=2 * PIXELS * 64, label_smoothing=0.0, validation_every=100
+        )
         learnt, held_out = (texts_of(part) for part in images[:2])
         train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), options)
 
@@ -139,14 +145,22 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
 
     def greedy(model: Any) -> list[list[int]]:
         ids = torch.tensor(sources)
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=PIXELS)
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=PIXELS
+        )
         rows: list[list[int]] = out[:, 1:].tolist()
         return rows
 
     own = greedy(base)
-    pictures = {"low resolution": np.kron(small(test), np.ones((2, 2), np.int64)), "original": test, "greedy": whole(test, own)}
+    pictures = {
+        "low resolution": np.kron(small(test), np.ones((2, 2), np.int64)),
+        "original": test,
+        "greedy": whole(test, own),
+    }
     run = decoded("greedy", base, NoDrafter(), Exact())
-    rows: list[dict[str, Any]] = [{"base": "frozen", "k": 1, "rule": "greedy"} | qualities(test, pictures["greedy"], run)]
+    rows: list[dict[str, Any]] = [
+        {"base": "frozen", "k": 1, "rule": "greedy"} | qualities(test, pictures["greedy"], run)
+    ]
     for name, pixels in {"copied": pictures["low resolution"], "bilinear": bilinear(small(test))}.items():
         rows.append({"base": "none", "k": "", "rule": name} | qualities(test, pixels, None))
     frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
@@ -177,7 +191,9 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     clock = work / "decodes" / "speeds.json"
     systems: dict[str, Any] = {"greedy": (base, NoDrafter(), Exact())}
     for name, rule in (("exact", Exact()), ("distance 2", Distance(2))):
-        systems |= {f"fine-tuned, {name}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in tuned.items()}
+        systems |= {
+            f"fine-tuned, {name}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in tuned.items()
+        }
     stage(clock, lambda: timed(clock, systems, sources[: settings.timed], PIXELS))
     write_csv(settings.results / SPEED, speed_rows(clock))
 
@@ -199,7 +215,11 @@ def qualities(original: np.ndarray, pixels: np.ndarray, run: Decoded | None) -> 
         "MAE": interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
         "PSNR": interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
     }
-    return {f"{name}{end}": value for name, values in measures.items() for end, value in zip(("", " low", " high"), values, strict=True)}
+    return {
+        f"{name}{end}": value
+        for name, values in measures.items()
+        for end, value in zip(("", " low", " high"), values, strict=True)
+    }
 
 
 def draw(results: Path) -> None:
@@ -232,10 +252,21 @@ def lines(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) ->
             style = {"color": SERIES[number].light, "marker": MARKERS[number]}
             ours.plot(sizes, values, label=f"{base}, {rule}", **style)
             ours.fill_between(sizes, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
-        for number, name in enumerate(("frozen, exact", "frozen, distance 2 of 256", "fine-tuned, exact", "fine-tuned, distance 2 of 256")):
+        for number, name in enumerate(
+            ("frozen, exact", "frozen, distance 2 of 256", "fine-tuned, exact", "fine-tuned, distance 2 of 256")
+        ):
             place = (0, 2, 3, 5)[number]
-            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, color=SERIES[place].light, marker=MARKERS[place])
-        for axes, title in ((ours, "digits, 4×4 to 8×8, 17 intensities"), (theirs, "Stern et al., 8×8 to 32×32, 256 intensities")):
+            theirs.plot(
+                [*PAPER],
+                [row[number] for row in PAPER.values()],
+                label=name,
+                color=SERIES[place].light,
+                marker=MARKERS[place],
+            )
+        for axes, title in (
+            (ours, "digits, 4×4 to 8×8, 17 intensities"),
+            (theirs, "Stern et al., 8×8 to 32×32, 256 intensities"),
+        ):
             axes.set(title=title, xlabel="block size k", xticks=sizes)
             axes.legend(fontsize=8)
         ours.set_ylabel("mean accepted block size")
@@ -246,8 +277,12 @@ def gallery(results: Path) -> Figure:
     """The pictures side by side: a row each image, a column each system."""
     rows = read_csv(results / PICTURES)
     names, images = list(dict.fromkeys(row["picture"] for row in rows)), sorted({int(row["image"]) for row in rows})
-    pixels = {(row["picture"], int(row["image"])): np.array(row["pixels"].split(), int).reshape(SIDE, SIDE) for row in rows}
-    with rc_context(STYLE | {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}):
+    pixels = {
+        (row["picture"], int(row["image"])): np.array(row["pixels"].split(), int).reshape(SIDE, SIDE) for row in rows
+    }
+    with rc_context(
+        STYLE | {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}
+    ):
         figure = Figure((1.0 * len(names), 1.05 * len(images) + 0.5), layout="constrained")
         for place, axes in enumerate(figure.subplots(len(images), len(names), squeeze=False).flat):
             image, name = divmod(place, len(names))
@@ -261,12 +296,18 @@ def gallery(results: Path) -> Figure:
 def main() -> None:
     about = (__doc__ or "").split("\n\n")[0]
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--work", type=Path, help="directory of models and decodes; without it only tables and figures are made again")
+    parser.add_argument(
+        "--work", type=Path, help="directory of models and decodes; without it only tables and figures are made again"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figures")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
     parser.add_argument("--base-updates", type=int, default=500, help="of the base model, 64 images each")
-    parser.add_argument("--head-updates", type=int, default=400, help="of heads on the frozen base model, 64 images each")
-    parser.add_argument("--tuning-updates", type=int, default=150, help="of base model and heads together, 32 images each, for every k")
+    parser.add_argument(
+        "--head-updates", type=int, default=400, help="of heads on the frozen base model, 64 images each"
+    )
+    parser.add_argument(
+        "--tuning-updates", type=int, default=150, help="of base model and heads together, 32 images each, for every k"
+    )
     parser.add_argument("--limit", type=int, help="so many test images only")
     parser.add_argument("--timed", type=int, default=12, help="test images that are timed")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
 """All four papers' methods and this project's, on one test set, with one verifier, in one run (Multi30k, English to German).
 
-    python benchmarks/study/together.py --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
+    python -m benchmarks.study.together --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
         --test multi30k-test_2016_flickr.jsonl --updates 600 --teacher-updates 1800 --written 12000      # from scratch
-    python benchmarks/study/together.py                              # table and figure again, from results/together*.csv
+    python -m benchmarks.study.together                              # table and figure again, from results/together*.csv
 
 WORK may be that of `gad_recipe.py` with the same options: what it holds (teacher, its text, verifier, drafters) is not made again.  Heads
 learn the same text beside the frozen verifier (`stern.py`'s setting *distilled*), and so does a Katz 4-gram.  Every system is tuned for
@@ -30,26 +30,25 @@ import torch
 import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measuring import claim, decode, interval, most, read_csv, spread, stage, widened, write_csv
-from stern import MAX_NEW, Study, has_work, study_options
 
 import fst
+from benchmarks.bench_jacobi import Results, in_turns
+from benchmarks.gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught
+from benchmarks.resuming import slug
+from benchmarks.study.measuring import claim, decode, interval, most, read_csv, spread, stage, widened, write_csv
+from benchmarks.study.stern import MAX_NEW, Study, has_work, study_options
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, NoDrafter, OracleDrafter, TopBeta, TopK, drafter_named
-from latticebpd.analysis.needed_slots import fewest
-from latticebpd.analysis.theme import FAINT, INK, SERIES, STYLE, png
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
-from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, Decoded, Measured, System, compare, parallel, stock
-from latticebpd.drafting import Heads, Masks
-from latticebpd.models.base import BaseModel
-from latticebpd.models.mask_filling import NonAutoregressiveModel, check_pair
+from latticebpd.drafters import Heads, Masks
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
+from latticebpd.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, Decoded, Measured, System, compare, parallel, stock
+from latticebpd.measuring.needed_slots import fewest
+from latticebpd.report.theme import FAINT, INK, SERIES, STYLE, png
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
-
-from bench_jacobi import Results, in_turns  # isort: skip  # beside what measuring has put on the path
-from gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught  # isort: skip
-from resuming import slug  # isort: skip
+from latticebpd.target.stock_model import BaseModel
 
 ALPHAS = (0.25, 0.5, 1.0, 2.0)
 """Widened while the best is at an end."""
@@ -92,12 +91,19 @@ def drafted(model: Any, drafter: Callable[[], Any], rule: Any = Exact()) -> Syst
 
 def passes_of(run: Any) -> Decoded:
     """What `measuring.decode` found, with passes for calls: a prefill commits one token."""
-    return Decoded(run.rows, [calls + len(row) - tokens for row, tokens, calls in zip(run.rows, run.tokens, run.calls, strict=True)])
+    return Decoded(
+        run.rows,
+        [calls + len(row) - tokens for row, tokens, calls in zip(run.rows, run.tokens, run.calls, strict=True)],
+    )
 
 
 def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
     """All systems by name; greedy decoding comes first and tells its lengths."""
-    base, iterated, slots = heads.base, partial(parallel, heads.base), {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
+    base, iterated, slots = (
+        heads.base,
+        partial(parallel, heads.base),
+        {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))},
+    )
     scorer, calibrated = fst.NgramModel.load(lm), calibrated_scorer(lm)
 
     def common(batch: Batch) -> dict[str, Any]:
@@ -105,7 +111,9 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
 
     def by_heads(name: str, rule: Any = Exact(), arcs: int = 16) -> Callable[..., System]:  # noqa: B008
         def make(slots: int, alpha: float | None = None) -> System:
-            drafter = drafter_named(name, Heads(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha)
+            drafter = drafter_named(
+                name, Heads(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha
+            )
             return drafted(heads, lambda: drafter, rule)
 
         return make
@@ -122,15 +130,25 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
     found = {
         GREEDY: Entry(STOCK, lambda: stock(base, MAX_NEW)),
         "beam 5": Entry(STOCK, lambda: stock(base, MAX_NEW, 5), exact=False),
-        "prompt lookup": Entry(STOCK, lambda n: stock(base, MAX_NEW, prompt_lookup_num_tokens=n), {"n": (1, 2, 4)}, rows=1),
+        "prompt lookup": Entry(
+            STOCK, lambda n: stock(base, MAX_NEW, prompt_lookup_num_tokens=n), {"n": (1, 2, 4)}, rows=1
+        ),
         "greedy, this loop": Entry(STOCK, lambda: drafted(base, NoDrafter)),
-        "PJ": Entry(SANTILLI, lambda: iterated(lambda batch: jacobi(base, batch.ids, None, batch.lengths, **common(batch)))),
+        "PJ": Entry(
+            SANTILLI, lambda: iterated(lambda batch: jacobi(base, batch.ids, None, batch.lengths, **common(batch)))
+        ),
         "PGJ": Entry(
             SANTILLI,
-            lambda b: iterated(lambda batch: gauss_seidel_jacobi(base, batch.ids, b, None, batch.lengths, **common(batch))),
+            lambda b: iterated(
+                lambda batch: gauss_seidel_jacobi(base, batch.ids, b, None, batch.lengths, **common(batch))
+            ),
             {"b": JACOBI_BLOCKS},
         ),
-        "HGJ": Entry(SANTILLI, lambda b: iterated(lambda batch: hybrid_jacobi(base, batch.ids, b, **common(batch))), {"b": JACOBI_BLOCKS}),
+        "HGJ": Entry(
+            SANTILLI,
+            lambda b: iterated(lambda batch: hybrid_jacobi(base, batch.ids, b, **common(batch))),
+            {"b": JACOBI_BLOCKS},
+        ),
         "vanilla": Entry(STERN, by_heads("vanilla", arcs=1), slots),
         "vanilla, top-2": Entry(STERN, by_heads("vanilla", TopK(2), 1), slots, exact=False),
         **{f"{p}-best, 4-gram": Entry(KIM, by_heads(f"{p}-best"), alpha | slots) for p in (1, 16)},
@@ -201,7 +219,10 @@ def measure(study: Study) -> None:
     drafters = {run: NonAutoregressiveModel.from_pretrained(run_of(given, run, verifier)) for run in given.runs}
     for drafter in drafters.values():
         check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
-    chosen, base = entries(study, heads, drafters, study.calibrated("distilled", max(given.k))), BaseModel.of(heads.base)
+    chosen, base = (
+        entries(study, heads, drafters, study.calibrated("distilled", max(given.k))),
+        BaseModel.of(heads.base),
+    )
     greedy, fill, settings = chosen[GREEDY].make(), GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
         note = own / "tuned" / f"{slug(name)}.json"
@@ -214,12 +235,16 @@ def measure(study: Study) -> None:
     systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
     results = Results(own / "decodes.csv", [*systems])
     lenient = [name for name, entry in chosen.items() if not entry.exact]
-    found = in_turns(base, systems, study.sources, range(len(study.sources)), DATA, 1, results, lenient, time.process_time)
+    found = in_turns(
+        base, systems, study.sources, range(len(study.sources)), DATA, 1, results, lenient, time.process_time
+    )
     hindsight = OracleDrafter(heads, found[GREEDY].tokens)  # by the numbers of rows, so all are one batch
     oracle = passes_of(decode(heads, study.sources, hindsight, Exact(), MAX_NEW, rows=len(study.sources)))
     if oracle.tokens != found[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
-    write_csv(given.results / COUNTS, counted(found | {ORACLE: Measured(ORACLE, oracle.tokens, [], oracle.passes)}), digits=1)
+    write_csv(
+        given.results / COUNTS, counted(found | {ORACLE: Measured(ORACLE, oracle.tokens, [], oracle.passes)}), digits=1
+    )
     quality = {name: study.bleu(found[name].tokens) for name in (GREEDY, *lenient)}
     rows: list[dict[str, Any]] = []
     for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
@@ -235,7 +260,10 @@ def counted(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
     for text in range(len(found[GREEDY].tokens)):
         rows.append({"text": text, "what": "tokens"} | {name: len(each.tokens[text]) for name, each in found.items()})
         rows.append({"text": text, "what": "passes"} | {name: each.passes[text] for name, each in found.items()})
-        rows.append({"text": text, "what": "ms"} | {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()})
+        rows.append(
+            {"text": text, "what": "ms"}
+            | {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()}
+        )
     return rows
 
 
@@ -251,7 +279,9 @@ def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str,
         tokens, passes, ms = (column(row["system"], what) for what in ("tokens", "passes", "ms"))
         line: dict[str, Any] = {**row, "passes": passes.mean(), "tokens a second": 1e3 * tokens.sum() / ms.sum()}
         for name, above, below in (("tokens a pass", tokens, passes), ("over greedy", greedy, ms)):
-            values = interval(lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1), len(tokens))
+            values = interval(
+                lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1), len(tokens)
+            )
             line |= {f"{name}{end}": value for end, value in zip(("", " low", " high"), values, strict=True)}
         lines.append(line)
     return sorted(lines, key=lambda line: GROUPS.index(line["of"]))
@@ -260,12 +290,21 @@ def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str,
 def draw(results: Path) -> None:
     """The table on standard output, and the figure, from the CSV files alone."""
     lines = lines_of(read_csv(results / COUNTS), read_csv(results / QUALITY))
-    print("\n| of | system | setting | BLEU | passes | tokens a pass | tokens a second | over greedy |\n|---|---|---|---|---|---|---|---|")
+    print(
+        "\n| of | system | setting | BLEU | passes | tokens a pass | tokens a second | over greedy |\n|---|---|---|---|---|---|---|---|"
+    )
     for line in lines:
         bleu = f"{float(line['BLEU']):.2f}" if int(line["exact"]) and line["system"] != GREEDY else spread(line, "BLEU")
         timed = np.isfinite(line["over greedy"])
         clock = f"{line['tokens a second']:.0f} | {spread(line, 'over greedy')}" if timed else "| "
-        cells = (line["of"], line["system"], line["setting"], bleu, f"{line['passes']:.2f}", spread(line, "tokens a pass"))
+        cells = (
+            line["of"],
+            line["system"],
+            line["setting"],
+            bleu,
+            f"{line['passes']:.2f}",
+            spread(line, "tokens a pass"),
+        )
         print(f"| {' | '.join(cells)} | {clock} |")
     with replacing(results / "together.png") as temporary:
         temporary.write_bytes(png(figure(lines)))
@@ -284,7 +323,12 @@ def figure(lines: list[dict[str, Any]]) -> Figure:
             for place, line in zip(places, lines, strict=True):
                 value, low, high = (float(line[f"{what}{end}"]) for end in ("", " low", " high"))
                 colour = colours[line["of"]].light
-                style = {"color": colour, "markerfacecolor": colour if int(line["exact"]) else "white", "marker": "o", "linewidth": 1.4}
+                style = {
+                    "color": colour,
+                    "markerfacecolor": colour if int(line["exact"]) else "white",
+                    "marker": "o",
+                    "linewidth": 1.4,
+                }
                 axes.errorbar([value], [place], xerr=[[value - low], [high - value]], **style)
             axes.axvline(1, color=INK.light, linewidth=0.8)
             axes.set(title=title, ylim=(-0.7, len(lines) - 0.3))
@@ -299,7 +343,9 @@ def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     recipe_options(parser, required=False)
     about_runs = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
-    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs)
+    parser.add_argument(
+        "--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs
+    )
     study_options(parser)
     return parser
 

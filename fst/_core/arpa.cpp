@@ -8,7 +8,7 @@
 
 #include "ngram_walk.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -246,4 +246,4 @@ double ArpaParser::read_number(std::size_t at, const char* what) const {
     return value;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

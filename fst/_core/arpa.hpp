@@ -13,7 +13,7 @@
 
 #include "automaton_builder.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 class ArpaParser {
   public:
@@ -81,4 +81,4 @@ class ArpaParser {
     std::uint32_t context_row_ = AutomatonBuilder::kNone;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -7,7 +7,7 @@
 
 #include "ngram_walk.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -86,4 +86,4 @@ void write_arpa(const Model& model, const std::vector<std::string>& words, const
     sink(text);
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -8,11 +8,11 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 // words: of every token; none where tokens are written as numbers. Passes the text to `sink` piece by piece. Throws
 // std::invalid_argument for a token without a word, for a
 // probability above 1, and whatever walk_ngrams() throws.
 void write_arpa(const Model& model, const std::vector<std::string>& words, const std::function<void(std::string_view)>& sink);
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -223,4 +223,4 @@ void AutomatonBuilder::write(const std::function<void(const char*, std::size_t)>
     block.flush();
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

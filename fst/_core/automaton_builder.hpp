@@ -22,7 +22,7 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 // A growing array of plain records. Unlike std::vector it grows by realloc, which moves pages instead of bytes.
 template <typename T>
@@ -160,4 +160,4 @@ class AutomatonBuilder {
     std::uint32_t start_ = 0;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

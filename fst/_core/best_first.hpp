@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-namespace latticebpd {
+namespace fst_core {
 
 // The tokens that may follow one prefix, by rising token, among all that have been asked for.
 struct Followers {
@@ -106,4 +106,4 @@ class BestFirst {
     Result result_;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

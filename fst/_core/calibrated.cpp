@@ -7,7 +7,7 @@
 
 #include "tree.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -54,7 +54,7 @@ const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, co
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
     start(lattice, model, text);
-    return search_.run(*this, {graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), text.end()}, num_nodes);
+    return search_.run(*this, {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()}, num_nodes);
 }
 
 void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
@@ -62,7 +62,7 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
         throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " + std::to_string(path.size()));
     start(lattice, model, text);
-    State state{graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), text.end()};
+    State state{graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
         const Followers found = find_arcs(state);
         for (std::int32_t i = found.first; i <= found.first + found.size; ++i) {
@@ -79,12 +79,12 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
         out.sizes.push_back(found.size + 1);
         if (slot + 1 == lattice.slots()) break;
         const std::int64_t token = path[static_cast<std::size_t>(slot)];
-        const std::uint32_t before = graph_.node(graph_.node_at(state.place)).state;
+        const std::uint32_t before = graph_.node(graph_.node_of(state.path_state)).state;
         const std::uint32_t lm_state = model == nullptr ? 0 : model->advance(before, model->label_of(token)).next_state;
         std::int32_t column = Graph::kNone;
         for (std::int32_t c = 0; c < lattice.slot(slot).size; ++c)
             if (lattice.token(lattice.slot(slot).first + c) == token) column = c;
-        state = {graph_.place_of(graph_.node_of(slot + 1, lm_state), column), text.advance(state.history, static_cast<std::int32_t>(token))};
+        state = {graph_.find_path_state(graph_.find_node(slot + 1, lm_state), column), text.advance(state.history, static_cast<std::int32_t>(token))};
     }
 }
 
@@ -106,7 +106,7 @@ const double* CalibratedSearch::weights_of(std::int32_t slot) const {
 
 Followers CalibratedSearch::expand(const State& state) {
     const Followers found = find_arcs(state);
-    const std::int32_t slot = graph_.slot_of(graph_.node_at(state.place));
+    const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state));
     const double* const weights = weights_of(slot);
     const double outside = weights[kOutside] + weights[kMass] * outside_mass(slot);
     double best = outside;
@@ -125,20 +125,20 @@ Followers CalibratedSearch::expand(const State& state) {
 }
 
 bool CalibratedSearch::next(const State& state, std::int32_t follower, State& out) {
-    const std::int32_t slot = graph_.slot_of(graph_.node_at(state.place)) + 1;
+    const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
     const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
-    out.place = arc.hit == Graph::kNone ? graph_.place_of(graph_.node_of(slot, arc.next_state), Graph::kNone) : graph_.next_place(arc.hit, slot);
+    out.path_state = arc.hit == Graph::kNone ? graph_.find_path_state(graph_.find_node(slot, arc.next_state), Graph::kNone) : graph_.next_path_state(arc.hit, slot);
     out.history = text_->advance(state.history, arc.token);
     return true;
 }
 
 // The slot's columns, which lie by rising token, and copies among them.
 Followers CalibratedSearch::find_arcs(const State& state) {
-    const std::int32_t node = graph_.node_at(state.place);
+    const std::int32_t node = graph_.node_of(state.path_state);
     graph_.open(node);
     graph_.resolve(node, steps_.data());
-    graph_.weights(state.place, column_weights_.data());
+    graph_.weights(state.path_state, column_weights_.data());
     const Lattice& lattice = graph_.lattice();
     const Lattice::Slot& columns = lattice.slot(graph_.slot_of(node));
     check_opened(arcs_.size());
@@ -187,7 +187,7 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
         return (found != end && found->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
     };
-    const Graph::Node& whole = graph_.node(graph_.node_at(state.place));
+    const Graph::Node& whole = graph_.node(graph_.node_of(state.path_state));
     std::int32_t levels = 0;  // of the state's whole history
     for (std::int32_t node = whole.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
     for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
@@ -207,4 +207,4 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
         std::sort(arcs_.begin() + first, arcs_.end(), [](const Arc& a, const Arc& b) { return a.token < b.token; });
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

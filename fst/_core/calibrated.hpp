@@ -16,7 +16,7 @@
 #include "graph.hpp"
 #include "text_index.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 class CalibratedSearch {
   public:
@@ -43,7 +43,7 @@ class CalibratedSearch {
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
-        std::int32_t place;    // of the graph
+        std::int32_t path_state;  // of the graph
         std::int32_t history;  // of the text index
     };
     using Result = BestFirst<CalibratedSearch>::Result;
@@ -100,4 +100,4 @@ class CalibratedSearch {
     BestFirst<CalibratedSearch> search_;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

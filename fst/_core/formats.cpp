@@ -15,7 +15,7 @@
 
 namespace py = pybind11;
 
-namespace latticebpd {
+namespace fst_core {
 namespace {
 
 // Runs `work`, turning an error into ValueError. Messages may quote any bytes of a file, so they are decoded leniently.
@@ -144,4 +144,4 @@ void bind_formats(py::module_& module) {
     bind_result(parser, [](const ArpaParser& self) -> const AutomatonBuilder& { return self.automaton(); });
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

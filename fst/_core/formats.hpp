@@ -5,7 +5,7 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 // For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].
 pybind11::list list_ngrams(const Model& model);
@@ -13,4 +13,4 @@ pybind11::list list_ngrams(const Model& model);
 // AutomatonBuilder, ArpaParser and read_symbols.
 void bind_formats(pybind11::module_& module);
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -5,19 +5,17 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
-constexpr std::size_t kChunk = 32;       // rows in flight between memory and cache
-constexpr std::size_t kPlaceBuckets = 512;
+constexpr std::size_t kChunk = 32;  // rows in flight between memory and cache
+constexpr std::size_t kPathStateBuckets = 512;
 
 [[noreturn]] void refuse_cycle(std::uint32_t state) {
     throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " + std::to_string(state) +
                                 "; write the file again from its source");
 }
-
-std::size_t hash(std::uint32_t state, std::int32_t shift) { return (state * 0x9E3779B1u) >> shift; }
 
 }  // namespace
 
@@ -30,81 +28,47 @@ void Graph::assign(const Lattice& lattice, const Model* model, std::size_t bucke
     if (layers_.size() < slots) layers_.resize(slots);
     for (std::size_t t = 0; t < slots; ++t) {
         layers_[t].nodes.clear();
-        set_buckets(layers_[t], buckets);
+        layers_[t].by_state.clear(buckets);
     }
-    places_.clear();
-    if (lattice.has_transitions()) place_buckets_.assign(kPlaceBuckets, kNone);
+    path_states_.clear();
+    if (lattice.has_transitions()) path_state_by_column_.clear(kPathStateBuckets);
 }
 
-void Graph::set_buckets(Layer& layer, std::size_t size) {
-    layer.buckets.assign(size, Bucket{0, kNone});
-    layer.hash_shift = 32 - std::countr_zero(size);
-    for (const std::int32_t index : layer.nodes) {
-        std::size_t at = hash(node(index).state, layer.hash_shift);
-        while (layer.buckets[at].node != kNone) at = (at + 1) & (size - 1);
-        layer.buckets[at] = {node(index).state, index};
-    }
-}
-
-std::int32_t Graph::node_of(std::int32_t slot, std::uint32_t state) {
+std::int32_t Graph::find_node(std::int32_t slot, std::uint32_t state) {
     Layer& layer = layers_[static_cast<std::size_t>(slot)];
-    const std::size_t mask = layer.buckets.size() - 1;
-    std::size_t at = hash(state, layer.hash_shift);
-    for (; layer.buckets[at].node != kNone; at = (at + 1) & mask)
-        if (layer.buckets[at].state == state) return layer.buckets[at].node;
-    return add_node(layer, at, slot, state);
-}
-
-std::int32_t Graph::add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state) {
+    const auto [index, added] = layer.by_state.insert(state, static_cast<std::int32_t>(nodes_.size()));
+    if (!added) return index;
     if (model_ != nullptr) model_->prefetch_state(state);
-    const auto index = static_cast<std::int32_t>(nodes_.size());
-    layer.buckets[bucket] = {state, index};
+    if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
+        throw std::invalid_argument("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
     nodes_.push_back(Node{.state = state, .slot = slot});
     layer.nodes.push_back(index);
-    if (2 * layer.nodes.size() > layer.buckets.size()) {
-        if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
-            throw std::invalid_argument("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
-        set_buckets(layer, 4 * layer.buckets.size());
-    }
     return index;
 }
 
-std::int32_t Graph::next_place(std::int32_t index, std::int32_t slot) {
+std::int32_t Graph::next_path_state(std::int32_t index, std::int32_t slot) {
     if (const Hit& known = hit(index); known.next != kNone) return known.next;
-    const std::int32_t next = place_of(node_of(slot, hit(index).next_state), hit(index).column);
+    const std::int32_t next = find_path_state(find_node(slot, hit(index).next_state), hit(index).column);
     return hit(index).next = next;
 }
 
-std::size_t Graph::bucket_of(std::int32_t node, std::int32_t column) const {
-    const std::uint32_t key = (static_cast<std::uint32_t>(node) * 0x85EBCA77u) ^ (static_cast<std::uint32_t>(column) * 0xC2B2AE3Du);
-    std::size_t at = (key ^ key >> 15) & (place_buckets_.size() - 1);
-    const auto other = [&](std::int32_t index) { return place(index).node != node || place(index).column != column; };
-    while (place_buckets_[at] != kNone && other(place_buckets_[at])) at = (at + 1) & (place_buckets_.size() - 1);
-    return at;
-}
-
-std::int32_t Graph::find_place(std::int32_t node, std::int32_t column) {
-    std::int32_t& bucket = place_buckets_[bucket_of(node, column)];
-    if (bucket != kNone) return bucket;
-    const auto index = bucket = static_cast<std::int32_t>(places_.size());
-    places_.push_back({node, column, this->node(node).first_place});
-    this->node(node).first_place = index;
-    if (2 * places_.size() > place_buckets_.size()) {
-        place_buckets_.assign(4 * place_buckets_.size(), kNone);
-        for (std::size_t i = 0; i < places_.size(); ++i) place_buckets_[bucket_of(places_[i].node, places_[i].column)] = static_cast<std::int32_t>(i);
-    }
-    return index;
+std::int32_t Graph::add_path_state(std::int32_t node, std::int32_t column) {
+    const std::uint64_t key = std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
+    const auto [index, added] = path_state_by_column_.insert(key, static_cast<std::int32_t>(path_states_.size()));
+    if (!added) return index;
+    path_states_.push_back({node, column, this->node(node).first_path_state});
+    return this->node(node).first_path_state = index;
 }
 
 void Graph::weights(std::int32_t index, double* out) const {
-    const std::int32_t slot = slot_of(node_at(index));
+    const std::int32_t slot = slot_of(node_of(index));
     const double* const log_probs = lattice_->log_probs(slot);
     const std::int32_t size = lattice_->slot(slot).size;
-    if (!lattice_->has_transitions() || place(index).column == kNone || size == 0) {
+    if (!lattice_->has_transitions() || path_state(index).column == kNone || size == 0) {
         std::copy(log_probs, log_probs + size, out);
         return;
     }
-    lattice_->transitions(slot, place(index).column, out);
+    lattice_->transitions(slot, path_state(index).column, out);
     for (std::int32_t c = 0; c < size; ++c) out[c] += log_probs[c];
 }
 
@@ -116,11 +80,18 @@ void Graph::open(std::int32_t index) {
     }
 }
 
+std::int32_t Graph::open_all(std::uint32_t start_state) {
+    const std::int32_t root = find_path_state(find_node(0, start_state), kNone);
+    for (std::int32_t slot = 0; slot < lattice_->slots(); ++slot) open_slot(slot);
+    return root;
+}
+
 void Graph::open_slot(std::int32_t slot) {
     // Two passes over a chunk: the first waits for nothing but state records, which were prefetched when the nodes
-    // were made, and sends for the arcs; the second finds these on their way. Backing off may add nodes to the list.
+    // were added, and prefetches their arcs for the second. Backing off may add nodes to the list.
     const Layer& layer = layers_[static_cast<std::size_t>(slot)];
-    const bool last = slot + 1 == lattice_->slots(), with_places = lattice_->has_transitions();
+    const std::int32_t* const targets = lattice_->targets(slot);
+    const bool has_transitions = lattice_->has_transitions();
     for (std::size_t begin = 0; begin < layer.nodes.size();) {
         const std::size_t end = std::min(layer.nodes.size(), begin + kChunk);
         pending_.clear();
@@ -139,10 +110,11 @@ void Graph::open_slot(std::int32_t slot) {
         for (const auto& [index, record] : pending_) {
             const auto first = num_hits_;
             read(index, record);
-            if (last) continue;
-            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = node_of(slot + 1, hits_[h].next_state);
-            if (!with_places) continue;
-            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = find_place(hits_[h].next, hits_[h].column);
+            for (std::size_t h = first; h < num_hits_; ++h)
+                if (const std::int32_t target = targets[hits_[h].column]; target != Lattice::kEnd) hits_[h].next = find_node(target, hits_[h].next_state);
+            if (!has_transitions) continue;
+            for (std::size_t h = first; h < num_hits_; ++h)
+                if (hits_[h].next != kNone) hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
         }
         begin = end;
     }
@@ -157,7 +129,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
         add_unigrams(columns);
     } else {
         const Row row = model_->row(state, record);
-        const std::int32_t backoff = node_of(slot, row.backoff_state);
+        const std::int32_t backoff = find_node(slot, row.backoff_state);
         node(index).backoff_node = backoff;
         node(index).next_longer = node(backoff).first_longer;
         node(backoff).first_longer = index;
@@ -169,6 +141,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
         else
             match_by_search(row, columns);
     }
+    for (std::int32_t c = 0; c < columns.num_epsilons; ++c) add_hit(c, state, 0);
     if (num_hits_ > static_cast<std::size_t>(INT32_MAX))
         throw std::invalid_argument("expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
     node(index).first_hit = static_cast<std::int32_t>(first);
@@ -176,7 +149,7 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
 }
 
 void Graph::add_unigrams(const Lattice::Slot& columns) {
-    for (std::int32_t c = 0; c < columns.size; ++c) {
+    for (std::int32_t c = columns.num_epsilons; c < columns.size; ++c) {
         if (model_ == nullptr) {
             add_hit(c, 0, 0);
         } else if (const std::int32_t label = lattice_->label(columns.first + c); label == Model::kNoLabel) {
@@ -195,7 +168,7 @@ inline void Graph::add_hit(const ArcRecord& arc, const Lattice::Slot& columns, s
 }
 
 // Few arcs: the slot's filter is asked about each and says no to most. Up to 64 answers are collected before any is
-// acted upon: which arcs pass is beyond a processor's guessing, so there is to be no branch for each.
+// acted upon: no processor predicts which arcs pass, so there is no branch for each.
 void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns) {
     const std::uint8_t* const filter = lattice_->filter(columns);
     const std::uint32_t mask = columns.filter_mask;
@@ -225,7 +198,7 @@ void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Sl
     }
 }
 
-// Many arcs of a row with an index: it knows what is there and where.
+// Many arcs of a row with an index of its labels.
 void Graph::match_by_index(const Row& row, const LabelIndex& index, const Lattice::Slot& columns) {
     const std::span<const std::int32_t> keys = lattice_->keys(columns);
     for (std::size_t first = 0; first < keys.size(); first += 64) {
@@ -262,7 +235,7 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
     }
 }
 
-// Histories from the shortest to the longest, each writing over what it knows better.
+// Histories from the shortest to the longest, each overwriting the columns that it has n-grams for.
 void Graph::resolve(std::int32_t index, Step* steps) {
     chain_.clear();
     for (double backed_off = 0; index != kNone;) {
@@ -279,4 +252,4 @@ void Graph::resolve(std::int32_t index, Step* steps) {
     }
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -7,18 +7,20 @@
 // is looked up once per state, however many histories share its end, and the row of the unigram state, which has
 // every column, closes each chain.
 //
-// Where the lattice has transitions, a path's state is a *place*: a node, and the column that led there. Rows of costs are
-// still the nodes', whatever came before; elsewhere a place is its node, under the same number.
+// What follows a path depends on its *path state*: its node or, where the lattice has transitions, the node and the column
+// that led there. Rows of costs are the nodes' in both cases; without transitions a path state is its node, under the same
+// number.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "hash_table.hpp"
 #include "lattice.hpp"
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 class Graph {
   public:
@@ -27,8 +29,8 @@ class Graph {
     struct Hit {
         std::int32_t column;  // of the slot
         std::uint32_t next_state;
-        std::int32_t next;  // place; kNone until asked for, and after the last slot
-        float cost;              // -ln p, without the backoffs that lead here
+        std::int32_t next;  // path state; kNone until asked for, and at the lattice's end
+        float cost;         // -ln p, without the backoffs that lead here
     };
     struct Node {
         std::uint32_t state;
@@ -39,42 +41,44 @@ class Graph {
         float backoff_cost = 0;
         std::int32_t first_longer = kNone;  // the nodes that back off to this one: a list
         std::int32_t next_longer = kNone;
-        std::int32_t first_place = kNone;  // where the lattice has transitions: a list
+        std::int32_t first_path_state = kNone;  // a list, where the lattice has transitions
     };
-    struct Place {
+    struct PathState {
         std::int32_t node;
-        std::int32_t column;  // of the slot before; kNone at the start, and behind a token that is no column
-        std::int32_t next;    // another place of the node
+        std::int32_t column;  // of the slot before; kNone at the start, and after a token that is no column
+        std::int32_t next;    // another path state of the node
     };
     // One column as seen from a node, everything resolved.
     struct Step {
         double cost;      // -ln p(column's token | node's history), summed along the failure arcs in order
-        std::int32_t hit;  // whose next place the step leads to
-        std::int32_t level;  // failure arcs below the history that the token was found behind: 0 at the unigrams
+        std::int32_t hit;    // whose next path state the step leads to
+        std::int32_t level;  // failure arcs below the history of the n-gram used: 0 for a unigram
     };
 
     // Forgets the nodes of the lattice before; keeps the memory. A null model gives every step the cost 0. Half of
     // `buckets`, a power of two, is how many nodes a slot will mostly have.
     void assign(const Lattice& lattice, const Model* model, std::size_t buckets);
 
-    std::int32_t node_of(std::int32_t slot, std::uint32_t state);
-    // Reads the node's row, and those of the chain behind it.
+    std::int32_t find_node(std::int32_t slot, std::uint32_t state);
+    // Reads the node's row, and those that it backs off to.
     void open(std::int32_t node);
-    // Opens every node of a slot at once, and makes the places of the next slot that they lead to.
+    // Opens every node of a slot, and adds the path states that they lead to.
     void open_slot(std::int32_t slot);
-    // Where a hit leads; `slot` is the one after the hit's own.
-    std::int32_t next_place(std::int32_t hit, std::int32_t slot);
+    // Opens every slot from `start_state` on; returns the path state there.
+    std::int32_t open_all(std::uint32_t start_state);
+    // Where a hit of a sausage leads; `slot` is the one after the hit's own.
+    std::int32_t next_path_state(std::int32_t hit, std::int32_t slot);
     // `column`: of the slot before, or kNone.
-    std::int32_t place_of(std::int32_t node, std::int32_t column) {
-        return lattice_->has_transitions() ? find_place(node, column) : node;
+    std::int32_t find_path_state(std::int32_t node, std::int32_t column) {
+        return lattice_->has_transitions() ? add_path_state(node, column) : node;
     }
-    std::int32_t node_at(std::int32_t place) const {
-        return lattice_->has_transitions() ? places_[static_cast<std::size_t>(place)].node : place;
+    std::int32_t node_of(std::int32_t path_state) const {
+        return lattice_->has_transitions() ? path_states_[static_cast<std::size_t>(path_state)].node : path_state;
     }
-    const Place& place(std::int32_t index) const { return places_[static_cast<std::size_t>(index)]; }
-    std::size_t num_places() const { return lattice_->has_transitions() ? places_.size() : nodes_.size(); }
-    // log_prob and transition of the column `first + c` behind a place.
-    void weights(std::int32_t place, double* out) const;
+    const PathState& path_state(std::int32_t index) const { return path_states_[static_cast<std::size_t>(index)]; }
+    std::size_t num_path_states() const { return lattice_->has_transitions() ? path_states_.size() : nodes_.size(); }
+    // log_prob and transition of every column of the next slot.
+    void weights(std::int32_t path_state, double* out) const;
 
     std::int32_t slot_of(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)].slot; }
     Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
@@ -87,24 +91,16 @@ class Graph {
     void resolve(std::int32_t node, Step* steps);
 
   private:
-    struct Bucket {
-        std::uint32_t state;
-        std::int32_t node;
-    };
-    struct Layer {  // the nodes of one slot, in the order they were made, and by state
+    struct Layer {  // the nodes of one slot, in order of addition, and by state
         std::vector<std::int32_t> nodes;
-        std::vector<Bucket> buckets;
-        std::int32_t hash_shift;
+        HashTable<std::uint32_t> by_state;
     };
     struct Pending {
         std::int32_t node;
         StateRecord record;
     };
-    void set_buckets(Layer& layer, std::size_t size);
     void add_hit(std::int32_t column, std::uint32_t next_state, float cost) { hits_[num_hits_++] = {column, next_state, kNone, cost}; }
-    std::int32_t add_node(Layer& layer, std::size_t bucket, std::int32_t slot, std::uint32_t state);
-    std::int32_t find_place(std::int32_t node, std::int32_t column);
-    std::size_t bucket_of(std::int32_t node, std::int32_t column) const;
+    std::int32_t add_path_state(std::int32_t node, std::int32_t column);
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
     void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);
@@ -118,10 +114,10 @@ class Graph {
     std::vector<Hit> hits_;      // num_hits_ of them, and room for a slot's columns more
     std::size_t num_hits_ = 0;
     std::vector<Layer> layers_;
-    std::vector<Place> places_;
-    std::vector<std::int32_t> place_buckets_;  // places by node and column, a power of two of them
+    std::vector<PathState> path_states_;
+    HashTable<std::uint64_t> path_state_by_column_;  // by node and column
     std::vector<Pending> pending_;
     std::vector<std::pair<const Node*, double>> chain_;  // scratch of resolve(): nodes, and what backing off to them costs
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

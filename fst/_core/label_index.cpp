@@ -6,7 +6,7 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_labels) : state_(state), blocks_(num_labels / 32 + 1) {
     std::int32_t previous = 0;
@@ -52,4 +52,4 @@ const LabelIndex* LabelIndexes::find(std::uint32_t state, const Row& row) const 
     return nullptr;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

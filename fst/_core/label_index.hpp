@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace latticebpd {
+namespace fst_core {
 
 struct Row;
 
@@ -60,4 +60,4 @@ class LabelIndexes {
     mutable std::atomic<std::size_t> count_{0};
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -8,12 +8,12 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
-constexpr std::uint32_t kFlagsPerLabel = 64;  // so few wrong maybes that a processor bets against them
-constexpr std::uint32_t kMaxFlags = 1u << 16;  // the filter is to stay in cache
+constexpr std::uint32_t kFlagsPerLabel = 64;  // so few false positives that branch prediction expects none
+constexpr std::uint32_t kMaxFlags = 1u << 16;  // the filter stays in cache
 
 std::string spelled(double value) {
     if (std::isnan(value)) return "NaN";
@@ -32,17 +32,9 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
     if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 64 / view.slots)
         throw std::invalid_argument(std::string(name) + "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
                                     std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
-    slots_.clear();
-    tokens_.clear();
-    labels_.clear();
-    given_.clear();
-    log_probs_.clear();
-    keys_.clear();
-    key_bounds_.clear();
-    columns_.clear();
-    buckets_.clear();
-    filter_.clear();
-    max_columns_ = 0;
+    clear();
+    is_sausage_ = true;
+    longest_ = static_cast<std::size_t>(view.slots);
     transitions_ = view.slots > 1 ? view.transitions : nullptr;
     k_ = view.k;
     for (std::int64_t t = 0; t < view.slots; ++t) {
@@ -65,21 +57,90 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
             if (i > 0 && order_[i - 1].first == token)
                 refuse(name, t, "expected distinct tokens, got token " + std::to_string(token) + " more than once; keep one column of each");
             if (log_probs[c] <= -kLargestWeight) continue;
-            tokens_.push_back(token);
-            log_probs_.push_back(log_probs[c]);
-            given_.push_back(c);
-            labels_.push_back(model != nullptr ? model->label_of(token) : Model::kNoLabel);
+            add_column(token, log_probs[c], c, t + 1 < view.slots ? static_cast<std::int32_t>(t + 1) : kEnd, model);
         }
-        slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
+        end_slot(slot, model);
         if (slot.size == 0) refuse(name, t, "expected at least one token with a log-probability above -1e30, got none");
-        max_columns_ = std::max(max_columns_, slot.size);
-        if (model != nullptr) index_labels(slot);
-        slots_.push_back(slot);
     }
     if (transitions_ != nullptr) check_transitions(name);
 }
 
-// One quick pass shows that all is well (NaN fails too); what stands at columns that are left out does not matter.
+void ArcsView::check() const {
+    const auto refuse = [](const std::string& what) { throw std::invalid_argument("expected " + what); };
+    if (slots() < 1 || tokens.size() > Lattice::kMostColumns || log_probs.size() != tokens.size() || targets.size() != tokens.size() ||
+        offsets.front() != 0 || offsets.back() != static_cast<std::int64_t>(tokens.size()))
+        refuse("tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to their number");
+    for (std::int32_t s = 0; s < slots(); ++s) {
+        const std::int64_t first = offsets[static_cast<std::size_t>(s)], end = offsets[static_cast<std::size_t>(s) + 1];
+        if (first > end || end > offsets.back()) refuse("offsets that do not fall, got " + std::to_string(end) + " after " + std::to_string(first));
+        for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(end); ++i) {
+            if (tokens[i] < Lattice::kEpsilon || tokens[i] == std::numeric_limits<std::int32_t>::max())
+                refuse("token ids from 0 to 2^31 - 2, or -1 for epsilon, got " + std::to_string(tokens[i]) + " at state " + std::to_string(s));
+            if (!(std::abs(log_probs[i]) < kLargestWeight))  // NaN too
+                refuse("log-probabilities between -1e30 and 1e30, got " + spelled(log_probs[i]) + " at state " + std::to_string(s));
+            if (targets[i] == Lattice::kEnd && tokens[i] == Lattice::kEpsilon) continue;
+            if (targets[i] <= s || targets[i] >= slots())
+                refuse("arcs that lead to higher states below " + std::to_string(slots()) + ", got one from " + std::to_string(s) + " to " +
+                       std::to_string(targets[i]));
+        }
+    }
+}
+
+void Lattice::assign(const ArcsView& view, const Model* model) {
+    view.check();
+    clear();
+    is_sausage_ = false;
+    transitions_ = nullptr;
+    std::vector<std::size_t> depth(static_cast<std::size_t>(view.slots()));  // tokens of the longest path to each slot
+    longest_ = 0;
+    for (std::size_t s = 0; s < depth.size(); ++s) {
+        order_.clear();
+        for (std::int64_t i = view.offsets[s]; i < view.offsets[s + 1]; ++i) order_.emplace_back(view.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i));
+        std::sort(order_.begin(), order_.end());
+        Slot slot;
+        slot.first = static_cast<std::int32_t>(tokens_.size());
+        for (std::size_t at = 0; at < order_.size(); ++at) {
+            const auto [token, i] = order_[at];
+            const std::int32_t target = view.targets[static_cast<std::size_t>(i)];
+            std::size_t& reached = target == kEnd ? longest_ : depth[static_cast<std::size_t>(target)];
+            reached = std::max(reached, depth[s] + (token != kEpsilon));
+            slot.num_epsilons += token == kEpsilon;
+            add_column(token, view.log_probs[static_cast<std::size_t>(i)], i, target, model);
+        }
+        end_slot(slot, model);
+    }
+}
+
+void Lattice::clear() {
+    slots_.clear();
+    tokens_.clear();
+    labels_.clear();
+    given_.clear();
+    targets_.clear();
+    log_probs_.clear();
+    keys_.clear();
+    key_bounds_.clear();
+    columns_.clear();
+    filter_.clear();
+    max_columns_ = 0;
+}
+
+inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target, const Model* model) {
+    tokens_.push_back(token);
+    log_probs_.push_back(log_prob);
+    given_.push_back(given);
+    targets_.push_back(target);
+    labels_.push_back(model != nullptr && token != kEpsilon ? model->label_of(token) : Model::kNoLabel);
+}
+
+inline void Lattice::end_slot(Slot& slot, const Model* model) {
+    slot.size = static_cast<std::int32_t>(tokens_.size()) - slot.first;
+    max_columns_ = std::max(max_columns_, slot.size);
+    if (model != nullptr) index_labels(slot);
+    slots_.push_back(slot);
+}
+
+// One quick pass shows that all is well (NaN fails too); values at columns that are left out do not matter.
 void Lattice::check_transitions(const char* name) const {
     bool fine = true;
     for (std::int64_t i = 0; i < std::int64_t{slots() - 1} * k_ * k_; ++i) fine &= transitions_[i] <= static_cast<float>(kLargestWeight);
@@ -98,16 +159,19 @@ void Lattice::extend(std::int64_t slots, const Model* model) {
     for (std::int64_t t = 0; t < slots; ++t) {
         Slot slot;
         slot.first = static_cast<std::int32_t>(tokens_.size());
-        if (model != nullptr) index_labels(slot);
-        slots_.push_back(slot);
+        end_slot(slot, model);
     }
 }
 
 bool Lattice::has_more_paths(std::uint64_t most) const {
-    std::uint64_t paths = 1;  // columns are fewer than 2^25, so that no product overflows before it is compared
-    for (const Slot& slot : slots_)
-        if ((paths *= static_cast<std::uint64_t>(slot.size)) > most) return true;
-    return false;
+    std::vector<std::uint64_t> paths(slots_.size());  // from each slot on, up to most + 1
+    for (std::int32_t s = slots(); s-- > 0;)
+        for (std::int32_t c = 0; c < slot(s).size; ++c) {
+            const std::int32_t target = targets(s)[c];
+            std::uint64_t& sum = paths[static_cast<std::size_t>(s)];
+            sum = std::min(most + 1, sum + (target == kEnd ? 1 : paths[static_cast<std::size_t>(target)]));
+        }
+    return paths.front() > most;
 }
 
 bool Lattice::has_more_prefixes(std::uint64_t most) const {
@@ -142,18 +206,10 @@ void Lattice::index_labels(Slot& slot) {
     slot.filter_mask = num_flags - 1;
     slot.first_flag = static_cast<std::int32_t>(filter_.size());
     filter_.resize(filter_.size() + num_flags, 0);
-    const std::uint32_t num_buckets = std::bit_ceil(2 * static_cast<std::uint32_t>(slot.num_keys) + 2);
-    slot.hash_shift = 32 - std::countr_zero(num_buckets);
-    slot.first_bucket = static_cast<std::int32_t>(buckets_.size());
-    buckets_.resize(buckets_.size() + num_buckets, Bucket{Model::kNoLabel, -1});
-    Bucket* buckets = buckets_.data() + slot.first_bucket;
     for (std::int32_t key = 0; key < slot.num_keys; ++key) {
         const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
         filter_[static_cast<std::size_t>(slot.first_flag) + (static_cast<std::uint32_t>(label) & slot.filter_mask)] = 1;
-        std::uint32_t at = hash(label, slot.hash_shift);
-        while (buckets[at].label != Model::kNoLabel) at = (at + 1) & (num_buckets - 1);
-        buckets[at] = {label, key};
     }
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -1,8 +1,12 @@
-// A sausage lattice, checked and put in the order that the searches want: the columns of every slot by rising token,
-// so that a path's columns order lexicographically as its tokens do. It may carry *transitions*: what a column of a slot
-// gains behind each column of the slot before.
+// A lattice, checked and put in the order that the searches want: the columns of every slot by rising token, so that a
+// path's columns order lexicographically as its tokens do.
+//
+// A *slot* is a state, its *columns* are the arcs that leave it. Slots are numbered topologically; paths begin in slot 0.
+// In a *sausage* every column of a slot leads to the next slot, and those of the last to the lattice's end. A sausage may
+// carry *transitions*: what a column of a slot gains after each column of the slot before.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -10,15 +14,15 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 // Log-probabilities, transitions and alpha reach no further than this, a step's cost no further than 256 times
 // Model::kMaxCost: so every score of every lattice is finite. A log-probability or transition at or below -kLargestWeight
 // is a mask, as -inf is.
 constexpr double kLargestWeight = 1e30;
 
-// [slots, k] row-major; token -1 pads, and a masked column is left out. transitions: [slots - 1, k, k], from a column of
-// the slot before to one of the slot behind, or null; a masked one is never taken.
+// A sausage, [slots, k] row-major; token -1 pads, and a masked column is left out. transitions: [slots - 1, k, k], from a
+// column of a slot to one of the next slot, or null; a masked one is never taken.
 struct LatticeView {
     const std::int32_t* tokens;
     const double* log_probs;
@@ -27,16 +31,32 @@ struct LatticeView {
     std::int64_t k;
 };
 
+// Any lattice: columns offsets[slot] to offsets[slot + 1] leave a slot, towards higher ones. A column without a token
+// (Lattice::kEpsilon) may also lead to Lattice::kEnd: there a path is complete.
+struct ArcsView {
+    std::span<const std::int64_t> offsets;     // [slots + 1]
+    std::span<const std::int32_t> tokens;      // [columns]
+    std::span<const double> log_probs;         // [columns]
+    std::span<const std::int32_t> targets;     // [columns]
+
+    std::int32_t slots() const { return static_cast<std::int32_t>(offsets.size()) - 1; }
+    // Throws std::invalid_argument for anything that the description above excludes.
+    void check() const;
+};
+
 class Lattice {
   public:
+    static constexpr std::int32_t kEpsilon = -1;  // a column without a token; the language model stays in its state
+    static constexpr std::int32_t kEnd = -1;      // where complete paths lead
+    static constexpr std::size_t kMostColumns = (1u << 25) - 1;
+
     // Every column of one slot, and an index from label to columns.
     struct Slot {
         std::int32_t first = 0;  // of this slot's columns among those of all slots
         std::int32_t size = 0;
+        std::int32_t num_epsilons = 0;  // the first columns
         std::int32_t first_key = 0;  // of this slot's distinct labels
         std::int32_t num_keys = 0;
-        std::int32_t first_bucket = 0;
-        std::int32_t hash_shift = 0;
         std::int32_t first_flag = 0;  // of the filter
         std::uint32_t filter_mask = 0;
     };
@@ -44,13 +64,18 @@ class Lattice {
     // Replaces the contents; keeps the memory. `model` may be null (labels are then not needed). `name` opens every
     // message of an error ("" or "lattice 3, "). Transitions are borrowed: a search reads few of them.
     void assign(const LatticeView& view, const Model* model, const char* name);
+    void assign(const ArcsView& view, const Model* model);
 
-    // Adds slots without any column behind the last; `model` as for `assign`.
+    // Adds slots without any column after the last; `model` as for `assign`.
     void extend(std::int64_t slots, const Model* model);
 
     std::int32_t slots() const { return static_cast<std::int32_t>(slots_.size()); }
     const Slot& slot(std::int32_t slot) const { return slots_[static_cast<std::size_t>(slot)]; }
+    bool is_sausage() const { return is_sausage_; }
     std::int32_t max_columns() const { return max_columns_; }
+    std::size_t num_columns() const { return tokens_.size(); }
+    // Tokens of the longest path.
+    std::size_t longest() const { return longest_; }
     // Whether there are more than `most` paths through all slots, and more than `most` prefixes of them.
     bool has_more_paths(std::uint64_t most) const;
     bool has_more_prefixes(std::uint64_t most) const;
@@ -59,10 +84,14 @@ class Lattice {
     std::int32_t token(std::int32_t column) const { return tokens_[static_cast<std::size_t>(column)]; }
     double log_prob(std::int32_t column) const { return log_probs_[static_cast<std::size_t>(column)]; }
     const double* log_probs(std::int32_t slot) const { return log_probs_.data() + this->slot(slot).first; }
+    // Of a column, the index that it had in its slot when the lattice was assigned.
+    std::int32_t given_column(std::int32_t column) const { return given_[static_cast<std::size_t>(column)]; }
+    // The slots that a slot's columns lead to.
+    const std::int32_t* targets(std::int32_t slot) const { return targets_.data() + this->slot(slot).first; }
     std::int32_t label(std::int32_t column) const { return labels_[static_cast<std::size_t>(column)]; }
 
     bool has_transitions() const { return transitions_ != nullptr; }
-    // What each column of a slot but the first gains behind column `previous` of the slot before: -inf where masked.
+    // What each column of a slot but the first gains after column `previous` of the slot before: -inf where masked.
     void transitions(std::int32_t slot, std::int32_t previous, double* gains) const {
         const std::int32_t first = this->slot(slot).first;
         const std::int32_t before = given_[static_cast<std::size_t>(this->slot(slot - 1).first + previous)];
@@ -78,40 +107,36 @@ class Lattice {
         const std::int32_t* bounds = key_bounds_.data() + slot.first_key + key;
         return {columns_.data() + bounds[0], static_cast<std::size_t>(bounds[1] - bounds[0])};
     }
-    // Byte `label & filter_mask` is 1 where some key has such a label, else 0: a quick no for most labels.
+    // Byte `label & filter_mask` is 1 where some key has such a label, else 0: it excludes most labels at once.
     const std::uint8_t* filter(const Slot& slot) const { return filter_.data() + slot.first_flag; }
     // The key with this label, or -1.
     std::int32_t find(const Slot& slot, std::int32_t label) const {
-        const Bucket* buckets = buckets_.data() + slot.first_bucket;
-        const std::uint32_t mask = 0xFFFFFFFFu >> slot.hash_shift;
-        for (std::uint32_t at = hash(label, slot.hash_shift);; at = (at + 1) & mask) {
-            if (buckets[at].label == label) return buckets[at].key;
-            if (buckets[at].label == Model::kNoLabel) return -1;
-        }
+        const std::span<const std::int32_t> keys = this->keys(slot);
+        const auto at = std::lower_bound(keys.begin(), keys.end(), label);
+        return at != keys.end() && *at == label ? static_cast<std::int32_t>(at - keys.begin()) : -1;
     }
 
   private:
-    struct Bucket {
-        std::int32_t label;
-        std::int32_t key;
-    };
-    static std::uint32_t hash(std::int32_t label, std::int32_t shift) { return (static_cast<std::uint32_t>(label) * 0x9E3779B1u) >> shift; }
     static double unmasked(float transition) {
         return transition <= static_cast<float>(-kLargestWeight) ? -std::numeric_limits<double>::infinity() : transition;
     }
+    void clear();
+    void add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target, const Model* model);
+    void end_slot(Slot& slot, const Model* model);
     void index_labels(Slot& slot);
     void check_transitions(const char* name) const;
 
     std::vector<Slot> slots_;
-    std::vector<std::int32_t> tokens_, labels_, given_;  // given_: a column's place in its slot as it was given
+    std::vector<std::int32_t> tokens_, labels_, given_, targets_;  // [columns of all slots]
     std::vector<double> log_probs_;
     std::vector<std::int32_t> keys_, key_bounds_, columns_;
-    std::vector<Bucket> buckets_;
     std::vector<std::uint8_t> filter_;
     std::vector<std::pair<std::int32_t, std::int32_t>> order_;  // scratch: (token or label, column)
     std::int32_t max_columns_ = 0;
+    std::size_t longest_ = 0;
+    bool is_sausage_ = true;
     const float* transitions_ = nullptr;
     std::int64_t k_ = 0;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

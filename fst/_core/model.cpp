@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -152,4 +152,4 @@ double Model::score(std::span<const std::int64_t> tokens, bool bos, bool eos) co
     return eos ? total - final_cost(state) : total;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -19,7 +19,7 @@
 
 #include "label_index.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 struct StateRecord {  // as on disk
     float final_cost;
@@ -145,4 +145,4 @@ class Model {
     std::optional<LabelIndexes> label_indexes_;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -16,22 +16,26 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
+
+#include <latticebpd/gil_release.hpp>
 
 #include "arpa_writer.hpp"
 #include "calibrated.hpp"
+#include "determinize.hpp"
 #include "formats.hpp"
 #include "lattice.hpp"
 #include "model.hpp"
 #include "nbest.hpp"
 #include "ngram_walk.hpp"
-#include "released.hpp"
+#include "posteriors.hpp"
 #include "text_index.hpp"
 #include "tree.hpp"
 
 namespace py = pybind11;
 
-namespace latticebpd {
+namespace fst_core {
 namespace {
 
 template <typename T>
@@ -73,7 +77,12 @@ std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const 
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-// Lattices as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none, contexts
+void check_alpha(double alpha) {
+    if (!(alpha >= 0 && alpha <= kLargestWeight))
+        throw std::invalid_argument("expected an alpha from 0 to 1e30, got " + std::string(py::str(py::float_(alpha))));
+}
+
+// Sausages as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none, contexts
 // [n, c] with -1 as padding on the left; or a single lattice, all without the n.
 struct Batch {
     Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, std::optional<Array<float>> transitions_in, const BorrowingModel* model_in,
@@ -104,8 +113,7 @@ struct Batch {
             throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) + " for lattices " + shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
         if (slots < 1 || k < 1) throw std::invalid_argument("expected lattices of at least one slot and one token, got " + shape(tokens));
-        if (!(alpha >= 0 && alpha <= kLargestWeight))
-            throw std::invalid_argument("expected an alpha from 0 to 1e30, got " + std::string(py::str(py::float_(alpha))));
+        check_alpha(alpha);
         if (alpha == 0) model = nullptr;
     }
     static std::string shape(const py::array& array) { return py::str(array.attr("shape")); }
@@ -138,6 +146,7 @@ struct Batch {
 struct Workspace {
     Lattice lattice;
     NbestSearch nbest;
+    PosteriorSearch posteriors;
     TreeSearch tree;
     CalibratedSearch calibrated;
 };
@@ -197,7 +206,7 @@ void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
         if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-// Results of unequal length as one array [n, longest] or [n, longest / width, width] with `pad` behind; of a single lattice, without the n.
+// Results of unequal length as one array [n, longest] or [n, longest / width, width], padded; of a single lattice, without the n.
 template <typename T>
 Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, std::optional<std::int64_t> width, T pad) {
     std::size_t longest = 0;
@@ -228,7 +237,7 @@ py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::option
     std::vector<std::vector<std::int32_t>> paths(size);
     std::vector<std::vector<double>> scores(size);
     {
-        const Released released;
+        const latticebpd::GilRelease gil_release;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             const auto& result = workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
@@ -247,7 +256,7 @@ py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
     std::vector<std::vector<double>> path_log_probs(size);
     {
-        const Released released;
+        const latticebpd::GilRelease gil_release;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
             const auto& result = search(i, workspace);
@@ -311,11 +320,81 @@ py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::opt
     return py::make_tuple(features, arc_tokens, sizes);
 }
 
+Array<double> posteriors(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
+                         double alpha, Array<std::int64_t> context) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(context));
+    if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+    Borrowed workspace;
+    Lattice& lattice = (*workspace).lattice;
+    lattice.assign(batch.lattice(0), batch.model, "");
+    const std::vector<double>& of_columns = (*workspace).posteriors.run(lattice, batch.model, batch.start_state(0), batch.alpha);
+    Array<double> out({batch.slots, batch.k});
+    std::fill_n(out.mutable_data(), out.size(), kMinusInfinity);
+    for (std::int32_t slot = 0; slot < lattice.slots(); ++slot)
+        for (std::int32_t c = lattice.slot(slot).first; c < lattice.slot(slot).first + lattice.slot(slot).size; ++c)
+            out.mutable_data()[slot * batch.k + lattice.given_column(c)] = of_columns[static_cast<std::size_t>(c)];
+    return out;
+}
+
+// Any lattice as the searches take it: offsets [states + 1], tokens, log_probs and targets [arcs] as in ArcsView.
+using ArcArrays = std::tuple<Array<std::int64_t>, Array<std::int32_t>, Array<double>, Array<std::int32_t>>;
+
+ArcsView view_of(const ArcArrays& arcs) {
+    const auto span = [](const auto& array) { return std::span(array.data(), static_cast<std::size_t>(array.size())); };
+    return {span(std::get<0>(arcs)), span(std::get<1>(arcs)), span(std::get<2>(arcs)), span(std::get<3>(arcs))};
+}
+
+template <typename T>
+Array<T> array_of(const std::vector<T>& values) {
+    return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha, const Array<std::int64_t>& context) {
+    check_alpha(alpha);
+    if (alpha == 0) model = nullptr;
+    const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
+    Borrowed workspace;
+    Lattice& lattice = (*workspace).lattice;
+    const NbestSearch::Result* result;
+    {
+        const latticebpd::GilRelease gil_release;
+        lattice.assign(view_of(arcs), model);
+        result = &(*workspace).nbest.run(lattice, model, start, p, alpha);
+    }
+    Array<std::int32_t> tokens({result->scores.size(), lattice.longest()});
+    std::copy(result->tokens.begin(), result->tokens.end(), tokens.mutable_data());
+    return py::make_tuple(tokens, array_of(result->scores));
+}
+
+Array<double> lattice_posteriors(const ArcArrays& arcs, const BorrowingModel* model, double alpha, const Array<std::int64_t>& context) {
+    check_alpha(alpha);
+    if (alpha == 0) model = nullptr;
+    const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
+    Borrowed workspace;
+    Lattice& lattice = (*workspace).lattice;
+    Array<double> out(std::get<1>(arcs).size());
+    double* const to = out.mutable_data();
+    const latticebpd::GilRelease gil_release;
+    lattice.assign(view_of(arcs), model);
+    const std::vector<double>& of_columns = (*workspace).posteriors.run(lattice, model, start, alpha);
+    for (std::size_t c = 0; c < of_columns.size(); ++c) to[lattice.given_column(static_cast<std::int32_t>(c))] = of_columns[c];
+    return out;
+}
+
+py::tuple determinized(const ArcArrays& arcs) {
+    Arcs result;
+    {
+        const latticebpd::GilRelease gil_release;
+        result = determinize(view_of(arcs));
+    }
+    return py::make_tuple(array_of(result.offsets), array_of(result.tokens), array_of(result.log_probs), array_of(result.targets));
+}
+
 }  // namespace
-}  // namespace latticebpd
+}  // namespace fst_core
 
 PYBIND11_MODULE(_core, module) {
-    using namespace latticebpd;
+    using namespace fst_core;
     using namespace py::literals;
     module.doc() = "The compiled core of fst: n-gram lookups, exact p-best paths, best-first prefix trees.";
 
@@ -330,7 +409,7 @@ PYBIND11_MODULE(_core, module) {
              }, "tokens"_a, "bos"_a = false, "eos"_a = false, "Natural log of the sequence, from <s> if bos, to </s> if eos.")
         .def("state_of", [](const BorrowingModel& model, const Array<std::int64_t>& context) { return model.state_of(tokens_of(context, "context")); },
              "context"_a, "The state that the context leads to from the unigram state.")
-        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<Released>(),
+        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<latticebpd::GilRelease>(),
              "The number of n-grams of each order.")
         .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
              "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
@@ -350,6 +429,11 @@ PYBIND11_MODULE(_core, module) {
 
     module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a,
                "threads"_a);
+    module.def("posteriors", &posteriors, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "alpha"_a,
+               "context"_a);
+    module.def("lattice_nbest", &lattice_nbest, "arcs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "context"_a);
+    module.def("lattice_posteriors", &lattice_posteriors, "arcs"_a, py::arg("model").none(true), "alpha"_a, "context"_a);
+    module.def("determinize", &determinized, "arcs"_a);
     module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "num_nodes"_a, "alpha"_a,
                "contexts"_a, "threads"_a);
     module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "texts"_a,

@@ -6,15 +6,16 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
-constexpr std::size_t kBuckets = 512;  // a slot: cheap to clear, and they stay in the first-level cache
+constexpr std::size_t kBuckets = 512;  // a slot of a sausage: cheap to clear, and they stay in the first-level cache
 // More take gigabytes, and no verifier looks at them.
 constexpr std::int64_t kMostPaths = 1 << 22;
 constexpr std::size_t kMostPrefixes = 1u << 26, kMostChoices = 1u << 28;
-constexpr std::size_t kLanes = 4;      // rows are padded to a multiple
+constexpr std::size_t kFewBuckets = 8;  // a slot of another lattice
+constexpr std::size_t kLanes = 4;       // rows are padded to a multiple
 
 using Pair = double __attribute__((vector_size(2 * sizeof(double))));
 
@@ -42,23 +43,20 @@ double highest(const std::vector<double>& row) {
 
 }  // namespace
 
-// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every place gets the exact
+// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every path state gets the exact
 // score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn: each
 // of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
 const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha) {
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
         throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) + "; lower it");
     alpha_ = alpha;
-    with_places_ = lattice.has_transitions();
-    graph_.assign(lattice, model, kBuckets);
+    has_transitions_ = lattice.has_transitions();
+    graph_.assign(lattice, model, lattice.is_sausage() ? kBuckets : kFewBuckets);
     const auto columns = static_cast<std::size_t>(lattice.max_columns());
     if (steps_.size() < columns) steps_.resize(columns);
-    stride_ = (columns + kLanes - 1) / kLanes * kLanes;
-
     if (weights_.size() < columns) weights_.resize(columns);
-    const std::int32_t root = graph_.place_of(graph_.node_of(0, start_state), Graph::kNone);
-    for (std::int32_t t = 0; t < lattice.slots(); ++t) graph_.open_slot(t);
-    values_.resize(graph_.num_places());
+    const std::int32_t root = graph_.open_all(start_state);
+    values_.resize(graph_.num_path_states());
     for (std::int32_t t = lattice.slots(); t-- > 0;) evaluate_slot(t);
     enumerate(root, p);
     collect();
@@ -69,7 +67,8 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
 void NbestSearch::evaluate_slot(std::int32_t slot) {
     const auto nodes = graph_.nodes_of_slot(slot);
     unevaluated_ = nodes.size();
-    if (with_places_ && slot > 0) has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
+    stride_ = (static_cast<std::size_t>(graph_.lattice().slot(slot).size) + kLanes - 1) / kLanes * kLanes;
+    if (has_transitions_ && slot > 0) has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
     if (unevaluated_ != 0)
@@ -99,29 +98,29 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     for (const Graph::Hit& hit : graph_.hits(node))
         row[static_cast<std::size_t>(hit.column)] =
             log_probs[hit.column] - alpha_ * hit.cost + (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
-    if (!with_places_) values_[static_cast<std::size_t>(index)] = highest(row);
-    for (std::int32_t at = node.first_place; at != Graph::kNone; at = graph_.place(at).next) values_[static_cast<std::size_t>(at)] = value_behind(at, row);
+    if (!has_transitions_) values_[static_cast<std::size_t>(index)] = highest(row);
+    for (std::int32_t at = node.first_path_state; at != Graph::kNone; at = graph_.path_state(at).next) values_[static_cast<std::size_t>(at)] = completion_value(at, row);
     --unevaluated_;
     for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer) evaluate(longer, depth + 1);
 }
 
-double NbestSearch::value_behind(std::int32_t place, const std::vector<double>& row) {
-    const std::int32_t column = graph_.place(place).column;
+double NbestSearch::completion_value(std::int32_t path_state, const std::vector<double>& row) {
+    const std::int32_t column = graph_.path_state(path_state).column;
     if (column == Graph::kNone) return highest(row);
     const std::size_t first = static_cast<std::size_t>(column) * stride_;
     if (gains_.size() < first + stride_) gains_.resize(first + stride_);
     double* const gains = gains_.data() + first;
     if (std::uint8_t& known = has_gains_[static_cast<std::size_t>(column)]; !known) {
         std::fill_n(gains, stride_, 0.0);
-        graph_.lattice().transitions(graph_.slot_of(graph_.node_at(place)), column, gains);
+        graph_.lattice().transitions(graph_.slot_of(graph_.node_of(path_state)), column, gains);
         known = 1;
     }
     return highest(stride_, [&](std::size_t c) { return pair_at(row.data() + c) + pair_at(gains + c); });
 }
 
-// The first column in order behind a place, whose choices are made when it is first visited; kNone where no path goes on.
+// The first column in order after a path state, whose choices are made when it is first visited; kNone where no path goes on.
 std::int32_t NbestSearch::best_column(std::int32_t index) {
-    const std::int32_t node = graph_.node_at(index);
+    const std::int32_t node = graph_.node_of(index);
     const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
     std::int32_t& first = first_choice_[static_cast<std::size_t>(index)];
     if (first == Graph::kNone) {
@@ -143,7 +142,7 @@ std::int32_t NbestSearch::best_column(std::int32_t index) {
 std::int32_t NbestSearch::follower(const Candidate& candidate) {
     Choice& chosen = choice(candidate);
     if (chosen.follower == kUnknown) {
-        const std::int32_t size = graph_.lattice().slot(graph_.slot_of(graph_.node_at(candidate.place))).size;
+        const std::int32_t size = graph_.lattice().slot(graph_.slot_of(graph_.node_of(candidate.path_state))).size;
         chosen.follower = next_in_order(&chosen - candidate.column, size, chosen.value, candidate.column);
     }
     return chosen.follower;
@@ -151,15 +150,19 @@ std::int32_t NbestSearch::follower(const Candidate& candidate) {
 
 std::int32_t NbestSearch::next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column) {
     double best = -std::numeric_limits<double>::infinity();
-    std::int32_t found = Graph::kNone;
+    std::int32_t next = Graph::kNone;
     for (std::int32_t c = 0; c < size; ++c) {
         const double other = choices[c].value;
         const bool after = (other < value) | ((other == value) & (c > column));
         const bool better = after & (other > best);
         best = better ? other : best;
-        found = better ? c : found;
+        next = better ? c : next;
     }
-    return found;
+    return next;
+}
+
+std::int32_t NbestSearch::global_column(const Candidate& candidate) {
+    return graph_.lattice().slot(graph_.slot_of(graph_.node_of(candidate.path_state))).first + candidate.column;
 }
 
 // Higher bound first; among equals the candidate whose columns come first. Two candidates never share all columns, and
@@ -167,7 +170,7 @@ std::int32_t NbestSearch::next_in_order(const Choice* choices, std::int32_t size
 bool NbestSearch::before(const Candidate& a, const Candidate& b) {
     if (a.bound != b.bound) return a.bound > b.bound;
     const auto columns = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
-        out.assign(1, candidate.column);
+        out.assign(1, global_column(candidate));
         for (std::int32_t at = candidate.prefix; at != Graph::kNone; at = prefixes_[static_cast<std::size_t>(at)].parent)
             out.push_back(prefixes_[static_cast<std::size_t>(at)].column);
     };
@@ -177,7 +180,7 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
 }
 
 void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
-    first_choice_.assign(graph_.num_places(), Graph::kNone);
+    first_choice_.assign(graph_.num_path_states(), Graph::kNone);
     choices_.clear();
     prefixes_.clear();
     heap_.clear();
@@ -199,7 +202,7 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
             const Choice& chosen = choice(at);
             if (prefixes_.size() == kMostPrefixes)
                 throw std::invalid_argument("expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
-            prefixes_.push_back({score + chosen.step, at.prefix, at.column});
+            prefixes_.push_back({score + chosen.step, at.prefix, global_column(at)});
             const auto prefix = static_cast<std::int32_t>(prefixes_.size() - 1);
             if (chosen.next == Graph::kNone) {
                 complete_.push_back(prefix);
@@ -215,13 +218,15 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
 // Bounds are rounded otherwise than scores are, so the last word on the order is the scores'.
 void NbestSearch::collect() {
     const Lattice& lattice = graph_.lattice();
-    const auto slots = static_cast<std::size_t>(lattice.slots());
+    const std::size_t slots = lattice.longest();
     unsorted_.resize(complete_.size() * slots);
     order_.resize(complete_.size());
     for (std::size_t i = 0; i < complete_.size(); ++i) {
-        std::int32_t at = complete_[i];
-        for (std::size_t t = slots; t-- > 0; at = prefixes_[static_cast<std::size_t>(at)].parent)
-            unsorted_[i * slots + t] = lattice.token(lattice.slot(static_cast<std::int32_t>(t)).first + prefixes_[static_cast<std::size_t>(at)].column);
+        std::int32_t* const path = unsorted_.data() + i * slots;
+        std::size_t t = slots;
+        for (std::int32_t at = complete_[i]; at != Graph::kNone; at = prefixes_[static_cast<std::size_t>(at)].parent)
+            if (const std::int32_t token = lattice.token(prefixes_[static_cast<std::size_t>(at)].column); token != Lattice::kEpsilon) path[--t] = token;
+        if (t > 0) std::fill(std::copy(path + t, path + slots, path), path + slots, Lattice::kEpsilon);
         order_[i] = i;
     }
     const auto score = [&](std::size_t i) { return prefixes_[static_cast<std::size_t>(complete_[i])].score; };
@@ -239,4 +244,4 @@ void NbestSearch::collect() {
     }
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

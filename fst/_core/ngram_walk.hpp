@@ -12,7 +12,7 @@
 
 #include "model.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 constexpr std::size_t kHighestOrder = 255;
 
@@ -158,4 +158,4 @@ inline std::vector<std::uint64_t> count_ngrams(const Model& model, bool improper
     return counts;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -10,7 +10,7 @@
 
 #include "automaton_builder.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -95,4 +95,4 @@ void AutomatonBuilder::close_suffixes() {
     }
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, std::int64_t count) {
     const auto size = static_cast<std::int64_t>(file.size());
@@ -34,4 +34,4 @@ SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, 
     return entries;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

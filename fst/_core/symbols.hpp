@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace latticebpd {
+namespace fst_core {
 
 struct SymbolEntries {
     std::vector<std::int64_t> labels, begins, lengths;  // where in the file the bytes of each symbol stand
@@ -15,4 +15,4 @@ struct SymbolEntries {
 // Reads `count` entries from byte `begin` on. Throws std::invalid_argument where the file ends before them.
 SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, std::int64_t count);
 
-}  // namespace latticebpd
+}  // namespace fst_core

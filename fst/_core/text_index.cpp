@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -74,4 +74,4 @@ std::int32_t TextIndex::advance(std::int32_t history, std::int32_t token) const 
     return kRoot;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace latticebpd {
+namespace fst_core {
 
 class TextIndex {
   public:
@@ -50,4 +50,4 @@ class TextIndex {
     std::int64_t size_ = 0;
 };
 
-}  // namespace latticebpd
+}  // namespace fst_core

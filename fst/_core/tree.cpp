@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace latticebpd {
+namespace fst_core {
 
 namespace {
 
@@ -33,23 +33,23 @@ const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* m
     first_of_.clear();
     conditionals_.clear();
     hits_.clear();
-    return search_.run(*this, graph_.place_of(graph_.node_of(0, start_state), Graph::kNone), num_nodes);
+    return search_.run(*this, graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), num_nodes);
 }
 
 // log q(column) = log softmax over the slot's columns of log_prob + transition - alpha * cost.
-Followers TreeSearch::expand(State place) {
-    const std::int32_t node = graph_.node_at(place);
+Followers TreeSearch::expand(State path_state) {
+    const std::int32_t node = graph_.node_of(path_state);
     const Lattice::Slot& columns = graph_.lattice().slot(graph_.node(node).slot);
-    if (first_of_.size() <= static_cast<std::size_t>(place)) first_of_.resize(std::max(graph_.num_places(), std::size_t{64}), -1);
-    if (const std::int32_t known = first_of_[static_cast<std::size_t>(place)]; known >= 0) return {known, columns.size};
+    if (first_of_.size() <= static_cast<std::size_t>(path_state)) first_of_.resize(std::max(graph_.num_path_states(), std::size_t{64}), -1);
+    if (const std::int32_t known = first_of_[static_cast<std::size_t>(path_state)]; known >= 0) return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
     check_opened(conditionals_.size());
     const auto first = static_cast<std::int32_t>(conditionals_.size());
-    first_of_[static_cast<std::size_t>(place)] = first;
+    first_of_[static_cast<std::size_t>(path_state)] = first;
     conditionals_.resize(conditionals_.size() + static_cast<std::size_t>(columns.size));
     double* const conditionals = conditionals_.data() + first;
-    graph_.weights(place, conditionals);
+    graph_.weights(path_state, conditionals);
     double best = -std::numeric_limits<double>::infinity();
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
@@ -65,16 +65,16 @@ Followers TreeSearch::expand(State place) {
     return {first, columns.size};
 }
 
-std::int32_t TreeSearch::token(State place, std::int32_t follower) const {
-    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(place)];
-    return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(graph_.node_at(place))).first + column);
+std::int32_t TreeSearch::token(State path_state, std::int32_t follower) const {
+    const std::int32_t column = follower - first_of_[static_cast<std::size_t>(path_state)];
+    return graph_.lattice().token(graph_.lattice().slot(graph_.slot_of(graph_.node_of(path_state))).first + column);
 }
 
-bool TreeSearch::next(State place, std::int32_t follower, State& out) {
-    const std::int32_t slot = graph_.slot_of(graph_.node_at(place)) + 1;
+bool TreeSearch::next(State path_state, std::int32_t follower, State& out) {
+    const std::int32_t slot = graph_.slot_of(graph_.node_of(path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
-    out = graph_.next_place(hits_[static_cast<std::size_t>(follower)], slot);
+    out = graph_.next_path_state(hits_[static_cast<std::size_t>(follower)], slot);
     return true;
 }
 
-}  // namespace latticebpd
+}  // namespace fst_core

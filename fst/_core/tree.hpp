@@ -7,29 +7,29 @@
 #include "best_first.hpp"
 #include "graph.hpp"
 
-namespace latticebpd {
+namespace fst_core {
 
 // A path goes on to a slot's tokens with probability softmax(log_prob + transition - alpha * cost), given the model's state
 // and the column before.
 class TreeSearch {
   public:
-    using State = std::int32_t;  // a place of the graph
+    using State = std::int32_t;  // a path state of the graph
 
     using Result = BestFirst<TreeSearch>::Result;
     // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null model:
     // unrescored.
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes, double alpha);
 
-    Followers expand(State place);
-    std::int32_t token(State place, std::int32_t follower) const;
+    Followers expand(State path_state);
+    std::int32_t token(State path_state, std::int32_t follower) const;
     const double* log_probs() const { return conditionals_.data(); }
-    bool next(State place, std::int32_t follower, State& out);
+    bool next(State path_state, std::int32_t follower, State& out);
 
   private:
     Graph graph_;
     double alpha_ = 0;
     std::vector<Graph::Step> steps_;
-    std::vector<std::int32_t> first_of_;  // [place] into conditionals_ and hits_: -1 until asked for
+    std::vector<std::int32_t> first_of_;  // [path_state] into conditionals_ and hits_: -1 until asked for
     std::vector<double> conditionals_;    // log q(column | path), column by column; -inf behind a masked transition
     std::vector<std::int32_t> hits_;      // the hit that each column takes
     BestFirst<TreeSearch> search_;
@@ -42,4 +42,4 @@ void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes);
 // Refuses a search that has opened more tokens than memory is for.
 void check_opened(std::size_t tokens);
 
-}  // namespace latticebpd
+}  // namespace fst_core

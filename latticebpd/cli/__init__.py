@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from latticebpd._version import __version__
-from latticebpd.cli.panels import laid_out
+from latticebpd.cli.help_panels import laid_out
 
 _UsageError: Any = typer.BadParameter.__base__
 
@@ -34,7 +34,7 @@ PANELS = {
     "Measure": {
         "lattices": "latticebpd.cli.lattices:lattices",
         "compare": "latticebpd.cli.compare:compare",
-        "oracle": "latticebpd.cli.analysis:oracle",
+        "oracle": "latticebpd.cli.oracle:oracle",
         "tune": "latticebpd.cli.tune:tune",
         "calibrate": "latticebpd.cli.calibrate:calibrate",
         "profile": "latticebpd.cli.profile:profile",
@@ -73,7 +73,8 @@ class _LazyCommands(UserDict[str, Any]):
 
 
 def _refusing_odd_numbers(command: Any) -> Any:
-    """The command, or group of them, without the numbers that no option has a use for: nan, infinity, more than 64 bits."""
+    """The command, or group of them, without the numbers that no option has a use for: nan, infinity, more than 64
+    bits."""
     if subcommands := getattr(command, "commands", None):
         for each in subcommands.values():
             _refusing_odd_numbers(each)
@@ -82,7 +83,9 @@ def _refusing_odd_numbers(command: Any) -> Any:
 
     def checked(**values: Any) -> None:
         for name, value in values.items():
-            if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and not -(2**63) <= value < 2**63):
+            if (isinstance(value, float) and not math.isfinite(value)) or (
+                isinstance(value, int) and not -(2**63) <= value < 2**63
+            ):
                 raise ValueError(f"expected --{name.replace('_', '-')} as a number of ordinary size, got {value}")
         act(**values)
 
@@ -113,14 +116,17 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version and leave."),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and leave."
+    ),
     debug: bool = typer.Option(False, "--debug", help="Before the command: show the traceback of an error."),
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run the program; whatever goes wrong becomes one line: users' mistakes with exit status 2, the unforeseen with 1."""
+    """Run the program; whatever goes wrong becomes one line: users' mistakes with exit status 2, the unforeseen with
+    1."""
     try:
         sys.exit(app(prog_name="latticebpd", standalone_mode=False))
     except BrokenPipeError:
@@ -140,7 +146,9 @@ def main() -> None:
     except Exception as error:
         # The command line's library turns an EOFError into one without a message.
         cause = error.__cause__ if isinstance(error, typer.Abort) and error.__cause__ else error
-        _fail(f"unforeseen {type(cause).__name__}: {cause}; `latticebpd --debug COMMAND ...` shows where it comes from", 1)
+        _fail(
+            f"unforeseen {type(cause).__name__}: {cause}; `latticebpd --debug COMMAND ...` shows where it comes from", 1
+        )
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -8,35 +8,44 @@ from pathlib import Path
 import typer
 
 from fst.files import require_writable
-from latticebpd.cli.analysis import table_of
-from latticebpd.cli.console import err, out, print_json, progress, writable_file
+from latticebpd.cli.oracle import table_of
+from latticebpd.console import err, out, print_json, progress, writable_file
 
 
 def calibrate(
     files: list[Path] = typer.Argument(
-        ..., help="Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context 1024 or so."
+        ...,
+        help=(
+            "Lattice files (.npz), or directories of them, of the model's own held-out text, made with --context 1024"
+            " or so."
+        ),
     ),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) that the trees are to be made with."),
-    examples: int = typer.Option(100, min=2, help="Texts to calibrate on, drawn at random; lattices, where files do not tell texts."),
+    examples: int = typer.Option(
+        100, min=2, help="Texts to calibrate on, drawn at random; lattices, where files do not tell texts."
+    ),
     positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
-    write: bool = typer.Option(False, "--write", help="Store the calibration beside the model: N-calibrated trees are then the default."),
+    write: bool = typer.Option(
+        False, "--write", help="Store the calibration beside the model: N-calibrated trees are then the default."
+    ),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Write a reliability plot, PNG, SVG or PDF."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
     """Fit the probabilities of calibrated trees: what heads, n-gram model and the text so far are worth, slot by slot.
 
     The weights maximise the probability of what the base model went on with. With --write they are stored as
-    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also says how many of the lattice's
+    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also says how many of
+    the lattice's
     slots trees need, for copies go on behind them: `generate` then computes no further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
     from fst import NgramModel
-    from latticebpd.analysis.calibrating import calibrate as calibrated
-    from latticebpd.analysis.needed_slots import with_needed_slots
-    from latticebpd.analysis.plots import reliability_curve, save
-    from latticebpd.analysis.stream import num_lattices
+    from latticebpd.measuring.calibrate import calibrate as calibrated
+    from latticebpd.measuring.lattice_files import num_lattices
+    from latticebpd.measuring.needed_slots import with_needed_slots
+    from latticebpd.report.plots import reliability_curve, save
     from latticebpd.scoring.calibration import calibration_path
 
     path = calibration_path(lm)
@@ -63,7 +72,9 @@ def calibrate(
         bins = {name: values.tolist() for name, values in vars(reliability).items()}
         print_json({**asdict(found), "reliability": bins})
         return
-    table = table_of(f"nats a token on {len(found.examples)} {found.unit}s, each by weights of the other half", "slot", "nats")
+    table = table_of(
+        f"nats a token on {len(found.examples)} {found.unit}s, each by weights of the other half", "slot", "nats"
+    )
     for slot, nats in enumerate(found.nats, 1):
         table.add_row("behind" if found.further and slot == len(found.nats) else f"{slot}", f"{nats:.3f}")
     out.print(table)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.analysis import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
-from latticebpd.cli.language_models import alphas_of, named_models
-from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, model_and_source
+from latticebpd.cli.decode_options import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
+from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, model_and_source
+from latticebpd.cli.lm_option import alphas_of, named_models
+from latticebpd.cli.oracle import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
+from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from latticebpd.analysis import Comparison
-    from latticebpd.analysis.excluding import SetAside
-    from latticebpd.analysis.sweep import AlphaSweep
+    from latticebpd.measuring import Comparison
+    from latticebpd.measuring.fitted_records import SetAside
+    from latticebpd.measuring.sweep import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
 
 
@@ -29,23 +29,37 @@ def compare(
         ["1-best", "16-best:0-gram", "16-best", "64-tree"],
         "--system",
         "-s",
-        help="P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be repeated. "
-        "Vanilla and the oracle are always there.",
+        help=(
+            "P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be"
+            " repeated. Vanilla and the oracle are always there."
+        ),
     ),
     lm: list[str] = typer.Option(
-        [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without one, 0-grams."
+        [],
+        help=(
+            "Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated. Without one,"
+            " 0-grams."
+        ),
     ),
     alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the language models; by default, for each system, what is stored with its model, else 1."
+        None,
+        min=0.0,
+        help="Weight of the language models; by default, for each system, what is stored with its model, else 1.",
     ),
-    alphas: str | None = typer.Option(None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."),
+    alphas: str | None = typer.Option(
+        None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."
+    ),
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
-    prompt_context: bool = typer.Option(True, help="Whether the prompt is context for the language models; else the answer alone is."),
+    prompt_context: bool = typer.Option(
+        True, help="Whether the prompt is context for the language models; else the answer alone is."
+    ),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    model: Path | None = typer.Option(None, help="The lattices' own model: decode texts with every system; needs directories of lattices."),
+    model: Path | None = typer.Option(
+        None, help="The lattices' own model: decode texts with every system; needs directories of lattices."
+    ),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     decode_texts: int = typer.Option(8, min=1, help="Texts to decode with --model."),
@@ -55,23 +69,25 @@ def compare(
     references: Path | None = REFERENCES,
     field: str = FIELD,
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
-    tally: Path | None = typer.Option(None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."),
+    tally: Path | None = typer.Option(
+        None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
+    ),
 ) -> None:
     """Compare drafting systems on the same lattices, call by call against vanilla.
 
     Counts the calls of each system's decode of each text, or with --by position all positions. The 95% interval of the
-    gain over vanilla is a bootstrap over texts. At each call the system's drafts win against the vanilla draft of the same
-    lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition.
+    gain over vanilla is a bootstrap over texts. At each call the system's drafts win against the vanilla draft of the
+    same lattice, tie or lose. Repair and regress: the first draft loses or gains an immediate repetition.
 
     Example: [bold]latticebpd compare lattices --lm lm.fst --system 16-best --system 64-tree[/bold]
     """
-    from latticebpd.analysis import Shard, blocks
-    from latticebpd.analysis import compare as compared
-    from latticebpd.analysis.excluding import without_any
-    from latticebpd.analysis.signature import POSITION
-    from latticebpd.analysis.stream import answers_alone, num_lattices, watched
-    from latticebpd.analysis.sweep import sweep_alpha
-    from latticebpd.drafting.names import NO_MODEL, SystemName
+    from latticebpd.drafters.system_names import NO_MODEL, SystemName
+    from latticebpd.measuring import Shard, blocks
+    from latticebpd.measuring import compare as compared
+    from latticebpd.measuring.fitted_records import without_any
+    from latticebpd.measuring.lattice_files import answers_alone, num_lattices, watched
+    from latticebpd.measuring.signature import POSITION
+    from latticebpd.measuring.sweep import sweep_alpha
     from latticebpd.scoring.rescoring import check_vocabulary
 
     if json and csv:
@@ -81,7 +97,9 @@ def compare(
     if model is None and (measure or references is not None or drafter_model is not None or rule != ["exact"]):
         raise ValueError("expected --model with --rule, --measure, --references and --drafter-model, got none")
     if weights and (part.count > 1 or tally is not None):
-        raise ValueError("expected --alphas without --shard and --tally, got both; counts of several weights do not merge")
+        raise ValueError(
+            "expected --alphas without --shard and --tally, got both; counts of several weights do not merge"
+        )
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
@@ -102,7 +120,9 @@ def compare(
             bar.update(task, description=f"weights of {name}")
             parsed = SystemName.parse(name)
             own = models[parsed.chosen(models)]
-            sweeps.append(sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights))
+            sweeps.append(
+                sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights)
+            )
     if not prompt_context:
         found = replace(found, signature=replace(found.signature, context="answer"))
     decoded: list[dict[str, Any]] = []
@@ -111,7 +131,8 @@ def compare(
         signature = found.signature
         served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
         again, quality = decode_again(
-            model, served, source_of(signature.k), files, tunings, found.systems, models or None, alpha, signature.given_text, decode_texts,
+            model, served, source_of(signature.k), files, tunings, found.systems, models or None, alpha,
+            signature.given_text, decode_texts,
             rule, measure,
             references, field, prompt_context,
         )  # fmt: skip
@@ -143,7 +164,9 @@ def show_comparison(
             for name, sweep in sweeps.items()
         ]
         record = {"signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices}
-        print_json({**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded)})
+        print_json(
+            {**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded)}
+        )
     elif csv:
         print_csv(rows)
     else:
@@ -157,7 +180,7 @@ def show_comparison(
 
 def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[SetAside]:
     """The tunings and calibrations whose examples these lattices hold."""
-    from latticebpd.analysis.tuning import lattices_fingerprint
+    from latticebpd.measuring.tuning import lattices_fingerprint
     from latticebpd.scoring.rescoring import set_aside_by
 
     stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
@@ -190,14 +213,29 @@ def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
     _print_percentages(
         rows,
         f"against vanilla, and where drafts end, % of {steps}",
-        {"win": "win", "tie": "tie", "loss": "loss", "misranked": "misranked", "cut": "cut", "not_in_lattice": "not in lattice"},
+        {
+            "win": "win",
+            "tie": "tie",
+            "loss": "loss",
+            "misranked": "misranked",
+            "cut": "cut",
+            "not_in_lattice": "not in lattice",
+        },
     )
     _print_percentages(
         rows,
         f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run",
-        {"repair": "repair", "regress": "regress", "consecutive_repeats": "equal neighbours", "longest_run": "longest run"},
+        {
+            "repair": "repair",
+            "regress": "regress",
+            "consecutive_repeats": "equal neighbours",
+            "longest_run": "longest run",
+        },
     )
-    out.print("misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to draft it.")
+    out.print(
+        "misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to"
+        " draft it."
+    )
 
 
 def _print_decoded(rows: Sequence[dict[str, Any]]) -> None:
@@ -221,13 +259,15 @@ def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str
 def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
     table = table_of(f"tokens/call by weight of the language model, by {sweeps[0].by}", "alpha", *names)
     for i, alpha in enumerate(sweeps[0].alphas):
-        table.add_row(f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps))
+        table.add_row(
+            f"{alpha:g}", *(f"{sweep.block_efficiency[i]:.3f}{' *' if sweep.best == alpha else ''}" for sweep in sweeps)
+        )
     out.print(table)
 
 
 def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
     """One row for every system; None stands for what the files do not tell."""
-    from latticebpd.analysis.oracle import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE, ratio
+    from latticebpd.measuring.oracle_tally import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE, ratio
 
     efficiency, interval, lost = found.block_efficiency, found.gain_interval(), found.lost_share
     columns = {

@@ -9,13 +9,13 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.jacobi.sentence import Sentence
-    from latticebpd.decoding.jacobi.statistics import CorpusStatistics
+    from latticebpd.jacobi.sentence import Sentence
+    from latticebpd.jacobi.wait_statistics import CorpusStatistics
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -30,7 +30,9 @@ def ddg(
         callback=writable_file,
         help="A page (.html) of all texts, or pictures (.png, .svg, .pdf), numbered if there are several; repeatable.",
     ),
-    classes_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by class of token."),
+    classes_csv: Path | None = typer.Option(
+        None, callback=writable_file, help="Write the statistics by class of token."
+    ),
     widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
     initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
@@ -47,7 +49,8 @@ def ddg(
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
-    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and which tokens each token waited for.
+    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and which tokens each token
+    waited for.
 
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """
@@ -56,15 +59,16 @@ def ddg(
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
     if initial is InitialName.previous:
         raise ValueError(
-            "expected --initial padding, random, source, heads or ngram, got previous; `latticebpd jacobi` takes earlier outputs"
+            "expected --initial padding, random, source, heads or ngram, got previous; `latticebpd jacobi` takes"
+            " earlier outputs"
         )
     texts = read_texts(file, source, None, None, limit).inputs
     quiet_transformers()
     import torch
 
-    from latticebpd.decoding.jacobi.sentence import look_into
-    from latticebpd.decoding.jacobi.statistics import corpus_statistics, write_csv
-    from latticebpd.models.pretrained import load_model, load_tokenizer
+    from latticebpd.drafters.pretrained import load_model, load_tokenizer
+    from latticebpd.jacobi.sentence import look_into
+    from latticebpd.jacobi.wait_statistics import corpus_statistics, write_csv
 
     torch.set_num_threads(threads)
     served = without_beams(load_model(model), ignore_beams)
@@ -88,13 +92,13 @@ def ddg(
     )
     for path in output:
         if path.suffix.lower() == ".html":
-            from latticebpd.report import kit
-            from latticebpd.report.graphs import graphs_page
+            from latticebpd.report import page_templates
+            from latticebpd.report.dependency_page import graphs_page
 
-            kit.write(path, graphs_page(sentences, statistics, settings))
+            page_templates.write(path, graphs_page(sentences, statistics, settings))
             continue
-        from latticebpd.analysis.graph_plots import picture
-        from latticebpd.analysis.plots import save
+        from latticebpd.report.dependency_plots import picture
+        from latticebpd.report.plots import save
 
         for number, sentence in enumerate(sentences, 1):
             save(picture(sentence), path if len(sentences) == 1 else path.with_stem(f"{path.stem}-{number}"))
@@ -103,7 +107,13 @@ def ddg(
     if widths_csv is not None:
         write_csv(statistics.iterations, widths_csv)
     if json:
-        print_json({"settings": settings, "statistics": statistics.record(), "texts": [sentence.record() for sentence in sentences]})
+        print_json(
+            {
+                "settings": settings,
+                "statistics": statistics.record(),
+                "texts": [sentence.record() for sentence in sentences],
+            }
+        )
         return
     _print(statistics)
     out.print(settings, style="dim")
@@ -115,8 +125,10 @@ def _print(statistics: CorpusStatistics) -> None:
     table = Table(
         box=SIMPLE_HEAD,
         caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
-        title=f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations: "
-        f"{statistics.mean_width:.3f} tokens per iteration",
+        title=(
+            f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations: "
+            f"{statistics.mean_width:.3f} tokens per iteration"
+        ),
     )
     table.add_column("class", no_wrap=True)
     for heading in ("tokens", "in parallel", "iteration", "waits", "for the last"):

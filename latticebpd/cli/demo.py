@@ -10,22 +10,34 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from latticebpd.cli.blocks import BlockWriter
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
-from latticebpd.cli.decodes import NARROW, narrowed
+from latticebpd.cli.accepted_blocks import BlockWriter
+from latticebpd.cli.decode_options import NARROW, narrowed
+from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
-    from latticebpd.analysis.demo import Demo, Settings, Subject
+    from latticebpd.report.demo_table import Demo, Settings, Subject
 
 
 def demo(
     model: str | None = typer.Option(
-        None, help="A model to ask questions: directory, .gguf file, name of `latticebpd models` or of a hub; by default the bundled toy."
+        None,
+        help=(
+            "A model to ask questions: directory, .gguf file, name of `latticebpd models` or of a hub; by default the"
+            " bundled toy."
+        ),
     ),
-    prompts: int | None = typer.Option(None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 6 questions."),
-    max_new_tokens: int | None = typer.Option(None, min=2, help="Tokens to decode per prompt; 64 by default, with --model 48."),
-    k: int | None = typer.Option(None, "-k", "--k", min=1, help="Arcs per slot: best tokens of each head; 16 by default, with --model 64."),
-    p: int | None = typer.Option(None, "-p", "--p", min=1, help="Drafts of the p-best systems; 16 by default, with --model none such."),
+    prompts: int | None = typer.Option(
+        None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 6 questions."
+    ),
+    max_new_tokens: int | None = typer.Option(
+        None, min=2, help="Tokens to decode per prompt; 64 by default, with --model 48."
+    ),
+    k: int | None = typer.Option(
+        None, "-k", "--k", min=1, help="Arcs per slot: best tokens of each head; 16 by default, with --model 64."
+    ),
+    p: int | None = typer.Option(
+        None, "-p", "--p", min=1, help="Drafts of the p-best systems; 16 by default, with --model none such."
+    ),
     nodes: int | None = typer.Option(None, min=1, help="Nodes of the draft tree; 64 by default, with --model 16."),
     threads: int | None = typer.Option(
         None, min=1, max=1024, help="Threads for the model; 1 by default, with --model as many as PyTorch takes."
@@ -33,10 +45,12 @@ def demo(
     narrow: bool = NARROW,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
-    """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of `generate()`.
+    """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of
+    `generate()`.
 
-    First one text appears as it is decoded, with the blocks marked that the model accepted; then the table. The bundled model
-    continues passages of held-out documents and takes half a minute; a model of your own answers a question of each of six tasks.
+    First one text appears as it is decoded, with the blocks marked that the model accepted; then the table. The bundled
+    model continues passages of held-out documents and takes half a minute; a model of your own answers a question of
+    each of six tasks.
 
     Example: [bold]latticebpd demo --prompts 4[/bold]
     Example: [bold]latticebpd demo --model smollm2-135m[/bold]
@@ -45,10 +59,12 @@ def demo(
         quiet_transformers()
         import torch
 
-        from latticebpd.analysis.demo import REAL, TOY, bundled_subject, run_demo, subject_named, system_names
+        from latticebpd.report.demo_table import REAL, TOY, bundled_subject, run_demo, subject_named, system_names
 
         chosen = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
-        settings = replace(TOY if model is None else REAL, **{name: value for name, value in chosen.items() if value is not None})
+        settings = replace(
+            TOY if model is None else REAL, **{name: value for name, value in chosen.items() if value is not None}
+        )
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         subject = bundled_subject() if model is None else subject_named(model)
@@ -58,19 +74,24 @@ def demo(
         _show(subject, settings)
     with progress() as bar:
         task = bar.add_task("decoding", total=count * (len(system_names(subject, settings)) + 1 + subject.has_heads))
-        result = run_demo(subject, settings, count, lambda name: bar.update(task, advance=1, description=f"decoding: {name}"))
+        result = run_demo(
+            subject, settings, count, lambda name: bar.update(task, advance=1, description=f"decoding: {name}")
+        )
     if json:
         print_json(result.as_json())
     else:
         _print(result)
     if not result.exact:
-        err.print("latticebpd: error: a system's text differs from that of generate(); please report this with the signature above")
+        err.print(
+            "latticebpd: error: a system's text differs from that of generate(); please report this with the signature"
+            " above"
+        )
         raise typer.Exit(1)
 
 
 def _show(subject: Subject, settings: Settings) -> None:
     """One decode, block by block."""
-    from latticebpd.analysis.demo import show
+    from latticebpd.report.demo_table import show
 
     prompt = subject.prompts[subject.shown]
     out.print(subject.about, soft_wrap=True)
@@ -86,7 +107,9 @@ def _show(subject: Subject, settings: Settings) -> None:
 
 def _print(result: Demo) -> None:
     signature = result.signature
-    table = Table(box=SIMPLE_HEAD, title=f"{signature['prompts']} prompts, up to {signature['max_new_tokens']} tokens each")
+    table = Table(
+        box=SIMPLE_HEAD, title=f"{signature['prompts']} prompts, up to {signature['max_new_tokens']} tokens each"
+    )
     table.add_column("system", no_wrap=True)
     for heading in ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens"):
         table.add_column(heading, justify="right")

@@ -10,13 +10,13 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
+from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
-    from latticebpd.decoding.jacobi import Initial, Solution
-    from latticebpd.decoding.jacobi.comparison import Measured
+    from latticebpd.jacobi import Initial, Solution
+    from latticebpd.jacobi.jacobi_comparison import Measured
 
 BEAMS = 5
 BEAM = f"beam {BEAMS}"
@@ -33,11 +33,17 @@ class Algorithm(StrEnum):
 def jacobi(
     file: Path = typer.Argument(..., help="Texts to translate or continue: one a line, or a .jsonl file."),
     model: Path = typer.Option(..., help="Directory of any transformers model, with heads or without."),
-    algorithm: Algorithm = typer.Option(Algorithm.hybrid, help="The whole text at once, blocks, or blocks and then single tokens."),
+    algorithm: Algorithm = typer.Option(
+        Algorithm.hybrid, help="The whole text at once, blocks, or blocks and then single tokens."
+    ),
     block_size: int = typer.Option(3, min=1, help="Tokens solved together (not with jacobi)."),
     max_length: int = typer.Option(256, min=0, help="Tokens decoded in blocks before single ones (hybrid)."),
     length: str = typer.Option(
-        "estimate", help="Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy decoding's."
+        "estimate",
+        help=(
+            "Target length in tokens (not with hybrid): a number, `estimate`, or `known`, which takes greedy"
+            " decoding's."
+        ),
     ),
     initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
@@ -56,7 +62,9 @@ def jacobi(
     ignore_beams: bool = IGNORE_BEAMS,
     baselines: bool = typer.Option(True, help="Also decode greedily and with beam search, and compare."),
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
-    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="Write the decoded texts, one a line."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", callback=writable_file, help="Write the decoded texts, one a line."
+    ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Translate or continue a file by Jacobi iteration: greedy decoding's text, in fewer passes.
@@ -73,12 +81,12 @@ def jacobi(
 
     from fst.files import replacing
     from latticebpd.decoding.generation_config import GenerationSettings
-    from latticebpd.decoding.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
-    from latticebpd.decoding.jacobi import jacobi as whole
-    from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.decoding.session import Session
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.pretrained import load_model, load_tokenizer
+    from latticebpd.drafters.pretrained import load_model, load_tokenizer
+    from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
+    from latticebpd.jacobi import jacobi as whole
+    from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
+    from latticebpd.target.stock_model import BaseModel
 
     torch.set_num_threads(threads)
     served = without_beams(load_model(model), ignore_beams)
@@ -86,7 +94,9 @@ def jacobi(
     tokenizer: Any = load_tokenizer(model)
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
-        Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate(), which comes first, would die on what this refuses
+        Session.begin(
+            served, [ids], max_new_tokens=max_new_tokens
+        )  # generate(), which comes first, would die on what this refuses
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
     spelled = [tokenizer(text_target=text)["input_ids"] for text in earlier]
     number = _number(length, algorithm, baselines)
@@ -107,14 +117,21 @@ def jacobi(
     fill = GenerationSettings(base).fill_id
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
-        found = compare(systems, inputs, fill, not base.encodes, batch_size, on_batch=lambda: bar.update(task, advance=1))
+        found = compare(
+            systems, inputs, fill, not base.encodes, batch_size, on_batch=lambda: bar.update(task, advance=1)
+        )
     written = {
-        each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens] for each, measured in found.items()
+        each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens]
+        for each, measured in found.items()
     }
     if output is not None:
         with replacing(output) as temporary:
             temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
-    scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()} if bleu is not None else {}
+    scores = (
+        {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
+        if bleu is not None
+        else {}
+    )
     settings = settings_line(
         served,
         model=model.name,
@@ -176,12 +193,16 @@ def _bleu() -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
-        raise ValueError("expected sacrebleu for references, found none; pip install 'latticebpd[translation]'") from error
+        raise ValueError(
+            "expected sacrebleu for references, found none; pip install 'latticebpd[translation]'"
+        ) from error
     return BLEU()
 
 
-def _record(found: dict[str, Measured], name: str, bleu: dict[str, float], signature: str | None, settings: str) -> dict[str, Any]:
-    from latticebpd.decoding.jacobi.comparison import GREEDY
+def _record(
+    found: dict[str, Measured], name: str, bleu: dict[str, float], signature: str | None, settings: str
+) -> dict[str, Any]:
+    from latticebpd.jacobi.jacobi_comparison import GREEDY
 
     mine, greedy, beam = found[name], found.get(GREEDY), found.get(BEAM)
     rows = []
@@ -204,7 +225,10 @@ def _record(found: dict[str, Measured], name: str, bleu: dict[str, float], signa
         rows.append(row)
     spread = {}
     if greedy is not None:
-        spread = {"time_speedup": mine.distribution(greedy, "seconds"), "iteration_speedup": mine.distribution(greedy, "passes")}
+        spread = {
+            "time_speedup": mine.distribution(greedy, "seconds"),
+            "iteration_speedup": mine.distribution(greedy, "passes"),
+        }
     return {
         "settings": settings,
         "bleu_signature": signature,
@@ -242,7 +266,9 @@ def _print(record: dict[str, Any]) -> None:
         for quantile in record["per_text"]["time_speedup"]:
             spread.add_column(f"{100 * float(quantile):g} %", justify="right")
         for key in ("time_speedup", "iteration_speedup"):
-            spread.add_row(key.removesuffix("_speedup"), *(f"{value:.2f}×" for value in record["per_text"][key].values()))
+            spread.add_row(
+                key.removesuffix("_speedup"), *(f"{value:.2f}×" for value in record["per_text"][key].values())
+            )
         out.print(spread)
     if record["bleu_signature"]:
         out.print(f"BLEU: {record['bleu_signature']}", style="dim")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from latticebpd.decoding.jacobi import Initial
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.jacobi import Initial
 
 
 class InitialName(StrEnum):
@@ -45,14 +45,18 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         inputs, found = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
     else:
         if target is not None:
-            raise ValueError(f"{path}: expected --target with a .jsonl file only; of plain text, give --references a file of lines")
+            raise ValueError(
+                f"{path}: expected --target with a .jsonl file only; of plain text, give --references a file of lines"
+            )
         inputs, found = _lines(path, limit), None
     if not inputs:
         raise ValueError(f"{path}: expected at least one text, found none")
     if references is not None:
         found = _lines(references, limit)
         if len(found) != len(inputs):
-            raise ValueError(f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(found)}")
+            raise ValueError(
+                f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(found)}"
+            )
     return JacobiInputs(inputs, found)
 
 
@@ -75,7 +79,9 @@ def _fields(path: Path, field: str, limit: int | None) -> list[str]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(f"{path}:{number}: expected a JSON object with text under {field!r}, got {line[:60]!r}")
+                raise ValueError(
+                    f"{path}:{number}: expected a JSON object with text under {field!r}, got {line[:60]!r}"
+                )
             texts.append(text)
     return texts
 
@@ -101,12 +107,12 @@ def initial_values(
     Raises:
         ValueError: the model has no heads, or there is no n-gram model.
     """
-    from latticebpd.decoding.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
-    from latticebpd.drafting import PathsDrafter
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.drafters import PathsDrafter
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
+    from latticebpd.target.stock_model import BaseModel
 
     base = BaseModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
@@ -119,7 +125,9 @@ def initial_values(
         return PreviousOutput(previous)
     if name is InitialName.heads:
         if not isinstance(model, BlockwiseLM):
-            raise ValueError("expected a model with heads for --initial heads, got one without; see `latticebpd train heads`")
+            raise ValueError(
+                "expected a model with heads for --initial heads, got one without; see `latticebpd train heads`"
+            )
         return Drafted(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
     if name is InitialName.ngram:
         scorer = as_scorer(lm)
@@ -139,7 +147,7 @@ def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str
     import transformers
 
     from latticebpd._version import __version__
-    from latticebpd.models.base import BaseModel
+    from latticebpd.target.stock_model import BaseModel
 
     base = BaseModel.of(served).model
     all_settings = {

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import err, progress, quiet_transformers, writable
-from latticebpd.cli.decodes import IGNORE_BEAMS, without_beams
-from latticebpd.cli.sources import BIGRAM, DRAFTER_MODEL, block_source
+from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
+from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, block_source
+from latticebpd.console import err, progress, quiet_transformers, writable
 
 if TYPE_CHECKING:
-    from latticebpd.drafting import Blocks
-    from latticebpd.models.blockwise import BlockwiseLM
+    from latticebpd.drafters import Blocks
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -27,32 +27,45 @@ def lattices(
     ),
     prompts: Path | None = typer.Option(
         None,
-        help="Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or sequences of "
-        "`latticebpd distill` (.npz); the bundled prompts by default.",
+        help=(
+            "Text, JSONL (also of conversations, `messages`), Spec-Bench's question.jsonl, token ids (.npy) or"
+            " sequences of `latticebpd distill` (.npz); the bundled prompts by default."
+        ),
     ),
     model: Path | None = typer.Option(None, help="A model with heads: directory or name; the bundled one by default."),
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot."),
     teacher_force: bool = typer.Option(
-        False, "--teacher-force", help="Take what follows each prompt from the data, instead of letting the model write it."
+        False,
+        "--teacher-force",
+        help="Take what follows each prompt from the data, instead of letting the model write it.",
     ),
     max_prompt_tokens: int = typer.Option(
         64, min=1, help="Tokens of each text that serve as its prompt; an encoder–decoder reads it whole."
     ),
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
-    prompt_context: bool = typer.Option(True, help="Whether these reach into the prompt; else they are of the answer alone."),
+    prompt_context: bool = typer.Option(
+        True, help="Whether these reach into the prompt; else they are of the answer alone."
+    ),
     ignore_beams: bool = IGNORE_BEAMS,
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
-    shard_size: int = typer.Option(64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."),
+    shard_size: int = typer.Option(
+        64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."
+    ),
     part: str | None = typer.Option(
-        None, help="i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default what torchrun says."
+        None,
+        help=(
+            "i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default what torchrun says."
+        ),
     ),
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = typer.Option(
-        None, "--chat/--no-chat", help="Questions and conversations in the tokenizer's chat template; by default where it has one."
+        None,
+        "--chat/--no-chat",
+        help="Questions and conversations in the tokenizer's chat template; by default where it has one.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
 ) -> None:
@@ -67,19 +80,21 @@ def lattices(
     if not single and output.exists() and not output.is_dir():
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
-    from latticebpd.analysis.collecting import CollectOptions, NoLatticeError, collect, collect_shards, text_lattices
-    from latticebpd.analysis.foreseeing import foreseer
-    from latticebpd.cli.datasets import read_texts
+    from latticebpd.cli.input_data import read_texts
+    from latticebpd.drafters import bundled
+    from latticebpd.drafters.pretrained import load_blockwise, load_model, load_tokenizer
     from latticebpd.lattices.shards import parse_part
-    from latticebpd.models import bundle
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.chat import prompt_format
-    from latticebpd.models.pretrained import load_blockwise, load_model, load_tokenizer
+    from latticebpd.measuring.collect import CollectOptions, NoLatticeError, collect, collect_shards, text_lattices
+    from latticebpd.measuring.text_lattices import foreseer
+    from latticebpd.target.chat import prompt_format
+    from latticebpd.target.stock_model import BaseModel
 
     mine = parse_part(part)
     if single and mine[1] > 1:
-        raise ValueError(f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out")
-    directory, source = model or bundle.MODEL, prompts or bundle.PROMPTS
+        raise ValueError(
+            f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out"
+        )
+    directory, source = model or bundled.MODEL, prompts or bundled.PROMPTS
     tokenizer = load_tokenizer(directory)
     drafts: BlockwiseLM | Blocks
     if drafter_model is None:
@@ -92,7 +107,9 @@ def lattices(
     base = BaseModel.of(writer)
     data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.encodes)
     ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
-    text_lattices(drafts, [0], range(0), k, context, 0)  # none; refuses a k that cannot be before a directory is claimed for it
+    text_lattices(
+        drafts, [0], range(0), k, context, 0
+    )  # none; refuses a k that cannot be before a directory is claimed for it
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))
@@ -104,10 +121,22 @@ def lattices(
                 found.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-                collect_shards(drafts, data, output, options, shard_size, about, batch_size, lambda done: bar.advance(task, done), mine)
+                collect_shards(
+                    drafts,
+                    data,
+                    output,
+                    options,
+                    shard_size,
+                    about,
+                    batch_size,
+                    lambda done: bar.advance(task, done),
+                    mine,
+                )
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    err.print(f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}")
+    err.print(
+        f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}"
+    )
 
 
 def _digest(data: bytes) -> str:
@@ -121,14 +150,16 @@ def rescore(
         None, help="n-gram model, FST or ARPA, or a neural rescorer's directory; without one, the lattices' own order."
     ),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
-    alpha: float | None = typer.Option(None, min=0.0, help="Weight of the language model; by default what is stored with it, else 1."),
+    alpha: float | None = typer.Option(
+        None, min=0.0, help="Weight of the language model; by default what is stored with it, else 1."
+    ),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.
 
     Example: [bold]latticebpd rescore lattices.npz --lm lm.fst -p 4[/bold]
     """
-    from latticebpd.analysis import blocks
     from latticebpd.lattices.shards import shard_files
+    from latticebpd.measuring import blocks
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
 
     scorer = as_scorer(lm, alpha, f"{p}-best")

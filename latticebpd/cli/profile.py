@@ -7,16 +7,20 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
-from latticebpd.cli.decodes import NARROW, narrowed
+from latticebpd.cli.decode_options import NARROW, narrowed
+from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
 """Tokens, or texts, of the largest pass."""
 
 
 def profile(
-    model: Path | None = typer.Option(None, help="Decoder-only model: directory, .gguf file, or name; the bundled one by default."),
-    output: Path | None = typer.Option(None, "--output", "-o", callback=writable_file, help="File to write the costs to, for --costs."),
+    model: Path | None = typer.Option(
+        None, help="Decoder-only model: directory, .gguf file, or name; the bundled one by default."
+    ),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", callback=writable_file, help="File to write the costs to, for --costs."
+    ),
     columns: str = typer.Option("1,2,3,5,9,13,17,25,33,49,65", help="Tokens of a pass, separated by commas."),
     rows: str = typer.Option("1", help="Texts of a pass, separated by commas."),
     context: int = typer.Option(200, min=1, help="Tokens before those of the pass."),
@@ -25,38 +29,44 @@ def profile(
     narrow: bool = NARROW,
     lm: Path | None = typer.Option(None, help="Language model of the drafts; that beside the model by default."),
     system: str | None = typer.Option(
-        None, "--system", "-s", help="Trees whose making is measured; by default what `generate --costs` drafts: 64-calibrated or 64-tree."
+        None,
+        "--system",
+        "-s",
+        help="Trees whose making is measured; by default what `generate --costs` drafts: 64-calibrated or 64-tree.",
     ),
     json: bool = typer.Option(False, "--json", help="Print the costs as JSON."),
 ) -> None:
     """Measure what a verifying pass costs by the number of its tokens, and the making of drafts, on this machine.
 
-    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second, and drafts nothing
-    for a while where that does not pay.
+    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second, and
+    drafts nothing for a while where that does not pay.
 
     Example: [bold]latticebpd profile --model smollm2-135m --narrow -o costs.json[/bold]
     """
     quiet_transformers()
     import torch
 
-    from latticebpd.analysis.profiling import profile as profiled
-    from latticebpd.cli.analysis import table_of
-    from latticebpd.drafting import Heads, drafter_named
-    from latticebpd.drafting.defaults import default_system, lattice_shape
-    from latticebpd.models import bundle
-    from latticebpd.models.blockwise import BlockwiseLM
-    from latticebpd.models.pretrained import lm_beside, load_model
+    from latticebpd.cli.oracle import table_of
+    from latticebpd.drafters import Heads, bundled, drafter_named
+    from latticebpd.drafters.default_systems import default_system, lattice_shape
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.drafters.pretrained import lm_beside, load_model
+    from latticebpd.measuring.pass_costs import profile as profiled
 
-    widths, batches = (sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows)))
-    directory = model or bundle.MODEL
+    widths, batches = (
+        sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))
+    )
+    directory = model or bundled.MODEL
     served = narrowed(load_model(directory), narrow)
     drafter = None
     if isinstance(served, BlockwiseLM):
-        rescored = lm or (bundle.LM if model is None else lm_beside(directory))
+        rescored = lm or (bundled.LM if model is None else lm_beside(directory))
         name = system or default_system(rescored, by_cost=True)
         drafter = drafter_named(name, Heads(served, *lattice_shape(None, None, name, rescored)), rescored)
     elif lm is not None or system is not None:
-        raise ValueError("expected a model with heads for --lm and --system, got one without; leave them out or train heads")
+        raise ValueError(
+            "expected a model with heads for --lm and --system, got one without; leave them out or train heads"
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     with progress() as bar:
@@ -69,7 +79,9 @@ def profile(
         print_json(asdict(found))
         return
     table = table_of(
-        f"milliseconds of a pass, the median of {rounds}", "tokens", *(f"{batch} text{'s' * (batch > 1)}" for batch in found.rows)
+        f"milliseconds of a pass, the median of {rounds}",
+        "tokens",
+        *(f"{batch} text{'s' * (batch > 1)}" for batch in found.rows),
     )
     for column, width in enumerate(found.columns):
         table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in found.seconds))

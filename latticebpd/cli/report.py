@@ -7,41 +7,64 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.analysis import BY
-from latticebpd.cli.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
-from latticebpd.cli.decodes import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again
-from latticebpd.cli.language_models import named_models
-from latticebpd.cli.sources import model_and_source
+from latticebpd.cli.decode_options import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again
+from latticebpd.cli.lattice_options import model_and_source
+from latticebpd.cli.lm_option import named_models
+from latticebpd.cli.oracle import BY
+from latticebpd.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from latticebpd.analysis.decoded import Decoded
-    from latticebpd.analysis.hardware import ModelShape
+    from latticebpd.measuring.hardware_cost import ModelShape
+    from latticebpd.measuring.model_decodes import Decoded
     from latticebpd.report import Measurements
 
 
 def report(
-    lattices: list[str] = typer.Argument(..., help="Data sets: lattice files or directories of them; NAME=PATH names one."),
+    lattices: list[str] = typer.Argument(
+        ..., help="Data sets: lattice files or directories of them; NAME=PATH names one."
+    ),
     output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable_folder, help="Directory to write report.html to, and CSV and PNG files beside it."
+        ...,
+        "--output",
+        "-o",
+        callback=writable_folder,
+        help="Directory to write report.html to, and CSV and PNG files beside it.",
     ),
     lm: list[str] = typer.Option(
-        [], help="Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is compared most."
+        [],
+        help=(
+            "Language model, FST or ARPA or a neural rescorer's directory, or NAME=PATH; may be repeated, the first is"
+            " compared most."
+        ),
     ),
     model: Path | None = typer.Option(
-        None, help="The lattices' own model, a directory or a name: gives words and its shape, and decodes some texts again."
+        None,
+        help="The lattices' own model, a directory or a name: gives words and its shape, and decodes some texts again.",
     ),
-    tokenizer: Path | None = typer.Option(None, help="tokenizer.json, for words in the drawing; the model's by default."),
+    tokenizer: Path | None = typer.Option(
+        None, help="tokenizer.json, for words in the drawing; the model's by default."
+    ),
     alpha: float | None = typer.Option(
         None,
         min=0.0,
-        help="Weight of the language models; by default, for each system, what is stored, else tuned on texts that are set aside.",
+        help=(
+            "Weight of the language models; by default, for each system, what is stored, else tuned on texts that are"
+            " set aside."
+        ),
     ),
-    tuning_examples: int = typer.Option(100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."),
+    tuning_examples: int = typer.Option(
+        100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."
+    ),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
     step: int | None = typer.Option(
-        None, min=0, help="Lattice to draw, by its number among those not set aside; by default one where rescoring makes a difference."
+        None,
+        min=0,
+        help=(
+            "Lattice to draw, by its number among those not set aside; by default one where rescoring makes a"
+            " difference."
+        ),
     ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
     ignore_beams: bool = IGNORE_BEAMS,
@@ -51,31 +74,38 @@ def report(
     field: str = FIELD,
     by: str | None = BY,
     seed: int = typer.Option(0, help="Seed of intervals and tuning."),
-    timings: bool = typer.Option(True, help="Time rescoring; without, the same input gives the same files, byte for byte."),
+    timings: bool = typer.Option(
+        True, help="Time rescoring; without, the same input gives the same files, byte for byte."
+    ),
     title: str = typer.Option("Block drafts and what rescoring makes of them", help="Title of the page."),
 ) -> None:
-    """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with plots.
+    """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with
+    plots.
 
     One HTML file that needs no network, in light and dark; every table beside it as CSV, every plot as PNG.
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
-    from latticebpd.models.catalogue import resolved
     from latticebpd.report import DataSet, Options, make_report
     from latticebpd.report import measure as measure_all
+    from latticebpd.target.catalogue import resolved
 
     datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
     models = named_models(lm)
     options = Options(alpha, tuning_examples, seed, budget, step, timings, by=by)
     with progress() as bar:
         task = bar.add_task("lattices", total=None)
-        measurements = measure_all(datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing))
+        measurements = measure_all(
+            datasets, models, options, watch=lambda doing, done: bar.update(task, advance=done, description=doing)
+        )
     decoded: Decoded | None = None
     quality: dict[str, list[float]] = {}
     shape: ModelShape | None = None
     if model is not None:
         asked = {"rules": rule, "measures": measure, "references": references, "field": field}
-        decoded, quality, shape = _with_model(model, Path(datasets[0].paths[0]), measurements, decode_texts, asked, ignore_beams)
+        decoded, quality, shape = _with_model(
+            model, Path(datasets[0].paths[0]), measurements, decode_texts, asked, ignore_beams
+        )
     words = tokenizer
     if words is None and model is not None:
         beside = Path(resolved(model)) / "tokenizer.json"
@@ -107,13 +137,19 @@ def _word(tokenizer: Path | None) -> Callable[[int], str]:
 
 
 def _with_model(
-    directory: Path, lattices: Path, measurements: Measurements, decode_texts: int, asked: Mapping[str, Any], ignore_beams: bool
+    directory: Path,
+    lattices: Path,
+    measurements: Measurements,
+    decode_texts: int,
+    asked: Mapping[str, Any],
+    ignore_beams: bool,
 ) -> tuple[Decoded | None, dict[str, list[float]], ModelShape]:
-    """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's shape."""
+    """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's
+    shape."""
     quiet_transformers()
-    from latticebpd.analysis.excluding import texts_without
-    from latticebpd.analysis.hardware import ModelShape
     from latticebpd.lattices.shards import lattice_directory
+    from latticebpd.measuring.fitted_records import texts_without
+    from latticebpd.measuring.hardware_cost import ModelShape
 
     measured = measurements.sets[0]
     signature, models = measured.comparison.signature, measured.models or None
@@ -127,7 +163,8 @@ def _with_model(
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
     systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
     decoded, quality = decode_again(
-        directory, model, source_of(signature.k), [lattices], measured.aside, systems, models, measurements.options.alpha,
+        directory, model, source_of(signature.k), [lattices], measured.aside, systems, models,
+        measurements.options.alpha,
         signature.given_text, decode_texts, **asked,
     )  # fmt: skip
     return decoded, quality, shape

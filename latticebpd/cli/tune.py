@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -10,8 +11,8 @@ from rich import box
 from rich.table import Table
 
 from fst.files import require_writable
-from latticebpd.cli.console import err, out, print_json, progress, quiet_transformers
-from latticebpd.cli.language_models import alphas_of
+from latticebpd.cli.lm_option import alphas_of
+from latticebpd.console import err, out, print_json, progress, quiet_transformers
 from latticebpd.scoring.weights import POSITION
 
 
@@ -19,33 +20,46 @@ def tune(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them, of held-out text."),
     lm: Path = typer.Option(..., help="n-gram model (FST or ARPA), or the directory of a neural rescorer."),
     system: list[str] = typer.Option(
-        ["16-best", "64-tree"], "--system", "-s", help="What the weight is for: P-best or N-tree; may be repeated, each has its own."
+        ["16-best", "64-tree"],
+        "--system",
+        "-s",
+        help="What the weight is for: P-best or N-tree; may be repeated, each has its own.",
     ),
-    grid: str = typer.Option("paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."),
-    examples: int = typer.Option(100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not number texts."),
+    grid: str = typer.Option(
+        "paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."
+    ),
+    examples: int = typer.Option(
+        100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not number texts."
+    ),
     seed: int = typer.Option(0, help="Seed of the draw."),
-    write: bool = typer.Option(False, "--write", help="Store the weights with the model: from then on they are the default."),
+    write: bool = typer.Option(
+        False, "--write", help="Store the weights with the model: from then on they are the default."
+    ),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
     """Find the weights of a language model with which decodes take the fewest calls, one for each drafting system.
 
     Draws texts from the files and replays their decodes; where files do not number their texts, tokens per call are by
-    position. A best weight at the edge of the grid widens the grid. With --write, the tuning is stored beside the model with
-    the examples that it used; `compare` and `report` leave these out. A neural rescorer reads as much context as the files hold
-    (`latticebpd lattices --context 256`).
+    position. A best weight at the edge of the grid widens the grid. With --write, the tuning is stored beside the model
+    with the examples that it used; `compare` and `report` leave these out. A neural rescorer reads as much context as
+    the files hold (`latticebpd lattices --context 256`).
 
     Example: [bold]latticebpd tune held-out --lm rescorer --system 16-best --system 64-tree --write[/bold]
     """
     quiet_transformers()
-    from latticebpd.analysis.tuning import tune as tuned
-    from latticebpd.drafting.names import BEST, TREE, SystemName
+    from latticebpd.drafters.system_names import BEST, TREE, SystemName
+    from latticebpd.measuring.tuning import tune as tuned
     from latticebpd.scoring.rescoring import as_scorer
     from latticebpd.scoring.weights import alpha_path, store_tunings
 
     if write:
         require_writable(lm if lm.is_dir() else alpha_path(lm), "file", "folder")
     alphas = alphas_of("--grid", grid)
-    names = [str(parsed) for name in system if (parsed := SystemName.parse(name)).kind in (BEST, TREE) and parsed.model is None]
+    names = [
+        str(parsed)
+        for name in system
+        if (parsed := SystemName.parse(name)).kind in (BEST, TREE) and parsed.model is None
+    ]
     if len(names) < len(system):
         raise ValueError(f"expected --system P-best or N-tree, which a weight can be for, got {', '.join(system)}")
     scorer = as_scorer(lm)
@@ -53,7 +67,8 @@ def tune(
     with progress() as bar:
         for name in dict.fromkeys(names):
             task = bar.add_task(name, total=None)
-            found.append(tuned(files, scorer, name, alphas, examples, seed, lambda done, task=task: bar.advance(task, done))[0])  # type: ignore[misc]
+            tell = partial(bar.advance, task)
+            found.append(tuned(files, scorer, name, alphas, examples, seed, tell)[0])
     if write:
         store_tunings(lm, found)
         err.print(f"{lm}: {', '.join(f'alpha {each.alpha:g} for {each.system}' for each in found)} stored")
@@ -61,13 +76,17 @@ def tune(
         if each.by == POSITION:
             err.print(f"{each.system}: tuned by position, since the files do not tell their texts", style="yellow")
         if each.at_edge:
-            err.print(f"{each.system}: alpha {each.alpha:g} is the last that was tried; a better one may lie beyond", style="yellow")
+            err.print(
+                f"{each.system}: alpha {each.alpha:g} is the last that was tried; a better one may lie beyond",
+                style="yellow",
+            )
     if json:
         print_json([asdict(each) for each in found])
         return
     for each in found:
         table = Table(
-            title=f"{each.system} on {len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}", box=box.SIMPLE_HEAD
+            title=f"{each.system} on {len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}",
+            box=box.SIMPLE_HEAD,
         )
         for heading in ("alpha", f"tokens/call, by {each.by}"):
             table.add_column(heading, justify="right")

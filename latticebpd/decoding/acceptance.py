@@ -23,7 +23,7 @@ from torch import Tensor
 from latticebpd.decoding.generation_config import WARPERS, GenerationSettings
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.verification import Verified
+from latticebpd.target.forward import Verified
 
 
 class Drafted:
@@ -42,7 +42,8 @@ class Drafted:
         return tokens
 
     def log_probs(self, i: int) -> np.ndarray | None:
-        """Natural log of the probability that the drafter gave to each of those tokens behind the node; None if it gave none."""
+        """Natural log of the probability that the drafter gave to each of those tokens behind the node; None if it gave
+        none."""
         tree, node = self.trees[i], self.nodes[i]
         if tree.log_probs is None:
             return None
@@ -50,8 +51,8 @@ class Drafted:
         return found
 
     def slot(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities, whatever came before; none
-        without a lattice."""
+        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities, whatever came
+        before; none without a lattice."""
         tree, node = self.trees[i], self.nodes[i]
         depth = 0 if node == ROOT else int(tree.depths[node])
         if tree.lattice is None or depth >= tree.lattice.slots:
@@ -68,8 +69,8 @@ class Acceptance(Protocol):
 
         Args:
             logits: ``[n, vocab]``, the base model's.
-            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it; their probabilities, and the slot
-                that they come from, where a rule wants those.
+            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it; their probabilities, and the
+                slot that they come from, where a rule wants those.
             depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
         """
 
@@ -107,12 +108,16 @@ class TopK:
             raise ValueError(f"expected k >= 1, got {self.k}")
 
     def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
-        return [_kept(row, drafted(node), lambda better, equal, gap: better + equal < self.k) for node, row in enumerate(logits)]
+        return [
+            _kept(row, drafted(node), lambda better, equal, gap: better + equal < self.k)
+            for node, row in enumerate(logits)
+        ]
 
 
 @dataclass(frozen=True)
 class TopBeta:
-    """Keep a drafted token that is as probable as the ``beta``-th best, and whose log-probability is within ``tau`` of the best.
+    """Keep a drafted token that is as probable as the ``beta``-th best, and whose log-probability is within ``tau`` of
+    the best.
 
     That is GAD++ (Xia 2022, equations 6 and 7), equality included: beta = 1 and tau = 0 are exact, but for ties.
     """
@@ -126,7 +131,8 @@ class TopBeta:
 
     def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         return [
-            _kept(row, drafted(node), lambda better, equal, gap: better < self.beta and gap <= self.tau) for node, row in enumerate(logits)
+            _kept(row, drafted(node), lambda better, equal, gap: better < self.beta and gap <= self.tau)
+            for node, row in enumerate(logits)
         ]
 
 
@@ -153,7 +159,9 @@ class Distance:
     def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
         chosen = []
         for node, best in enumerate(logits.argmax(dim=-1).tolist()):
-            distance, token = min(((self.metric(int(token), best), int(token)) for token in drafted(node)), default=(float("inf"), best))
+            distance, token = min(
+                ((self.metric(int(token), best), int(token)) for token in drafted(node)), default=(float("inf"), best)
+            )
             chosen.append(token if distance <= self.epsilon else best)
         return chosen
 
@@ -193,10 +201,11 @@ class Sampling:
     it, whatever was drafted; so the texts are distributed exactly as the base model's.
 
     Args:
-        temperature, top_k, top_p: as for ``generate()``; None leaves what the model's generation config says or, where it says
-            nothing, ``transformers``' default, which for ``top_k`` is 50.  1, 0 and 1 leave a filter out.
+        temperature, top_k, top_p: as for ``generate()``; None leaves what the model's generation config says or, where
+            it says nothing, ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
         generator: source of randomness, on the model's device; torch's own by default.
-        others: the other filters of ``generate()``: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``.
+        others: the other filters of ``generate()``: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``,
+            ``top_h``.
     """
 
     def __init__(
@@ -212,7 +221,12 @@ class Sampling:
         if unknown := sorted(others.keys() - set(WARPERS)):
             raise ValueError(f"expected filters {', '.join(WARPERS)}, got {', '.join(unknown)}")
         self.generator = generator
-        self.arguments = {"temperature": None if temperature is None else float(temperature), "top_k": top_k, "top_p": top_p, **others}
+        self.arguments = {
+            "temperature": None if temperature is None else float(temperature),
+            "top_k": top_k,
+            "top_p": top_p,
+            **others,
+        }
         self.warpers = GenerationSettings().warpers(**self.arguments)
 
     def bound(self, settings: GenerationSettings) -> Sampling:
@@ -233,27 +247,37 @@ class Sampling:
 
 
 class SpeculativeSampling(Sampling):
-    """Keep a drafted token with probability min(1, p/q), else draw from what is left of p (Leviathan 2023; SpecInfer for trees).
+    """Keep a drafted token with probability min(1, p/q), else draw from what is left of p (Leviathan 2023; SpecInfer
+    for trees).
 
-    p is the base model's distribution, as under ``Sampling``, and that of the texts.  q is the one that the draft was drawn
-    from: its slot of the tree's lattice, scaled to sum 1.  So the drafter must have *drawn* its drafts, slot by slot and without
-    looking at anything else, and its tree hold them in the order in which they were drawn; then siblings, which are distinct,
-    are tried one after the other, without replacement.
+    p is the base model's distribution, as under ``Sampling``, and that of the texts. q is the one that the draft was
+    drawn
+    from: its slot of the tree's lattice, scaled to sum 1. So the drafter must have *drawn* its drafts, slot by slot and
+    without looking at anything else, and its tree hold them in the order in which they were drawn; then siblings, which
+    are distinct, are tried one after the other, without replacement.
 
-    Drafts that are chosen instead of drawn (the best paths or trees, copies), as this package's drafters choose them, have
-    q = 1: for them ``Sampling`` is this rule, and no rule that leaves the distribution alone accepts more of a given tree.
+    Drafts that are chosen instead of drawn (the best paths or trees, copies), as this package's drafters choose them,
+    have q = 1: for them ``Sampling`` is this rule, and no rule that leaves the distribution alone accepts more of a
+    given tree.
 
     Raises:
         ValueError: a drafted token that its slot does not hold.
     """
 
     def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
-        return [self._tried(p.double(), drafted(node), *drafted.slot(node)) for node, p in enumerate(self.probabilities(logits))]
+        return [
+            self._tried(p.double(), drafted(node), *drafted.slot(node))
+            for node, p in enumerate(self.probabilities(logits))
+        ]
 
     def _tried(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
-        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot of these arcs."""
+        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot of these
+        arcs."""
         if not np.isin(tokens, arcs).all():
-            raise ValueError("expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not drawn")
+            raise ValueError(
+                "expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not"
+                " drawn"
+            )
         q = torch.zeros_like(p)
         q[torch.from_numpy(arcs).long().to(p.device)] = torch.from_numpy(log_probs).to(p).softmax(dim=0)
         for token in tokens.tolist():
@@ -330,7 +354,9 @@ def _picked_on_the_way(
             return verified.best_of(rows, columns)
         logits = verified.logits_of(rows, columns)
         if adjust is not None:
-            logits = torch.stack([adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)])
+            logits = torch.stack(
+                [adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)]
+            )
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         return rule.choose(logits, Drafted([trees[row] for row in rows], nodes), depths)
 

@@ -1,8 +1,8 @@
 """Drafting inside ``transformers``: ``model.generate(..., custom_generate=custom_generate(drafter))``.
 
-``generate()`` prepares a decode (generation config, logits processors, stopping criteria, encoded sources), and a callable takes the
-place of its own loop.  Ours is the one of ``loop.py``.  Scripts, pipelines and evaluation harnesses that pass keyword arguments on
-to ``generate()`` draft with this one argument.
+``generate()`` prepares a decode (generation config, logits processors, stopping criteria, encoded sources), and a
+callable takes the place of its own loop. Ours is the one of ``loop.py``. Scripts, pipelines and evaluation harnesses
+that pass keyword arguments on to ``generate()`` draft with this one argument.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from latticebpd.decoding.loop import Generated, Stream, check_drafter, decode
 from latticebpd.decoding.prompts import Prompts
 from latticebpd.decoding.session import Session
 from latticebpd.decoding.stopping import begin_texts
-from latticebpd.drafting.base import Drafter
-from latticebpd.models.base import BaseModel
-from latticebpd.models.forward import Source
+from latticebpd.drafters.drafter import Drafter
+from latticebpd.target.forward import Source
+from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _UNUSED = frozenset({"use_cache", "past_key_values", "cache_position", "logits_to_keep"})
-"""Arguments of the model that ``generate()`` itself prepares; the loop has its own cache and asks for the logits that it needs."""
+"""Arguments of the model that ``generate()`` itself prepares; the loop has its own cache and asks for the logits that
+it needs."""
 
 
 def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
     """What ``model.generate(custom_generate=...)`` of ``transformers`` takes.
 
-    ``model`` is a model of ``transformers``; of a ``BlockwiseLM``, its ``base``.  Under ``Exact`` the text is the one that ``generate()``
-    writes without this argument.  Under ``do_sample=True`` it is drawn from the same distribution; for a single prompt on a CPU the
-    same seed gives the same text.  No text grows beyond the model's positions.
+    ``model`` is a model of ``transformers``; of a ``BlockwiseLM``, its ``base``. Under ``Exact`` the text is the one
+    that ``generate()`` writes without this argument. Under ``do_sample=True`` it is drawn from the same distribution;
+    for a single prompt on a CPU the same seed gives the same text. No text grows beyond the model's positions.
 
     Args:
         drafter: proposes what is verified.
@@ -99,7 +100,10 @@ class CustomGenerate:
         Raises:
             ValueError: something was asked for that this loop cannot do; the message says what.
         """
-        given = {**_arguments_of_generate(), **{name: value for name, value in model_kwargs.items() if value is not None}}
+        given = {
+            **_arguments_of_generate(),
+            **{name: value for name, value in model_kwargs.items() if value is not None},
+        }
         settings = PreparedSettings(model, generation_config)
         rule = _rule(self.acceptance, generation_config)
         _refuse_arguments(generation_config, given)
@@ -109,12 +113,16 @@ class CustomGenerate:
         prompts = (_with_sources if base.encodes else _prompts)(base, input_ids, inputs, given)
         if given:
             names = ", ".join(sorted(given))
-            raise ValueError(f"expected generate() without {names} beside custom_generate, got it; leave one of the two out")
+            raise ValueError(
+                f"expected generate() without {names} beside custom_generate, got it; leave one of the two out"
+            )
         texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria)
         for text, row in zip(texts, prompts.given.tolist(), strict=True):
             padding = row[: len(row) - text.prompt_length]
             if padding or len(texts) > 1:
-                asked = [_AskedByRow(each, padding, len(texts)) if _foreign(each) else each for each in text.rules.criteria]
+                asked = [
+                    _AskedByRow(each, padding, len(texts)) if _foreign(each) else each for each in text.rules.criteria
+                ]
                 text.rules = replace(text.rules, criteria=StoppingCriteriaList(asked))
         session = Session(base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
         self.last = decode(session, self.drafter, bound(rule, settings), stream, self.trace)
@@ -125,7 +133,8 @@ class CustomGenerate:
 
 
 class PreparedSettings(GenerationSettings):
-    """A generation config that ``generate()`` has prepared: processors, warpers and criteria have been made of it already.
+    """A generation config that ``generate()`` has prepared: processors, warpers and criteria have been made of it
+    already.
 
     Raises:
         ValueError: a field that cannot be honoured.
@@ -148,10 +157,14 @@ class PreparedSettings(GenerationSettings):
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """None: they stand behind the processors."""
         if given := sorted(name for name, value in arguments.items() if value is not None):
-            raise ValueError(f"expected a sampling rule without settings of its own, got {', '.join(given)}; pass them to generate()")
+            raise ValueError(
+                f"expected a sampling rule without settings of its own, got {', '.join(given)}; pass them to generate()"
+            )
         return LogitsProcessorList()
 
-    def criteria(self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None) -> StoppingCriteriaList:
+    def criteria(
+        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+    ) -> StoppingCriteriaList:
         return StoppingCriteriaList(given)
 
 
@@ -164,11 +177,18 @@ class _AskedByRow(StoppingCriteria):  # type: ignore[misc, unused-ignore]
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
         try:
-            found = self.criterion(torch.cat([torch.tensor([self.padding], dtype=torch.long), input_ids], dim=1), scores, **kwargs)
+            found = self.criterion(
+                torch.cat([torch.tensor([self.padding], dtype=torch.long), input_ids], dim=1), scores, **kwargs
+            )
         except IndexError as error:
-            raise ValueError(f"expected stopping criteria that look at every row alone, got {name}; decode prompts one by one") from error
+            raise ValueError(
+                f"expected stopping criteria that look at every row alone, got {name}; decode prompts one by one"
+            ) from error
         if self.rows > 1 and not (isinstance(found, Tensor) and found.shape == (1,)):
-            raise ValueError(f"expected stopping criteria that give a tensor [rows], got {found!r} by {name}; decode prompts one by one")
+            raise ValueError(
+                f"expected stopping criteria that give a tensor [rows], got {found!r} by {name}; decode prompts one"
+                " by one"
+            )
         return found
 
 
@@ -192,7 +212,9 @@ def _rule(acceptance: Acceptance | None, config: GenerationConfig) -> Acceptance
     if acceptance is None:
         return Sampling() if config.do_sample else Exact()
     if (samples := _samples(acceptance)) != bool(config.do_sample):
-        raise ValueError(f"expected do_sample={samples} with the rule {type(acceptance).__name__}, got do_sample={config.do_sample}")
+        raise ValueError(
+            f"expected do_sample={samples} with the rule {type(acceptance).__name__}, got do_sample={config.do_sample}"
+        )
     return acceptance
 
 
@@ -205,10 +227,15 @@ def _refuse_arguments(config: GenerationConfig, given: dict[str, Any]) -> None:
     if config.return_dict_in_generate:
         for name in _OUTPUTS:
             if getattr(config, name, False):
-                raise ValueError(f"expected generate() without {name} beside custom_generate, got it; leave one of the two out")
+                raise ValueError(
+                    f"expected generate() without {name} beside custom_generate, got it; leave one of the two out"
+                )
     cache = given.get("past_key_values")
     if cache is not None and cache.get_seq_length():
-        raise ValueError("expected generate() without past_key_values beside custom_generate, got a cache that holds tokens; leave it out")
+        raise ValueError(
+            "expected generate() without past_key_values beside custom_generate, got a cache that holds tokens; leave"
+            " it out"
+        )
     if not given.get("synced_gpus", True):
         del given["synced_gpus"]
     for name in _UNUSED:
@@ -222,9 +249,13 @@ def _prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, given: d
     ids = input_ids.cpu()
     mask = given.pop("attention_mask", torch.ones_like(ids)).cpu().bool()
     if mask.shape != ids.shape:
-        raise ValueError(f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}")
+        raise ValueError(
+            f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}"
+        )
     positions = given.get("position_ids")
-    if positions is not None and torch.equal(positions.cpu().expand_as(ids)[mask], (mask.long().cumsum(dim=1) - 1)[mask]):
+    if positions is not None and torch.equal(
+        positions.cpu().expand_as(ids)[mask], (mask.long().cumsum(dim=1) - 1)[mask]
+    ):
         del given["position_ids"]
     return Prompts(ids, _rows(ids, mask), [[] for _ in ids], None, base.vocab_size)
 
@@ -233,7 +264,10 @@ def _with_sources(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, giv
     ids, encoded = input_ids.cpu(), given.pop("encoder_outputs").last_hidden_state
     read = given.pop("decoder_attention_mask", None)
     if read is not None and not read.all():
-        raise ValueError("expected decoder_input_ids without padding, got a decoder_attention_mask with zeros; decode texts one by one")
+        raise ValueError(
+            "expected decoder_input_ids without padding, got a decoder_attention_mask with zeros; decode texts one"
+            " by one"
+        )
     mask = given.pop("attention_mask", torch.ones(encoded.shape[:2], dtype=torch.long, device=encoded.device))
     if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or encoded.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")
@@ -245,5 +279,8 @@ def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
     """Each row's tokens without padding."""
     rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
     if not all(rows):
-        raise ValueError(f"expected at least one token in every prompt, got none in row {rows.index([])}; is the attention mask all zero?")
+        raise ValueError(
+            f"expected at least one token in every prompt, got none in row {rows.index([])}; is the attention mask all"
+            " zero?"
+        )
     return rows

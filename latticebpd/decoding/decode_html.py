@@ -26,7 +26,10 @@ def decode_html(found: Any, decode: Callable[[list[int]], str] | None = None) ->
         prompt = found.sequences[row, : found.prompt_length].tolist()
         new = found.sequences[row, found.prompt_length :].tolist()
         blocks = found.blocks(row) if found.trace is not None else [new]
-        rows.append(f'<p style="white-space:pre-wrap"><span style="opacity:.6">{_text(decode, prompt)}</span>{_blocks(decode, blocks)}</p>')
+        rows.append(
+            '<p style="white-space:pre-wrap"><span'
+            f' style="opacity:.6">{_text(decode, prompt)}</span>{_blocks(decode, blocks)}</p>'
+        )
     more = f"<p>the first {MOST_ROWS} of {len(found.sequences)} texts</p>" if len(found.sequences) > MOST_ROWS else ""
     calls = f"{found.num_tokens} tokens in {found.num_calls} call{'s' * (found.num_calls != 1)}"
     mean = f", {found.block_efficiency:.2f} tokens per call" if found.num_calls else ""
@@ -61,4 +64,6 @@ def _text(decode: Callable[[list[int]], str] | None, tokens: list[int]) -> str:
 
 def _safe(text: str) -> str:
     """Escaped, line breaks kept, other control characters marked."""
-    return "\n".join("\t".join(visible(part).replace("␣", " ") for part in line.split("\t")) for line in escape(text).split("\n"))
+    return "\n".join(
+        "\t".join(visible(part).replace("␣", " ") for part in line.split("\t")) for line in escape(text).split("\n")
+    )

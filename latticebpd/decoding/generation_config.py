@@ -1,8 +1,9 @@
-"""What a model's generation config asks for: each of its fields is honoured as ``generate()`` honours it, or refused by name.
+"""What a model's generation config asks for: each of its fields is honoured as ``generate()`` honours it, or refused by
+name.
 
-``transformers`` itself says what the fields mean.  Its own functions fill in defaults, let a caller's arguments go before the
-model's settings, and make logits processors, warpers and stopping criteria of them, in its own order; so a field has the
-meaning that it has in the version that is installed.
+``transformers`` itself says what the fields mean. Its own functions fill in defaults, let a caller's arguments go
+before the model's settings, and make logits processors, warpers and stopping criteria of them, in its own order; so a
+field has the meaning that it has in the version that is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
-from latticebpd.models.base import BaseModel, Model
+from latticebpd.target.stock_model import BaseModel, Model
 
 WARPERS = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Fields that sampling honours; without it they have no effect, as in ``generate()``."""
@@ -34,7 +35,8 @@ HONOURED = frozenset({
     "max_length", "max_new_tokens", "max_time", "stop_strings", "eos_token_id",
     # Logits processors
     "min_length", "min_new_tokens", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values",
     "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
     # Tokens that stand at the beginning and behind the end
     "bos_token_id", "decoder_start_token_id", "pad_token_id",
@@ -47,14 +49,16 @@ WITHOUT_EFFECT = frozenset({
     "assistant_confidence_threshold", "prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit",
     "assistant_lookbehind", "target_lookbehind",
     # How the same text is computed
-    "use_cache", "cache_config", "max_cache_len", "return_legacy_cache", "compile_config", "disable_compile", "prefill_chunk_size",
+    "use_cache", "cache_config", "max_cache_len", "return_legacy_cache", "compile_config", "disable_compile",
+    "prefill_chunk_size",
     "continuous_batching_config", "low_memory",
     # Beam search alone looks at these
     "early_stopping", "length_penalty",
     # Shifts all scores alike
     "renormalize_logits",
     # What is returned, and where the config comes from
-    "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate", "_from_model_config",
+    "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate",
+    "_from_model_config",
     "transformers_version",
 })  # fmt: skip
 """Fields that change no text of a decode by one row and one token after the other."""
@@ -75,7 +79,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "assistant_ensemble_weight": (),
     "cache_implementation": tuple(set(ALL_CACHE_IMPLEMENTATIONS) - {"quantized"}),
 }
-"""Fields that ``generate()`` alone can honour -> their values besides None that ask for nothing; a quantized cache changes texts."""
+"""Fields that ``generate()`` alone can honour -> their values besides None that ask for nothing; a quantized cache
+changes texts."""
 
 BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
 """Those of them that ask for beam search, and what asks for none."""
@@ -105,7 +110,9 @@ class GenerationSettings:
         self.config: Any = self._host._prepare_generation_config(None, **given)[0]
         self.config.do_sample = False
         eos = self.config.eos_token_id
-        self.eos_ids: list[int] = [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
+        self.eos_ids: list[int] = (
+            [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
+        )
         self.config._eos_token_tensor = torch.tensor(self.eos_ids, device=self.device) if self.eos_ids else None
         if not self.eos_ids:
             self.config.exponential_decay_length_penalty = None  # it raises the scores of tokens that there are not
@@ -123,7 +130,11 @@ class GenerationSettings:
         Raises:
             ValueError: there is none, or a list of another length.
         """
-        start = self.config.decoder_start_token_id if self.config.decoder_start_token_id is not None else self.config.bos_token_id
+        start = (
+            self.config.decoder_start_token_id
+            if self.config.decoder_start_token_id is not None
+            else self.config.bos_token_id
+        )
         if start is None:
             raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
         if isinstance(start, int):
@@ -145,12 +156,14 @@ class GenerationSettings:
             return width + DEFAULT_NEW_TOKENS
         if own <= width:
             raise ValueError(
-                f"expected prompts below the generation config's max_length of {own} columns, got {width}; pass max_new_tokens"
+                f"expected prompts below the generation config's max_length of {own} columns, got {width}; pass"
+                " max_new_tokens"
             )
         return own
 
     def processors(self, width: int, max_length: int, read: Sequence[int], given: Sequence[Any]) -> LogitsProcessorList:
-        """One row's logits processors: the config's, and the given ones, which take the place of the config's of their kind.
+        """One row's logits processors: the config's, and the given ones, which take the place of the config's of their
+        kind.
 
         Args:
             width: columns of the prompts, padding included; max_length: of the row's text, counted like that.
@@ -173,7 +186,9 @@ class GenerationSettings:
         given = {name: value for name, value in arguments.items() if value is not None}
         return self._made(GenerationConfig(do_sample=True, **{**own, **given}), 0, [], [])
 
-    def _made(self, config: GenerationConfig, width: int, read: Sequence[int], given: Sequence[Any]) -> LogitsProcessorList:
+    def _made(
+        self, config: GenerationConfig, width: int, read: Sequence[int], given: Sequence[Any]
+    ) -> LogitsProcessorList:
         found: LogitsProcessorList = self._host._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=width,
@@ -184,8 +199,11 @@ class GenerationSettings:
         )
         return found
 
-    def criteria(self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None) -> StoppingCriteriaList:
-        """The stopping criteria: the config's, length and ends of text among them, and the given ones, which take the place of their kind.
+    def criteria(
+        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+    ) -> StoppingCriteriaList:
+        """The stopping criteria: the config's, length and ends of text among them, and the given ones, which take the
+        place of their kind.
 
         Raises:
             ValueError: stop strings without a tokenizer.
@@ -194,7 +212,9 @@ class GenerationSettings:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
-        found: StoppingCriteriaList = self._host._get_stopping_criteria(config, StoppingCriteriaList(given), tokenizer=tokenizer)
+        found: StoppingCriteriaList = self._host._get_stopping_criteria(
+            config, StoppingCriteriaList(given), tokenizer=tokenizer
+        )
         return found
 
 
@@ -208,17 +228,25 @@ def refuse(config: GenerationConfig) -> None:
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
-            instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (name in BEAMS)
+            instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (
+                name in BEAMS
+            )
             raise ValueError(f"expected a generation config without {name}, got {value!r}; {instead}")
     for name, value in vars(empty).items():
-        if name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys() and not name.startswith("_") and getattr(config, name, value) != value:
+        if (
+            name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys()
+            and not name.startswith("_")
+            and getattr(config, name, value) != value
+        ):
             raise ValueError(
-                f"expected a generation config of fields known here, got {name} = {getattr(config, name)!r}; set it to {value!r}"
+                f"expected a generation config of fields known here, got {name} = {getattr(config, name)!r}; set it to"
+                f" {value!r}"
             )
 
 
 def ignore_beams(model: Model) -> None:
-    """Let a model be decoded token by token though its generation config, which stays as it is, asks for beam search."""
+    """Let a model be decoded token by token though its generation config, which stays as it is, asks for beam
+    search."""
     host: Any = BaseModel.of(model).model
     config = host.generation_config = copy.deepcopy(host.generation_config)
     for name, neutral in BEAMS.items():

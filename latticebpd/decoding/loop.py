@@ -20,9 +20,9 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.session import Frontier, Session
 from latticebpd.decoding.stopping import Text
-from latticebpd.drafting.base import Drafter, State, needs_hidden, needs_layers
+from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.base import Model
+from latticebpd.target.stock_model import Model
 
 EXACT = Exact()
 
@@ -55,9 +55,9 @@ class Generated:
     accept_counts: histogram over calls of the tokens committed per call; index is the number of tokens, up to the
         deepest draft's and one more.
     num_calls: forward passes that committed tokens, each counted once for every row that it served; so the numbers
-        do not depend on how prompts are batched.  A *prefill*, which reads a row's prompt without a draft and commits one
-        token, is counted apart.  A drafter that needs no hidden state drafts before the prompt is read: the pass that reads
-        prompt and draft together is a call like any other, and the row has no prefill.
+        do not depend on how prompts are batched. A *prefill*, which reads a row's prompt without a draft and commits
+        one token, is counted apart. A drafter that needs no hidden state drafts before the prompt is read: the pass
+        that reads prompt and draft together is a call like any other, and the row has no prefill.
     num_passes: the same passes, each counted once.
     num_tokens: new tokens of all rows, those of prefills included.
     verified_tokens: drafted nodes over all calls; the next token itself is not counted.
@@ -133,28 +133,32 @@ def generate(
         input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
         drafter: proposes what is verified.
         acceptance: which drafted tokens stay.
-        max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.  No
-            text grows beyond the model's own maximum.
+        max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.
+            No text grows beyond the model's own maximum.
         eos_token_id: token or tokens that end a text; by default the model's own.
         attention_mask: ``[rows, n]``, 0 at padding, on either side; by default, as for ``generate()``, tokens equal to
             the padding token are padding if that does not also end texts.
         logits_processor: applied to every node's logits with the node's own prefix.
-        stopping_criteria: asked after every token of every row.  Processors and criteria take the place of the generation
-            config's of the same kind, as in ``generate()``.
+        stopping_criteria: asked after every token of every row. Processors and criteria take the place of the
+            generation config's of the same kind, as in ``generate()``.
         streamer: as for ``generate()``; a single prompt only.
-        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer to find them with.
+        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer to find
+            them with.
         pad_token_id: fills up rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep what every call did.
         merged: False spends a call of its own on the heads' input, as in Stern's two-call form; same text.
         use_cache: False reads the whole texts at every call: slow, the same for every model; for comparison.
 
     Raises:
-        ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says why and what to do.
+        ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says
+            why and what to do.
     """
     check_drafter(drafter)
     session = Session.begin(
-        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id,
-        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria, tokenizer=tokenizer,
+        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
+        tokenizer=tokenizer,
         use_cache=use_cache,
     )  # fmt: skip
     stream = Stream(streamer, len(session.prompts))
@@ -165,7 +169,9 @@ def generate(
 
 def check_drafter(drafter: Drafter) -> None:
     """ValueError for anything but a drafter."""
-    if isinstance(drafter, type) or not (callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))):
+    if isinstance(drafter, type) or not (
+        callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))
+    ):
         what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
         raise ValueError(f"expected a drafter, an object with the methods propose and observe, got {what}")
 
@@ -197,7 +203,9 @@ def decode(
         else:
             ends = list(map(len, paths))
             verified = frontier.read_again(trees, paths, following)
-        blocks = [[*tree.tokens[path].tolist(), token] for tree, path, token in zip(trees, paths, following, strict=True)]
+        blocks = [
+            [*tree.tokens[path].tolist(), token] for tree, path, token in zip(trees, paths, following, strict=True)
+        ]
         committed = [text.commit(block) for text, block in zip(unfinished, blocks, strict=True)]
         if heard:
             drafter.observe(rows, committed)
@@ -233,8 +241,11 @@ def decode(
     )
 
 
-def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: Frontier) -> list[DraftTree]:
-    """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted for."""
+def _draft(
+    drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: Frontier
+) -> list[DraftTree]:
+    """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted
+    for."""
     prompts, texts = session.prompts, [session.texts[row] for row in rows]
     trees = [DraftTree.empty()] * len(rows)
     places = [place for place, text in enumerate(texts) if text.max_depth]
@@ -256,13 +267,15 @@ def _draft(drafter: Drafter, rows: list[int], session: Session, hidden: Sequence
     if not isinstance(proposed, Sequence) or not all(isinstance(tree, DraftTree) for tree in proposed):
         raise ValueError(f"expected a list of draft trees, got {proposed!r:.60} from {type(drafter).__name__}")
     if len(proposed) != len(states):
-        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}")
+        raise ValueError(
+            f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}"
+        )
     for place, tree in zip(places, proposed, strict=True):
         trees[place] = tree.pruned(texts[place].max_depth).first(frontier.max_nodes)
         if len(tree) and int(tree.tokens.max()) >= prompts.vocab_size:
             raise ValueError(
-                f"expected drafted tokens below {prompts.vocab_size} (the model's vocabulary), got {int(tree.tokens.max())} "
-                f"from {type(drafter).__name__}; is it made for this model?"
+                f"expected drafted tokens below {prompts.vocab_size} (the model's vocabulary), got"
+                f" {int(tree.tokens.max())} from {type(drafter).__name__}; is it made for this model?"
             )
     return trees
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from latticebpd.decoding.session import Session
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.models.forward import Forward
+from latticebpd.target.forward import Forward
+from latticebpd.target.stock_model import BaseModel, Model
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Losslessness:
             return f"{self.tokens} tokens of {self.rows} rows, all the base model's own"
         first = self.divergences[0]
         return (
-            f"{len(self.divergences)} of {self.rows} rows diverge; row {first.row}, column {first.column}: token {first.token}, "
-            f"where the base model writes {first.expected} (logit margin {first.margin:.2e})"
+            f"{len(self.divergences)} of {self.rows} rows diverge; row {first.row}, column {first.column}: token"
+            f" {first.token}, where the base model writes {first.expected} (logit margin {first.margin:.2e})"
         )
 
 
@@ -89,13 +89,16 @@ def check_lossless(
         batch_size: rows read at a time.
 
     Raises:
-        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that LongRoPE reads with other factors than
-            their beginnings.
+        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that LongRoPE reads with other
+            factors than their beginnings.
     """
     base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
     if ids.ndim != 2 or not 1 <= prompt_length <= ids.shape[1]:
-        raise ValueError(f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and {prompt_length}")
+        raise ValueError(
+            f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and"
+            f" {prompt_length}"
+        )
     if base.encodes != (input_ids is not None):
         raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
     sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
@@ -106,7 +109,11 @@ def check_lossless(
         if tensor is not None and tuple(tensor.shape) != masked:
             raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
     given = ids[:, :prompt_length] if sources is None else sources
-    limits: Any = {"max_new_tokens": max(1, ids.shape[1] - prompt_length), "eos_token_id": eos_token_id, "stop_strings": []}
+    limits: Any = {
+        "max_new_tokens": max(1, ids.shape[1] - prompt_length),
+        "eos_token_id": eos_token_id,
+        "stop_strings": [],
+    }
     session = Session.begin(base, given, mask, pad_token_id=pad_token_id, **limits)
     ends, pad = frozenset(session.settings.eos_ids), session.settings.config.pad_token_id
     prompts, texts = session.prompts.tokens, [_text(row[prompt_length:].tolist(), ends, pad) for row in ids]

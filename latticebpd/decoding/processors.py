@@ -5,8 +5,8 @@ A tree's nodes stand for different texts, so a processor is called for one node 
 ``generate()`` shows it for one row.  Processors for which that is not enough, because they look at the other rows of
 a batch or remember earlier calls, are refused by name.
 
-In a padded batch ``generate()`` counts columns, padding included; so those that count from a text's beginning are told how
-much padding was taken off.
+In a padded batch ``generate()`` counts columns, padding included; so those that count from a text's beginning are told
+how much padding was taken off.
 """
 
 from __future__ import annotations
@@ -77,9 +77,15 @@ def node_processors(
     for processor in given or []:
         name = type(processor).__name__
         if name in REMEMBERING:
-            raise ValueError(f"expected logits processors that depend on a text and its scores alone, got {name}; use generate() for it")
+            raise ValueError(
+                f"expected logits processors that depend on a text and its scores alone, got {name}; use generate()"
+                " for it"
+            )
         if name in BY_ROW and len(prompts) > 1:
-            raise ValueError(f"expected one prompt with {name}, which tells rows apart by index, got {len(prompts)}; decode one by one")
+            raise ValueError(
+                f"expected one prompt with {name}, which tells rows apart by index, got {len(prompts)}; decode one"
+                " by one"
+            )
     rows = []
     for row, (prompt, source, max_length) in enumerate(zip(prompts, sources, max_lengths, strict=True)):
         padding = width - len(prompt)
@@ -101,7 +107,9 @@ def _of_row(processors: LogitsProcessorList, row: int, padding: int) -> list[Any
         ignored = getattr(processor, "prompt_ignore_length", None)  # of all rows, or of each
         if isinstance(processor, RepetitionPenaltyLogitsProcessor) and ignored is not None:
             processor = copy.copy(processor)
-            processor.prompt_ignore_length = max(0, int(ignored[row] if isinstance(ignored, Tensor) else ignored) - padding)
+            processor.prompt_ignore_length = max(
+                0, int(ignored[row] if isinstance(ignored, Tensor) else ignored) - padding
+            )
         found.append(processor)
     return found
 

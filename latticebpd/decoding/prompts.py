@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.models.forward import Source
+from latticebpd.target.forward import Source
+from latticebpd.target.stock_model import BaseModel, Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ def prepare(
     """Check the prompts, take their padding off and, for an encoder–decoder, encode them.
 
     Raises:
-        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, a source that is longer than the encoder can
-            read, or no start token for the decoder.
+        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, a source that is longer than the
+            encoder can read, or no start token for the decoder.
     """
     base = BaseModel.of(model)
     ids = _ids(input_ids, base.source_vocab_size)
@@ -56,7 +56,9 @@ def prepare(
     rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
     empty = [row for row, tokens in enumerate(rows) if not tokens]
     if empty:
-        raise ValueError(f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?")
+        raise ValueError(
+            f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?"
+        )
     if not base.encodes:
         return Prompts(ids, rows, [[] for _ in rows], None, base.vocab_size)
     base.check_sources(ids.shape[1])
@@ -69,22 +71,33 @@ def _ids(input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]], vocabulary
     try:
         ids = torch.as_tensor(input_ids).cpu()
     except (ValueError, TypeError) as error:
-        raise ValueError(f"expected prompts of equal length [rows, n]; pad them and pass an attention_mask ({error})") from error
+        raise ValueError(
+            f"expected prompts of equal length [rows, n]; pad them and pass an attention_mask ({error})"
+        ) from error
     if ids.ndim == 1:
         ids = ids[None]
     if ids.ndim != 2 or not ids.numel():
-        raise ValueError(f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {tuple(ids.shape)}")
+        raise ValueError(
+            f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {tuple(ids.shape)}"
+        )
     if ids.is_floating_point() or ids.dtype == torch.bool or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {ids.dtype} from {ids.min()} to {ids.max()}")
+        raise ValueError(
+            f"expected token ids from 0 to {vocabulary - 1}, got {ids.dtype} from {ids.min()} to {ids.max()}"
+        )
     return ids.long()
 
 
-def _mask(ids: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None, pad: int | None, eos_ids: Sequence[int]) -> Tensor:
-    """``[rows, n]`` bool.  Without a mask the rule is ``generate()``'s: padding tokens are padding unless they end texts."""
+def _mask(
+    ids: Tensor, attention_mask: Tensor | Sequence[Sequence[int]] | None, pad: int | None, eos_ids: Sequence[int]
+) -> Tensor:
+    """``[rows, n]`` bool. Without a mask the rule is ``generate()``'s: padding tokens are padding unless they end
+    texts."""
     if attention_mask is None:
         return ids != pad if pad is not None and pad not in eos_ids else torch.ones_like(ids, dtype=torch.bool)
     mask = torch.as_tensor(attention_mask).cpu().bool()
     mask = mask[None] if mask.ndim == 1 else mask
     if mask.shape != ids.shape:
-        raise ValueError(f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}")
+        raise ValueError(
+            f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}"
+        )
     return mask

@@ -1,4 +1,5 @@
-"""Acceptance rules by name: the one parser of ``exact``, ``top-k:2``, ``distance:2``, ``min-block:3``, ``beta:5,3`` and ``sample``."""
+"""Acceptance rules by name: the one parser of ``exact``, ``top-k:2``, ``distance:2``, ``min-block:3``, ``beta:5,3`` and
+``sample``."""
 
 from __future__ import annotations
 
@@ -23,12 +24,13 @@ def parse_rule(text: str, **sampling: Any) -> Acceptance:
     """The rule that a name stands for.
 
     Args:
-        text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, which may name the rule
-            that decides behind its tokens, as in ``min-block:3,top-k:2``; else that is ``exact``.
+        text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, which may name the
+            rule that decides behind its tokens, as in ``min-block:3,top-k:2``; else that is ``exact``.
         sampling: arguments of ``Sampling``, for ``sample``; those that are None are as if not given.
 
     Raises:
-        ValueError: another name, a number out of its range, or arguments of ``Sampling`` with a rule that does not sample.
+        ValueError: another name, a number out of its range, or arguments of ``Sampling`` with a rule that does not
+            sample.
     """
     given = {name: value for name, value in sampling.items() if value is not None}
     if (block := re.fullmatch(r"min-block:(\d+)(?:,(.+))?", text)) is not None:

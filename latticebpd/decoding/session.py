@@ -20,8 +20,10 @@ from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.prompts import Prompts, prepare
 from latticebpd.decoding.stopping import Text, begin_texts
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.verification import Verified, Verifier, verifier_for
+from latticebpd.target.forward import Verified
+from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.verifier import Verifier
+from latticebpd.target.verifier_choice import verifier_for
 
 Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
 
@@ -80,7 +82,11 @@ class Session:
         """
         base = BaseModel.of(model)
         settings = GenerationSettings(
-            base, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id, pad_token_id=pad_token_id, stop_strings=stop_strings
+            base,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=eos_token_id,
+            pad_token_id=pad_token_id,
+            stop_strings=stop_strings,
         )
         prompts = prepare(base, input_ids, attention_mask, settings)
         texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria, tokenizer)
@@ -96,14 +102,16 @@ class Session:
         """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
         new, fill = [text.new_tokens for text in self.texts], self.settings.fill_id
         width = max(map(len, new))
-        return torch.cat([self.prompts.given, torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])], dim=1)
+        return torch.cat(
+            [self.prompts.given, torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])], dim=1
+        )
 
 
 class Frontier:
     """Where the rows of a decode stand: what of their texts the model has read, and what is certain but unread.
 
-    At first that is the whole prompt, later the one token that the model chose last.  A pass reads the unread tokens and a
-    draft behind them together; without any draft for any row, the first pass is a plain reading of the prompts.
+    At first that is the whole prompt, later the one token that the model chose last. A pass reads the unread tokens and
+    a draft behind them together; without any draft for any row, the first pass is a plain reading of the prompts.
 
     Args:
         verifier: of the model, new.
@@ -123,7 +131,8 @@ class Frontier:
         return None if room is None else max(0, room - max(map(len, self.unread)) + 1)
 
     def verify(self, trees: Sequence[DraftTree]) -> Verified:
-        """One pass; column 0 is what follows a row's last unread token, column ``i + 1`` what follows node ``i`` of its tree."""
+        """One pass; column 0 is what follows a row's last unread token, column ``i + 1`` what follows node ``i`` of its
+        tree."""
         if self._plain and not any(map(len, trees)):
             return self.verifier.prefill(self.unread)
         self._plain = False
@@ -133,20 +142,28 @@ class Frontier:
         """The accepted nodes belong to the texts now, and so does a further token of each row, unread."""
         if not self._plain:
             behind = [len(tokens) - 1 for tokens in self.unread]
-            self.verifier.keep([[*range(n), *(n + node for node in path)] for n, path in zip(behind, paths, strict=True)])
+            self.verifier.keep(
+                [[*range(n), *(n + node for node in path)] for n, path in zip(behind, paths, strict=True)]
+            )
         self._plain = False
         self.unread = [[token] for token in next_tokens]
 
-    def read_again(self, trees: Sequence[DraftTree], paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> Verified:
-        """``keep`` by a pass of its own: drop what the last one computed, and read the accepted tokens anew as chains."""
+    def read_again(
+        self, trees: Sequence[DraftTree], paths: Sequence[Sequence[int]], next_tokens: Sequence[int]
+    ) -> Verified:
+        """``keep`` by a pass of its own: drop what the last one computed, and read the accepted tokens anew as
+        chains."""
         self.verifier.forget()
-        accepted = [DraftTree.from_paths([tree.tokens[list(path)].tolist()]) for tree, path in zip(trees, paths, strict=True)]
+        accepted = [
+            DraftTree.from_paths([tree.tokens[list(path)].tolist()]) for tree, path in zip(trees, paths, strict=True)
+        ]
         verified = self._read(accepted)
         self.keep([range(len(tree)) for tree in accepted], next_tokens)
         return verified
 
     def layer_states(self, row: int) -> Tensor | None:
-        """``[tokens, layers * hidden]`` what the session's layers handed on of a row's text, so far as it was read; None without any."""
+        """``[tokens, layers * hidden]`` what the session's layers handed on of a row's text, so far as it was read;
+        None without any."""
         return self.verifier.layer_states(row)
 
     def select(self, rows: Sequence[int]) -> None:
@@ -156,7 +173,8 @@ class Frontier:
 
     def _read(self, trees: Sequence[DraftTree]) -> Verified:
         found = self.verifier.verify(
-            [tokens[0] for tokens in self.unread], [_behind(tokens[1:], tree) for tokens, tree in zip(self.unread, trees, strict=True)]
+            [tokens[0] for tokens in self.unread],
+            [_behind(tokens[1:], tree) for tokens, tree in zip(self.unread, trees, strict=True)],
         )
         before = [len(tokens) - 1 for tokens in self.unread]
         if not any(before):
@@ -164,7 +182,10 @@ class Frontier:
         columns = torch.tensor(before)[:, None] + torch.arange(max(map(len, trees)) + 1)
         hidden = found.hidden[torch.arange(len(before))[:, None], columns.clamp(max=found.hidden.shape[1] - 1)]
         return Verified(
-            hidden, lambda rows, at: found.logits_of(rows, [before[row] + column for row, column in zip(rows, at, strict=True)])
+            hidden,
+            lambda rows, at: found.logits_of(
+                rows, [before[row] + column for row, column in zip(rows, at, strict=True)]
+            ),
         )
 
 
@@ -173,4 +194,6 @@ def _behind(tokens: Sequence[int], tree: DraftTree) -> DraftTree:
     if not tokens:
         return tree
     chain = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-    return DraftTree(np.concatenate([np.array(tokens, np.int32), tree.tokens]), np.concatenate([chain, tree.parents + len(tokens)]))
+    return DraftTree(
+        np.concatenate([np.array(tokens, np.int32), tree.tokens]), np.concatenate([chain, tree.parents + len(tokens)])
+    )

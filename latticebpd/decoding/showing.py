@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from latticebpd.decoding.decode_html import decode_html
-from latticebpd.decoding.jacobi.pieces import piece
 from latticebpd.decoding.loop import Generated, Step
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.pictures import Word, drafts_table, lattice_picture, tree_picture
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.token_text import piece
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,6 @@ def show(thing: Any, tokenizer: Any = None) -> Shown:
         return Shown(drafts_table(thing, word))
     if isinstance(thing, Generated):
         return Shown(decode_html(thing, None if tokenizer is None else tokenizer.decode))
-    raise ValueError(f"expected a lattice, a draft tree, drafts, a step or a decode to show, got {type(thing).__name__}")
+    raise ValueError(
+        f"expected a lattice, a draft tree, drafts, a step or a decode to show, got {type(thing).__name__}"
+    )

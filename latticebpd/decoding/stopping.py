@@ -11,12 +11,18 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria, PreTrainedTokenizerBase, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.decoding.prompts import Prompts
-from latticebpd.models.base import BaseModel, Model
+from latticebpd.target.stock_model import BaseModel, Model
 
 
 @dataclass(frozen=True)
@@ -93,23 +99,30 @@ def begin_texts(
 ) -> list[Text]:
     """The texts of a decode, which hold their prompts, with all that ends them and all that their logits go through.
 
-    Processors and criteria of the caller's take the place of those of the same kind that the generation config asks for.
+    Processors and criteria of the caller's take the place of those of the same kind that the generation config asks
+    for.
 
     Raises:
-        ValueError: a prompt that fills all positions, texts that LongRoPE would have read anew, a processor that cannot be applied,
-            or stop strings without a tokenizer.
+        ValueError: a prompt that fills all positions, texts that LongRoPE would have read anew, a processor that cannot
+            be applied, or stop strings without a tokenizer.
     """
     width = prompts.given.shape[1]
     criteria = settings.criteria(width, stopping_criteria or [], tokenizer)
     eos_ids = {int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id}
     columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
-    others = StoppingCriteriaList([each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)])
+    others = StoppingCriteriaList(
+        [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+    )
     lengths = [len(tokens) for tokens in prompts.tokens]
     limits = length_limits(model, lengths, max(columns - width, 1))
-    BaseModel.of(model).check_side(min(lengths) - 1, max(limits))  # the first pass may leave a prompt's last token to the next
+    BaseModel.of(model).check_side(
+        min(lengths) - 1, max(limits)
+    )  # the first pass may leave a prompt's last token to the next
     processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)
     rules = StopRules(frozenset(eos_ids), others)
-    return [Text(list(row), limit, rules, each) for row, limit, each in zip(prompts.tokens, limits, processors, strict=True)]
+    return [
+        Text(list(row), limit, rules, each) for row, limit, each in zip(prompts.tokens, limits, processors, strict=True)
+    ]
 
 
 def length_limits(model: Model, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -122,5 +135,8 @@ def length_limits(model: Model, prompt_lengths: Sequence[int], max_new_tokens: i
     if positions is None:  # no bound, as with T5's relative positions
         return [length + max_new_tokens for length in prompt_lengths]
     if max(prompt_lengths) >= positions:
-        raise ValueError(f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(prompt_lengths)}; cut it")
+        raise ValueError(
+            f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(prompt_lengths)};"
+            " cut it"
+        )
     return [min(length + max_new_tokens, positions) for length in prompt_lengths]

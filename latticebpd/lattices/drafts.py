@@ -75,7 +75,9 @@ class DraftTree(ArrayValues):
         wrong = (parents < ROOT) | (parents >= np.arange(len(parents)))
         if wrong.any():
             node = int(np.argmax(wrong))
-            raise ValueError(f"node {node}: expected a parent from -1 to {node - 1} (parents come first), got {int(parents[node])}")
+            raise ValueError(
+                f"node {node}: expected a parent from -1 to {node - 1} (parents come first), got {int(parents[node])}"
+            )
         if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) != len(tokens):
             raise ValueError("expected siblings with distinct tokens, got the same token twice under one parent")
         object.__setattr__(self, "tokens", tokens)
@@ -83,7 +85,9 @@ class DraftTree(ArrayValues):
         object.__setattr__(self, "log_probs", log_probs)
 
     @classmethod
-    def from_paths(cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None) -> DraftTree:
+    def from_paths(
+        cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None
+    ) -> DraftTree:
         """The trie of drafts, in order of first appearance; -1 ends a draft early."""
         children: dict[tuple[int, int], int] = {}
         tokens: list[int] = []

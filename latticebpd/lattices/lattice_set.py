@@ -30,7 +30,8 @@ class LatticeSet(ArrayValues):
     fingerprint: hash of the vocabulary that the ids belong to, where it is known.
     sequence: ``[n]`` the number of the text that each lattice belongs to, where it is known; the lattices of a text
         stand together, one for each position, in order.
-    entropy: ``[n, slots + 1]`` nats, where it is known: of all heads' whole distributions, head 1 (the base model's own) first.
+    entropy: ``[n, slots + 1]`` nats, where it is known: of all heads' whole distributions, head 1 (the base model's
+        own) first.
     origin: the model and the text that the lattices are from, in words, where they are known.
     vocab_size: how many tokens the vocabulary has, where it is known.
     transitions: ``[n, slots - 1, k, k]`` float16 or float32, as of ``SausageLattice``, where the lattices have them.
@@ -64,7 +65,8 @@ class LatticeSet(ArrayValues):
         ):
             listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             raise ValueError(
-                "expected tokens [n, slots, k], log_probs [n, slots, k], continuation [n, slots] and context [n, c], got " + listing
+                "expected tokens [n, slots, k], log_probs [n, slots, k], continuation [n, slots] and context [n, c],"
+                " got " + listing
             )
         for name in self.ARRAYS:
             array = getattr(self, name)
@@ -72,7 +74,9 @@ class LatticeSet(ArrayValues):
             if array.dtype.kind not in kind:
                 raise ValueError(f"{name}: expected {'float' if kind == 'f' else 'integer'} values, got {array.dtype}")
             if kind == "iu" and array.size and (array.min() < PADDING or array.max() > np.iinfo(np.int32).max - 1):
-                raise ValueError(f"{name}: expected ids >= 0 (or -1 as padding) that fit 32 bits, got {array.min()} to {array.max()}")
+                raise ValueError(
+                    f"{name}: expected ids >= 0 (or -1 as padding) that fit 32 bits, got {array.min()} to {array.max()}"
+                )
             if array.dtype.kind == "u":  # of which -1, the padding, is none
                 object.__setattr__(self, name, array.astype(np.int64))
         self._check_log_probs()
@@ -86,8 +90,8 @@ class LatticeSet(ArrayValues):
         if bad.any():
             row, slot, arc = map(int, np.argwhere(bad)[0])
             raise ValueError(
-                f"log_probs: expected log-probabilities of at most {LARGEST_WEIGHT:g}, got {self.log_probs[row, slot, arc]} "
-                f"in lattice {row}, slot {slot}, arc {arc}"
+                f"log_probs: expected log-probabilities of at most {LARGEST_WEIGHT:g}, got"
+                f" {self.log_probs[row, slot, arc]} in lattice {row}, slot {slot}, arc {arc}"
             )
         object.__setattr__(self, "log_probs", np.where(self.log_probs <= -LARGEST_WEIGHT, -np.inf, self.log_probs))
 
@@ -97,7 +101,8 @@ class LatticeSet(ArrayValues):
             raise ValueError(f"tokens: expected ids below vocab_size {self.vocab_size}, got {self.tokens.max()}")
         if self.sequence is not None and (self.sequence.shape != (n,) or self.sequence.dtype.kind not in "iu"):
             raise ValueError(
-                f"sequence: expected integers [n], one for each of {n} lattices, got {self.sequence.dtype} {self.sequence.shape}"
+                f"sequence: expected integers [n], one for each of {n} lattices, got {self.sequence.dtype}"
+                f" {self.sequence.shape}"
             )
         if self.sequence is not None and n and not -1 << 62 <= self.sequence.min() <= self.sequence.max() <= 1 << 62:
             raise ValueError(f"sequence: expected numbers of texts, got {self.sequence.min()} to {self.sequence.max()}")
@@ -124,7 +129,9 @@ class LatticeSet(ArrayValues):
         if not parts:
             raise ValueError("expected at least one set of lattices, got none")
         names = parts[0]._arrays()
-        shapes = {tuple(getattr(part, name).shape[1:] for name in names if getattr(part, name) is not None) for part in parts}
+        shapes = {
+            tuple(getattr(part, name).shape[1:] for name in names if getattr(part, name) is not None) for part in parts
+        }
         if len(shapes) > 1:
             raise ValueError(f"expected sets of lattices of one shape, got {len(shapes)}")
         arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
@@ -158,7 +165,9 @@ class LatticeSet(ArrayValues):
 
         Compressed files are about a third smaller, and reading them takes several times as long.
         """
-        words = {name: np.array(word) for name in (*self.WORDS, "vocab_size") if (word := getattr(self, name)) is not None}
+        words = {
+            name: np.array(word) for name in (*self.WORDS, "vocab_size") if (word := getattr(self, name)) is not None
+        }
         arrays: dict[str, Any] = {**self._arrays(), **words}
         with replacing(path) as temporary, open(temporary, "wb") as file:
             (np.savez_compressed if compressed else np.savez)(file, **arrays)
@@ -173,12 +182,16 @@ class LatticeSet(ArrayValues):
         """
         with opened(path, EXPECTED) as archive:
             there = check_names(archive, cls.ARRAYS)
-            arrays: dict[str, Any] = {name: read_array(archive, name) for name in (*cls.ARRAYS, *cls.OPTIONAL) if name in there}
+            arrays: dict[str, Any] = {
+                name: read_array(archive, name) for name in (*cls.ARRAYS, *cls.OPTIONAL) if name in there
+            }
             return cls(**arrays, **read_words(archive))
 
 
 def read_words(archive: zipfile.ZipFile) -> dict[str, Any]:
     """What an opened lattice file says in words, and how many tokens there are."""
     there = set(archive.namelist())
-    words: dict[str, Any] = {name: str(read_array(archive, name)) for name in LatticeSet.WORDS if f"{name}.npy" in there}
+    words: dict[str, Any] = {
+        name: str(read_array(archive, name)) for name in LatticeSet.WORDS if f"{name}.npy" in there
+    }
     return words | ({"vocab_size": int(read_array(archive, "vocab_size"))} if "vocab_size.npy" in there else {})

@@ -1,4 +1,5 @@
-"""Reading ``.npz`` files that anyone may have written: damage is a ``ValueError``, and none takes more memory than its size warrants."""
+"""Reading ``.npz`` files that anyone may have written: damage is a ``ValueError``, and none takes more memory than its
+size warrants."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ import numpy as np
 from fst.files import refuse_bomb
 
 DAMAGE = (
-    ValueError, KeyError, EOFError, IndexError, TypeError, SyntaxError, tokenize.TokenError, OverflowError, MemoryError, RecursionError,
+    ValueError, KeyError, EOFError, IndexError, TypeError, SyntaxError, tokenize.TokenError, OverflowError,
+    MemoryError, RecursionError,
     OSError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError,
 )  # fmt: skip
 """What numpy and zipfile raise at damaged and foreign files."""
@@ -39,14 +41,19 @@ def opened(path: str | os.PathLike[str], expected: str) -> Iterator[zipfile.ZipF
     try:
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
-                if member.flag_bits & ENCRYPTED or member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                if member.flag_bits & ENCRYPTED or member.compress_type not in (
+                    zipfile.ZIP_STORED,
+                    zipfile.ZIP_DEFLATED,
+                ):
                     raise ValueError(f"{member.filename} is encrypted, or packed otherwise than numpy does")
             refuse_bomb(Path(path).stat().st_size, sum(member.file_size for member in archive.infolist()))
             yield archive
     except FileNotFoundError:
         raise
     except DAMAGE as error:
-        raise ValueError(f"{os.fspath(path)}: expected {expected}: {error or type(error).__name__}; is the copy complete?") from error
+        raise ValueError(
+            f"{os.fspath(path)}: expected {expected}: {error or type(error).__name__}; is the copy complete?"
+        ) from error
 
 
 def check_names(archive: zipfile.ZipFile, names: Sequence[str]) -> set[str]:
@@ -57,7 +64,9 @@ def check_names(archive: zipfile.ZipFile, names: Sequence[str]) -> set[str]:
     return there
 
 
-def read_arrays(path: str | os.PathLike[str], names: Sequence[str], expected: str, optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_arrays(
+    path: str | os.PathLike[str], names: Sequence[str], expected: str, optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """The arrays of these names, and those of the optional ones that there are; errors as of :func:`opened`."""
     with opened(path, expected) as archive:
         there = check_names(archive, names)

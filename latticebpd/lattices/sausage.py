@@ -4,8 +4,8 @@ A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row.  B
 there is one arc for each of the ``k`` best tokens of one prediction head, weighted with the head's
 log-probability.  Every path from the first state to the last is one draft; there are up to ``k ** slots``.
 
-A drafter may tie neighbouring slots (DSpark's bigram head): *transitions* weigh an arc by the arc before it.  The automaton then has
-a state for each slot and arc.
+A drafter may tie neighbouring slots (DSpark's bigram head): *transitions* weigh an arc by the arc before it. The
+automaton then has a state for each slot and arc.
 
 Head 1 is the base model's own output, whose token is committed without being drafted, so the lattice of ``h``
 heads has ``h - 1`` slots: those of heads 2..h.
@@ -49,10 +49,12 @@ class SausageLattice(ArrayValues):
     Args:
         tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
         log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30.  They need not be normalised; -1e30 or
-            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded places are ignored.
-        transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of slot ``s + 1`` where
-            the path has come by arc ``i`` of slot ``s``; numbers as of ``log_probs``.  A masked one keeps the second arc from
-            following the first, so that drafts may end early.  What the first slot gains behind the text belongs into its ``log_probs``.
+            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded places
+            are ignored.
+        transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of
+            slot ``s + 1`` where the path has come by arc ``i`` of slot ``s``; numbers as of ``log_probs``. A masked one
+            keeps the second arc from following the first, so that drafts may end early. What the first slot gains
+            behind the text belongs into its ``log_probs``.
 
     Raises:
         ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
@@ -65,31 +67,41 @@ class SausageLattice(ArrayValues):
     def __post_init__(self) -> None:
         tokens, log_probs = _as_numpy(self.tokens), _as_numpy(self.log_probs)
         if tokens.ndim != 2 or tokens.shape != log_probs.shape:
-            raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}")
+            raise ValueError(
+                f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}"
+            )
         if tokens.dtype.kind not in "iu":
             raise ValueError(f"expected integer tokens, got {tokens.dtype}")
         if log_probs.dtype.kind not in "fiu":
             raise ValueError(f"expected real log_probs, got {log_probs.dtype}")
         if tokens.size and (tokens.min() < PADDING or tokens.max() > np.iinfo(np.int32).max - 1):
             slot = int(np.argwhere((tokens < PADDING) | (tokens > np.iinfo(np.int32).max - 1))[0][0])
-            raise ValueError(f"slot {slot}: expected token ids >= 0 (or -1 as padding) that fit 32 bits, got {tokens[slot].tolist()}")
+            raise ValueError(
+                f"slot {slot}: expected token ids >= 0 (or -1 as padding) that fit 32 bits, got {tokens[slot].tolist()}"
+            )
         real = tokens != PADDING
         bad = real & ~(log_probs <= LARGEST_WEIGHT)  # NaN too
         if bad.any():
             slot, place = map(int, np.argwhere(bad)[0])
             raise ValueError(
-                f"slot {slot}, arc {place}: expected a log-probability of at most {LARGEST_WEIGHT:g}, got {log_probs[slot, place]}"
+                f"slot {slot}, arc {place}: expected a log-probability of at most {LARGEST_WEIGHT:g}, got"
+                f" {log_probs[slot, place]}"
             )
         arcs = real & (log_probs > -LARGEST_WEIGHT)
         if (masked := log_probs <= -LARGEST_WEIGHT).any():
             log_probs = np.where(masked, -np.inf, log_probs)
         if not arcs.any(axis=1).all():
-            raise ValueError(f"slot {int(np.argmin(arcs.any(axis=1)))}: expected at least one arc of finite log-probability, got none")
+            raise ValueError(
+                f"slot {int(np.argmin(arcs.any(axis=1)))}: expected at least one arc of finite log-probability, got"
+                " none"
+            )
         ordered = np.sort(tokens, axis=1)
         repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != PADDING)
         if repeated.any():
             slot, place = map(int, np.argwhere(repeated)[0])
-            raise ValueError(f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc")
+            raise ValueError(
+                f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc"
+            )
         object.__setattr__(self, "tokens", read_only(np.ascontiguousarray(tokens, dtype=np.int32)))
         object.__setattr__(self, "log_probs", read_only(np.ascontiguousarray(log_probs, dtype=np.float32)))
         if self.transitions is not None:
@@ -146,12 +158,14 @@ class SausageLattice(ArrayValues):
         return lattice_picture(self)
 
     def to_fst(self) -> pywrapfst.VectorFst:
-        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob; linear where there are no transitions."""
+        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob; linear where there are
+        no transitions."""
         return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
 
     @classmethod
     def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
-        """The lattice that an acceptor of linear topology spells: all arcs from state ``i`` lead to one state ``i + 1``.
+        """The lattice that an acceptor of linear topology spells: all arcs from state ``i`` lead to one state ``i +
+        1``.
 
         Raises:
             ValueError: the automaton has another topology, or labels or weights that no lattice has.
@@ -162,19 +176,24 @@ class SausageLattice(ArrayValues):
         """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
         order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
         tokens, log_probs = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.log_probs))
-        return SausageLattice(tokens, log_probs, None if self.transitions is None else permuted(self.transitions, order))
+        return SausageLattice(
+            tokens, log_probs, None if self.transitions is None else permuted(self.transitions, order)
+        )
 
     def first_slots(self, slots: int) -> SausageLattice:
         """The lattice of its first ``slots`` slots, or all that there are."""
         if self.slots <= slots:
             return self
         return SausageLattice(
-            self.tokens[:slots], self.log_probs[:slots], None if self.transitions is None else self.transitions[: max(slots - 1, 0)]
+            self.tokens[:slots],
+            self.log_probs[:slots],
+            None if self.transitions is None else self.transitions[: max(slots - 1, 0)],
         )
 
 
 def permuted(transitions: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """``[..., slots - 1, k', k']``: transitions ``[..., slots - 1, k, k]`` between the arcs that ``order [..., slots, k']`` picks."""
+    """``[..., slots - 1, k', k']``: transitions ``[..., slots - 1, k, k]`` between the arcs that ``order [..., slots,
+    k']`` picks."""
     behind = np.take_along_axis(transitions, order[..., :-1, :, None], axis=-2)
     return np.take_along_axis(behind, order[..., 1:, None, :], axis=-1)
 
@@ -195,14 +214,18 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token, whatever came before; of equally good ones the lowest id."""
+    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token, whatever came before; of equally good ones the
+    lowest id."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
-    best: np.ndarray = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(axis=-1)
+    best: np.ndarray = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(
+        axis=-1
+    )
     return best
 
 
 def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` slot by slot the best token behind the one before (DSpark); ties go to the lowest id.
+    """``[..., slots, k]`` -> ``[..., slots]`` slot by slot the best token behind the one before (DSpark); ties go to
+    the lowest id.
 
     Without transitions these are each slot's best tokens.  -1 stands from where masked transitions let no token follow.
     """
@@ -223,7 +246,8 @@ def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndar
 
 
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3); transitions do not matter to it.
+    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3); transitions do not
+    matter to it.
 
     Args:
         lattice: the candidates.

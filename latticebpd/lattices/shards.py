@@ -1,14 +1,15 @@
 """Directories of numbered files: the shards of one data set, and a JSON file that says how they are made.
 
-A shard appears whole or not at all and depends on the settings and its number alone.  So a killed run loses one shard, the
-same command goes on, and any number of processes may each make every n-th (a *part*).  ``latticebpd lattices`` fills::
+A shard appears whole or not at all and depends on the settings and its number alone. So a killed run loses one shard,
+the same command goes on, and any number of processes may each make every n-th (a *part*). ``latticebpd lattices``
+fills::
 
     lattices.json      how the lattices were made, and how many shards there are to be
     shard-00042.npz    lattices of the next few texts, a ``LatticeSet``
     texts-00042.npz    those texts themselves, prompts included, ``Texts``
 
-``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts.  A directory of lattice files of any
-other making is read in the order of their names.
+``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts. A directory of lattice files of
+any other making is read in the order of their names.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class ShardDirectory:
             ValueError: the directory is none of ours, or shards are missing.
         """
         count = self.count(self.settings())
-        there = {path.name for path in self.path.glob(f"shard-*{self.suffix}")}  # the settings may say any number; these take room
+        there = {
+            path.name for path in self.path.glob(f"shard-*{self.suffix}")
+        }  # the settings may say any number; these take room
         wanted = (self.file(number) for number in range(min(count, len(there) + 1)))
         files = [path for path in wanted if path.name in there]
         if len(files) < count:
@@ -92,10 +95,13 @@ class ShardDirectory:
         wanted = json.loads(json.dumps(wanted))
         if not self.is_ours:
             self.path.mkdir(parents=True, exist_ok=True)
-            others = [path for path in self.path.iterdir() if not path.name.startswith(".")]  # a killed run may leave hidden ones
+            others = [
+                path for path in self.path.iterdir() if not path.name.startswith(".")
+            ]  # a killed run may leave hidden ones
             if others and not self.is_ours:  # another process of ours may have been quicker
                 raise ValueError(
-                    f"{self.path}: expected a directory that is new, empty or filled by this command before, found other files"
+                    f"{self.path}: expected a directory that is new, empty or filled by this command before, found"
+                    " other files"
                 )
             if not self.is_ours:
                 self.record(wanted)
@@ -103,12 +109,13 @@ class ShardDirectory:
         for name in sorted({*found, *wanted}):
             if found.get(name) != wanted.get(name):
                 raise ValueError(
-                    f"{self.path}: holds {self.holds} made with {name} {found.get(name)}, asked for is {wanted.get(name)}; "
-                    "choose another directory"
+                    f"{self.path}: holds {self.holds} made with {name} {found.get(name)}, asked for is"
+                    f" {wanted.get(name)}; choose another directory"
                 )
 
     def renew(self) -> None:
-        """Take a new directory, or delete the shards of one of ours, which is not whole before its settings are recorded again.
+        """Take a new directory, or delete the shards of one of ours, which is not whole before its settings are
+        recorded again.
 
         Raises:
             ValueError: the directory holds anything that we have not made.
@@ -116,10 +123,13 @@ class ShardDirectory:
         self.path.mkdir(parents=True, exist_ok=True)
         shards = [path for path in self.path.glob(f"shard-*{self.suffix}") if self.is_ours and path.stem[6:].isdigit()]
         ours = {self.path / self.settings_name, *shards}
-        strange = sorted(path.name for path in self.path.iterdir() if path not in ours and not path.name.startswith("."))
+        strange = sorted(
+            path.name for path in self.path.iterdir() if path not in ours and not path.name.startswith(".")
+        )
         if strange:
             raise ValueError(
-                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {strange[0]}; choose another"
+                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {strange[0]};"
+                " choose another"
             )
         self.record({})
         for path in shards:
@@ -132,7 +142,8 @@ class ShardDirectory:
 
 
 def shares(total: int, size: int, part: tuple[int, int]) -> Iterator[tuple[int, range]]:
-    """The shards ``i``, ``i + n``, ... of a part ``(i, n)``, and which of so many things each holds, ``size`` but for the last one."""
+    """The shards ``i``, ``i + n``, ... of a part ``(i, n)``, and which of so many things each holds, ``size`` but for
+    the last one."""
     for shard in range(part[0], -(-total // size), part[1]):
         yield shard, range(shard * size, min(total, (shard + 1) * size))
 
@@ -145,7 +156,14 @@ def parse_part(text: str | None) -> tuple[int, int]:
     """
     named = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}" if text is None else text
     index, slash, parts = named.partition("/")
-    if not (slash and index.isascii() and parts.isascii() and index.isdigit() and parts.isdigit() and int(index) < int(parts)):
+    if not (
+        slash
+        and index.isascii()
+        and parts.isascii()
+        and index.isdigit()
+        and parts.isdigit()
+        and int(index) < int(parts)
+    ):
         raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {named!r}")
     return int(index), int(parts)
 
@@ -187,8 +205,8 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
     for directory in map(lattice_directory, paths):
         if not directory.is_ours:
             raise ValueError(
-                f"{directory.path}: expected a directory that `latticebpd lattices` has filled, which holds the texts too; "
-                "lattice files alone do not tell the prompts"
+                f"{directory.path}: expected a directory that `latticebpd lattices` has filled, which holds the texts"
+                " too; lattice files alone do not tell the prompts"
             )
         for shard in range(len(directory.files())):
             yield from Texts.load(directory.file(shard, "texts")).items()
@@ -201,6 +219,8 @@ def text_ends(path: str | os.PathLike[str]) -> list[int] | None:
         ValueError: the directory's settings are damaged.
     """
     found = lattice_directory(path).settings().get("eos_ids")
-    if found is not None and not (isinstance(found, list) and found and all(type(token) is int and token >= 0 for token in found)):
+    if found is not None and not (
+        isinstance(found, list) and found and all(type(token) is int and token >= 0 for token in found)
+    ):
         raise ValueError(f"{path}: expected eos_ids as token ids, got {found!r:.60}")
     return found

@@ -35,9 +35,18 @@ class Texts:
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype.kind not in "ui":
                 raise ValueError(f"expected {name} [n] of integers, got shape {array.shape} of {array.dtype}")
-        if len(self.starts) < 1 or self.starts[0] != 0 or self.starts[-1] != len(self.tokens) or (self.lengths < 0).any():
+        if (
+            len(self.starts) < 1
+            or self.starts[0] != 0
+            or self.starts[-1] != len(self.tokens)
+            or (self.lengths < 0).any()
+        ):
             raise ValueError(f"expected starts that rise from 0 to {len(self.tokens)} (the number of tokens)")
-        if len(self.prompt_lengths) != len(self.lengths) or (self.prompt_lengths < 1).any() or (self.prompt_lengths > self.lengths).any():
+        if (
+            len(self.prompt_lengths) != len(self.lengths)
+            or (self.prompt_lengths < 1).any()
+            or (self.prompt_lengths > self.lengths).any()
+        ):
             raise ValueError("expected one prompt length for each text, from 1 to the text's length")
         if self.tokens.dtype.kind == "i" and self.tokens.min(initial=0) < 0:
             raise ValueError(f"expected token ids >= 0, got {self.tokens.min()}")
@@ -70,15 +79,21 @@ class Texts:
         """Windows of ``length`` tokens that do not overlap; the corpus is not copied, its rest is left out."""
         windows = len(tokens) // length
         if windows < 1:
-            raise ValueError(f"expected a corpus of at least {length} tokens (one window), got {len(tokens)}; give more text")
+            raise ValueError(
+                f"expected a corpus of at least {length} tokens (one window), got {len(tokens)}; give more text"
+            )
         starts = np.arange(windows + 1, dtype=np.int64) * length
         return cls(tokens[: windows * length], starts, np.ones(windows, dtype=np.int32))
 
     @classmethod
-    def of_rows(cls, rows: Sequence[Sequence[int] | np.ndarray], prompt_lengths: Sequence[int], dtype: Any = np.int32) -> Texts:
+    def of_rows(
+        cls, rows: Sequence[Sequence[int] | np.ndarray], prompt_lengths: Sequence[int], dtype: Any = np.int32
+    ) -> Texts:
         """Texts given one by one, prompts included."""
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        tokens = np.concatenate([np.asarray(row, np.int64) for row in rows]).astype(dtype) if rows else np.empty(0, dtype)
+        tokens = (
+            np.concatenate([np.asarray(row, np.int64) for row in rows]).astype(dtype) if rows else np.empty(0, dtype)
+        )
         return cls(tokens, starts, np.array(prompt_lengths, dtype=np.int32))
 
     @classmethod
@@ -91,12 +106,16 @@ class Texts:
         offsets = np.cumsum([0, *(len(part.tokens) for part in parts)], dtype=np.int64)
         starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
         tokens = np.concatenate([part.tokens for part in parts])
-        return cls(tokens, np.concatenate([*starts, offsets[-1:]]), np.concatenate([part.prompt_lengths for part in parts]))
+        return cls(
+            tokens, np.concatenate([*starts, offsets[-1:]]), np.concatenate([part.prompt_lengths for part in parts])
+        )
 
     def chosen(self, indices: Iterable[int]) -> Texts:
         """Some of the texts, in this order."""
         kept = list(indices)
-        return Texts.of_rows([self[index] for index in kept], [int(self.prompt_lengths[index]) for index in kept], self.tokens.dtype)
+        return Texts.of_rows(
+            [self[index] for index in kept], [int(self.prompt_lengths[index]) for index in kept], self.tokens.dtype
+        )
 
     def prompts(self) -> Texts:
         """The prompts alone; nothing follows them."""
@@ -104,12 +123,16 @@ class Texts:
         return Texts.of_rows(rows, self.prompt_lengths.tolist(), self.tokens.dtype)
 
     def answers(self, start: int) -> Texts:
-        """What follows each prompt, behind ``start`` in the prompt's place: what an encoder-decoder's decoder reads and writes."""
-        rows = [np.concatenate([[start], self[index][length:]]) for index, length in enumerate(self.prompt_lengths.tolist())]
+        """What follows each prompt, behind ``start`` in the prompt's place: what an encoder-decoder's decoder reads and
+        writes."""
+        rows = [
+            np.concatenate([[start], self[index][length:]]) for index, length in enumerate(self.prompt_lengths.tolist())
+        ]
         return Texts.of_rows(rows, [1] * len(rows), self.tokens.dtype)
 
     def corpus(self, end_of_text: int, history: int) -> np.ndarray:
-        """``[n]`` what follows the prompts, each with the last ``history`` tokens of its prompt before it and an end of text after it.
+        """``[n]`` what follows the prompts, each with the last ``history`` tokens of its prompt before it and an end of
+        text after it.
 
         An n-gram model of order ``history + 1`` estimated from it has seen every label with its full history.  Where a
         row begins with the end of text, as BART's decoder does, the one of the row before is it.

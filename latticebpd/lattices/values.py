@@ -1,4 +1,5 @@
-"""Frozen dataclasses that hold arrays: equal where their arrays are, and read-only, so that they may stand in sets and caches."""
+"""Frozen dataclasses that hold arrays: equal where their arrays are, and read-only, so that they may stand in sets and
+caches."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class ArrayValues:
         # Of floats the shape alone: equal ones, such as 0 and -0, may differ in their bytes.
         return hash(
             tuple(
-                (value.shape, value.tobytes() if value.dtype.kind in "iu" else b"") if isinstance(value, np.ndarray) else value
+                (value.shape, value.tobytes() if value.dtype.kind in "iu" else b"")
+                if isinstance(value, np.ndarray)
+                else value
                 for value in self._compared()
             )
         )
@@ -44,7 +47,9 @@ def int32(name: str, values: Any) -> np.ndarray:
     """
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
-        raise ValueError(f"expected {name} as integers that fit 32 bits, got {array.dtype} from {array.min()} to {array.max()}")
+        raise ValueError(
+            f"expected {name} as integers that fit 32 bits, got {array.dtype} from {array.min()} to {array.max()}"
+        )
     return read_only(np.ascontiguousarray(array, dtype=np.int32))
 
 

@@ -62,7 +62,9 @@ class Table:
         """The rows as text."""
         return [
             [
-                Cell(column.form(cell.value), cell.behind, cell.good) if isinstance(cell, Cell) else Cell(column.form(cell))
+                Cell(column.form(cell.value), cell.behind, cell.good)
+                if isinstance(cell, Cell)
+                else Cell(column.form(cell))
                 for column, cell in zip(self.columns, row, strict=True)
             ]
             for row in self.rows

@@ -12,9 +12,9 @@ from typing import Any
 from markupsafe import Markup
 
 from fst.files import replacing_files
-from latticebpd.analysis.theme import inline_svg, png
-from latticebpd.report import kit
+from latticebpd.report import page_templates
 from latticebpd.report.content import Drawing, Plot, Section, Table
+from latticebpd.report.theme import inline_svg, png
 
 PAGE = "report.html"
 
@@ -47,15 +47,19 @@ class Report:
 
     def html(self) -> str:
         """The page: no script, nothing loaded."""
-        return kit.render("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
+        return page_templates.render("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write the page, a CSV file of every table, a PNG file of every plot and an SVG file of every drawing; returns their paths."""
+        """Write the page, a CSV file of every table, a PNG file of every plot and an SVG file of every drawing; returns
+        their paths."""
         directory = Path(directory)
         names = [item.name for section in self.sections for item in section.items]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them apart")
+            raise ValueError(
+                f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them"
+                " apart"
+            )
         files: dict[str, bytes] = {PAGE: self.html().encode()}
         for item in (item for section in self.sections for item in section.items):
             if isinstance(item, Table):

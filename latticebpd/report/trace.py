@@ -1,4 +1,5 @@
-"""A page that shows decodes call by call: the lattice before and after rescoring, the drafted tree, what stayed, why it ended."""
+"""A page that shows decodes call by call: the lattice before and after rescoring, the drafted tree, what stayed, why it
+ended."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import numpy as np
 from markupsafe import Markup
 
 from fst.drawing import lattice_svg
-from latticebpd.analysis.calls import Call, End
-from latticebpd.decoding.jacobi.pieces import piece
 from latticebpd.lattices.drafts import ROOT
-from latticebpd.report import kit
+from latticebpd.lattices.token_text import piece
+from latticebpd.measuring.call_records import Call, End
+from latticebpd.report import page_templates
 
 Decode = Callable[[list[int]], str]
 """Tokens from the text's first new one on -> text."""
@@ -28,8 +29,8 @@ Word = Callable[[int], str]
 class TracedDecode:
     """One decode on the page.
 
-    title: its heading.  prompt: the text before, or an encoder–decoder's source.  written: the new tokens, those that the prefill
-    committed included.  calls: of ``latticebpd.analysis.calls.read_calls``.
+    title: its heading. prompt: the text before, or an encoder–decoder's source. written: the new tokens, those that the
+    prefill committed included. calls: of ``latticebpd.measuring.call_records.read_calls``.
     """
 
     title: str
@@ -38,7 +39,9 @@ class TracedDecode:
     calls: Sequence[Call]
 
 
-def trace_page(title: str, subtitle: str, decodes: Sequence[TracedDecode], decode: Decode, word: Word, most: int = 5) -> str:
+def trace_page(
+    title: str, subtitle: str, decodes: Sequence[TracedDecode], decode: Decode, word: Word, most: int = 5
+) -> str:
     """The page as HTML: no script, nothing loaded.
 
     Args:
@@ -50,12 +53,18 @@ def trace_page(title: str, subtitle: str, decodes: Sequence[TracedDecode], decod
     def visible(token: int) -> str:
         return word(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣").replace("▁", "␣")
 
-    return kit.render("trace", title, subtitle, decodes=[_decode(each, decode, visible, most) for each in decodes])
+    return page_templates.render(
+        "trace", title, subtitle, decodes=[_decode(each, decode, visible, most) for each in decodes]
+    )
 
 
-def write_trace(path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any) -> None:
+def write_trace(
+    path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any
+) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
-    kit.write(path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token)))
+    page_templates.write(
+        path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
+    )
 
 
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:
@@ -127,5 +136,7 @@ def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:
     for node in tree.children(parent).tolist():
         state = call.places[accepted.index(node)].state if node in accepted else "refused" if parent == end else "void"
         probability = None if tree.log_probs is None else float(np.exp(tree.log_probs[node]))
-        nodes.append({"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)})
+        nodes.append(
+            {"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)}
+        )
     return nodes

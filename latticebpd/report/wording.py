@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from latticebpd.report.content import decimals
-from latticebpd.report.measure import Measured
+from latticebpd.report.measurements import Measured
 
 EFFICIENCY = "Tokens committed per call of the model: accepted drafted tokens and the one that comes free."
 ORACLE = "The lattice's best path in hindsight: what perfect rescoring would draft."

@@ -1,8 +1,8 @@
 """Trees under calibrated probabilities: heads, n-gram model and the text so far, each for what it is worth.
 
-The probability of a token behind a path is that of a log-linear model (`fst.calibrated_tree_batch`), fitted to what the base model
-went on with (`latticebpd calibrate`).  The n-gram counts of the text so far adapt to it token by token, and bring in *copies*, tokens
-that the heads did not propose.
+The probability of a token behind a path is that of a log-linear model (`fst.calibrated_tree_batch`), fitted to what the
+base model went on with (`latticebpd calibrate`). The n-gram counts of the text so far adapt to it token by token, and
+bring in *copies*, tokens that the heads did not propose.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MOST_TEXTS = 256
 
 
 class TextIndexes:
-    """Indexes of growing texts: whoever asks for a text that continues one asked for before has only the new tokens read."""
+    """Indexes of growing texts: whoever asks for a text that continues one asked for before has only the new tokens
+    read."""
 
     def __init__(self, most: int = MOST_TEXTS) -> None:
         self._known: OrderedDict[int, tuple[np.ndarray, fst.TextIndex]] = OrderedDict()
@@ -42,7 +43,14 @@ class TextIndexes:
             return [self._of(text, taken) for text in texts]
 
     def _of(self, text: np.ndarray, taken: set[int]) -> fst.TextIndex:
-        found = next((number for number in reversed(self._known) if number not in taken and _continues(text, self._known[number][0])), None)
+        found = next(
+            (
+                number
+                for number in reversed(self._known)
+                if number not in taken and _continues(text, self._known[number][0])
+            ),
+            None,
+        )
         if found is None:
             found, self._next = self._next, self._next + 1
             self._known[found] = np.zeros(0, np.int64), fst.TextIndex()
@@ -101,15 +109,25 @@ class CalibratedScorer:
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
         indexes, histories = self._texts.of(texts), padded_histories(texts)
         nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens, log_probs, self.ngram.lm, indexes, table, num_nodes, histories, further=further, transitions=transitions
+            tokens,
+            log_probs,
+            self.ngram.lm,
+            indexes,
+            table,
+            num_nodes,
+            histories,
+            further=further,
+            transitions=transitions,
         )
         return [(nodes[i, :count], parents[i, :count], scores[i, :count]) for i, count in enumerate(counts.tolist())]
 
-    def tree_arrays(self, lattices: LatticeSet, num_nodes: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tree_arrays(
+        self, lattices: LatticeSet, num_nodes: int, threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last.
 
-        One by one: each stands one token further in its text than the one before.  They end with the lattice, for what is stored with it
-        does not tell how its text goes on behind it.
+        One by one: each stands one token further in its text than the one before. They end with the lattice, for what
+        is stored with it does not tell how its text goes on behind it.
         """
         shape = (len(lattices), num_nodes)
         tokens, parents = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
@@ -117,7 +135,9 @@ class CalibratedScorer:
             text = _text(lattices.context[row])
             at = slice(row, row + 1)
             transitions = None if lattices.transitions is None else lattices.transitions[at]
-            nodes, above, _ = self._search(lattices.tokens[at], lattices.log_probs[at], transitions, [text], num_nodes)[0]
+            nodes, above, _ = self._search(lattices.tokens[at], lattices.log_probs[at], transitions, [text], num_nodes)[
+                0
+            ]
             tokens[row, : len(nodes)], parents[row, : len(nodes)] = nodes, above
         return tokens, parents
 

@@ -1,7 +1,8 @@
-"""What `latticebpd calibrate` stores beside a language model: how much each thing known of a token is worth, slot by slot.
+"""What `latticebpd calibrate` stores beside a language model: how much each thing known of a token is worth, slot by
+slot.
 
-With an n-gram model's file ``lm.fst`` it is ``lm.fst.calibration.json``: a JSON object with the fields of :class:`Calibration`, the
-names of the features and a ``format_version``.
+With an n-gram model's file ``lm.fst`` it is ``lm.fst.calibration.json``: a JSON object with the fields of
+:class:`Calibration`, the names of the features and a ``format_version``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ class Calibration:
     """Weights of a log-linear model of the next token, and what they were fitted on.
 
     weights: ``[slots][features]``, in the order of ``fst.FEATURES``; the last row is for all further slots.
-    further: whether trees go on behind the lattice with copies: the last row is then that of slots behind it, and of the lattice's
-        further slots the row before.
+    further: whether trees go on behind the lattice with copies: the last row is then that of slots behind it, and of
+        the lattice's further slots the row before.
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
-    lattices: ``latticebpd.analysis.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
+    lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
     nats: ``[slots]`` what a token costs on texts that the weights were not fitted on.
     slots: of a lattice that trees need, the first ones; None where all are to be asked for.
     """
@@ -51,11 +52,16 @@ class Calibration:
         if table.ndim != 2 or not len(table) or table.shape[1] != len(FEATURES) or not (np.abs(table) <= LARGEST).all():
             raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
         if type(self.further) is not bool or (self.further and len(table) < 2):
-            raise ValueError(f"expected weights of the lattice's slots, then of those behind it, got {len(table)}, further {self.further}")
+            raise ValueError(
+                f"expected weights of the lattice's slots, then of those behind it, got {len(table)}, further"
+                f" {self.further}"
+            )
         if self.slots is not None and (type(self.slots) is not int or self.slots < 1):
             raise ValueError(f"expected slots >= 1, or none for all, got {self.slots!r}")
         if self.unit not in (TEXT, LATTICE) or not all(type(number) is int for number in self.examples):
-            raise ValueError(f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}...")
+            raise ValueError(
+                f"expected the numbers of texts or lattices, got unit {self.unit!r}, examples {self.examples[:3]}..."
+            )
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -69,11 +75,21 @@ class Calibration:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             version, features = record.pop("format_version"), record.pop("features")
             if version != FORMAT_VERSION or tuple(features) != FEATURES:
-                raise ValueError(f"expected format {FORMAT_VERSION} and the features of this version, got format {version!r}")
+                raise ValueError(
+                    f"expected format {FORMAT_VERSION} and the features of this version, got format {version!r}"
+                )
             lists = {name: tuple(record[name]) for name in ("examples", "nats")}
             return cls(**{**record, **lists, "weights": tuple(tuple(map(float, row)) for row in record["weights"])})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # damaged JSON and UTF-8 are ValueErrors
-            raise ValueError(f"{os.fspath(path)}: expected a calibration, got {error}; make it anew by `latticebpd calibrate`") from error
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # damaged JSON and UTF-8 are ValueErrors
+            raise ValueError(
+                f"{os.fspath(path)}: expected a calibration, got {error}; make it anew by `latticebpd calibrate`"
+            ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """The file appears whole or not at all."""

@@ -79,12 +79,17 @@ class KenlmScorer:
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         checked_count("num_nodes", num_nodes)
-        return [self._tree(lattice, listed(context), num_nodes) for lattice, context in zip(lattices, contexts, strict=True)]
+        return [
+            self._tree(lattice, listed(context), num_nodes) for lattice, context in zip(lattices, contexts, strict=True)
+        ]
 
     def _paths(self, lattice: SausageLattice, context: list[int], p: int) -> Drafts:
-        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state and column, which decide all that follows."""
+        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state and column, which decide all that
+        follows."""
         arcs = followers(lattice.tokens, lattice.log_probs, lattice.transitions)
-        beams: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {(self.state_after(context), START): [(0.0, ())]}
+        beams: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {
+            (self.state_after(context), START): [(0.0, ())]
+        }
         for slot in range(lattice.slots):
             longer: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {}
             for (state, before), prefixes in beams.items():
@@ -111,10 +116,14 @@ class KenlmScorer:
             if not arcs:
                 return
             steps = [self.step(state, token) for token, _, _ in arcs]
-            values = np.array([log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in zip(arcs, steps, strict=True)])
+            values = np.array(
+                [log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in zip(arcs, steps, strict=True)]
+            )
             top = values.max()
             conditionals = values - (top + math.log(np.exp(values - top).sum()))
-            for (token, _, reached), (following, _), conditional in zip(arcs, steps, conditionals.tolist(), strict=True):
+            for (token, _, reached), (following, _), conditional in zip(
+                arcs, steps, conditionals.tolist(), strict=True
+            ):
                 heapq.heappush(heap, (-(weight + conditional), (*path, token), node, reached, following))
 
         expand(ROOT, 0.0, (), START, self.state_after(context))
@@ -124,7 +133,9 @@ class KenlmScorer:
             parents.append(parent)
             log_probs.append(-cost)
             expand(len(tokens) - 1, -cost, path, column, state)
-        return DraftTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs), lattice)
+        return DraftTree(
+            np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs), lattice
+        )
 
 
 def _rank(prefix: tuple[float, tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:

@@ -34,7 +34,9 @@ class NgramScorer:
         found: dict[int, Drafts] = {}
         for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
             histories = padded_histories([contexts[row] for row in rows])
-            paths, scores, counts = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, transitions=transitions)
+            paths, scores, counts = fst.nbest_paths_batch(
+                tokens, log_probs, self.lm, p, self.alpha, histories, transitions=transitions
+            )
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
                 found[row] = Drafts(paths[i, :count], scores[i, :count])
         return [found[row] for row in range(len(lattices))]
@@ -43,7 +45,9 @@ class NgramScorer:
         found: dict[int, DraftTree] = {}
         for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
             histories = padded_histories([contexts[row] for row in rows])
-            batch = fst.best_first_tree_batch(tokens, log_probs, self.lm, num_nodes, self.alpha, histories, transitions=transitions)
+            batch = fst.best_first_tree_batch(
+                tokens, log_probs, self.lm, num_nodes, self.alpha, histories, transitions=transitions
+            )
             nodes, parents, weights, counts = batch
             for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
                 found[row] = DraftTree(nodes[i, :count], parents[i, :count], weights[i, :count], lattices[row])
@@ -55,7 +59,9 @@ class NgramScorer:
         paths, _, counts = fst.nbest_paths_batch(*arguments, lattices.context, threads, lattices.transitions)
         return paths, counts
 
-    def tree_arrays(self, lattices: LatticeSet, num_nodes: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def tree_arrays(
+        self, lattices: LatticeSet, num_nodes: int, threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last."""
         arguments = (lattices.tokens, lattices.log_probs, self.lm, num_nodes, self.alpha)
         tokens, parents, _, _ = fst.best_first_tree_batch(*arguments, lattices.context, threads, lattices.transitions)
@@ -67,13 +73,14 @@ class NgramScorer:
             return
         if fingerprint and self.lm.fingerprint and fingerprint != self.lm.fingerprint:
             raise ValueError(
-                f"expected an n-gram model over the vocabulary of {owner} ({fingerprint}), got one over {self.lm.fingerprint}; "
-                "train one on text encoded with the same tokenizer"
+                f"expected an n-gram model over the vocabulary of {owner} ({fingerprint}), got one over"
+                f" {self.lm.fingerprint}; train one on text encoded with the same tokenizer"
             )
         if self.lm.own_ids:
             raise ValueError(
-                f"expected an n-gram model over the token ids of {owner}, got one over {self.lm.vocab_size} words of its own; train one on "
-                "text encoded with the same tokenizer, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={word: id})"
+                f"expected an n-gram model over the token ids of {owner}, got one over {self.lm.vocab_size} words of"
+                " its own; train one on text encoded with the same tokenizer, or read its ARPA file by"
+                " fst.NgramModel.from_arpa(path, vocab={word: id})"
             )
         if vocab_size is not None and self.lm.vocab_size > vocab_size:
             raise ValueError(
@@ -82,14 +89,19 @@ class NgramScorer:
             )
 
 
-def batches_of_one_shape(lattices: Sequence[SausageLattice]) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]]:
-    """The lattices of each shape, with transitions and without: their indices, tokens and log-probabilities ``[rows, slots, k]``, and
-    transitions ``[rows, slots - 1, k, k]``."""
+def batches_of_one_shape(
+    lattices: Sequence[SausageLattice],
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]]:
+    """The lattices of each shape, with transitions and without: their indices, tokens and log-probabilities ``[rows,
+    slots, k]``, and transitions ``[rows, slots - 1, k, k]``."""
     shapes: dict[tuple[Any, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
         shapes.setdefault((lattice.tokens.shape, lattice.transitions is None), []).append(row)
     for rows in shapes.values():
-        tokens, log_probs = np.stack([lattices[row].tokens for row in rows]), np.stack([lattices[row].log_probs for row in rows])
+        tokens, log_probs = (
+            np.stack([lattices[row].tokens for row in rows]),
+            np.stack([lattices[row].log_probs for row in rows]),
+        )
         transitions = [gains for row in rows if (gains := lattices[row].transitions) is not None]
         yield rows, tokens, log_probs, np.stack(transitions) if transitions else None
 

@@ -31,7 +31,8 @@ LanguageModel: TypeAlias = "fst.NgramModel | Scorer | Tuned | kenlm.Model | str 
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """A scorer, what its weight was tuned to, system by system, and its calibration; what is stored with a model's file."""
+    """A scorer, what its weight was tuned to, system by system, and its calibration; what is stored with a model's
+    file."""
 
     scorer: Scorer
     tunings: tuple[Tuning, ...]
@@ -39,12 +40,13 @@ class Tuned:
 
 
 def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None = None) -> Scorer:
-    """The scorer that ``lm`` names: itself, an n-gram model's, that of a model's file or directory, or the 0-gram for None.
+    """The scorer that ``lm`` names: itself, an n-gram model's, that of a model's file or directory, or the 0-gram for
+    None.
 
     Args:
         lm: as for :func:`rescore`.
-        alpha: its weight; None takes what ``latticebpd tune --write`` stored with the model's file for ``system`` or one like it,
-            else the scorer's own, which is 1 where nobody gave one.
+        alpha: its weight; None takes what ``latticebpd tune --write`` stored with the model's file for ``system`` or
+            one like it, else the scorer's own, which is 1 where nobody gave one.
         system: what is drafted, such as ``16-best``.
 
     Raises:
@@ -58,14 +60,18 @@ def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None 
 
 
 def calibrated_scorer(lm: LanguageModel) -> CalibratedScorer:
-    """The scorer of calibrated trees that ``lm`` names: itself, or that of an n-gram model's file with a calibration beside it.
+    """The scorer of calibrated trees that ``lm`` names: itself, or that of an n-gram model's file with a calibration
+    beside it.
 
     Raises:
         ValueError: ``lm`` has no calibration.
     """
     if (found := _calibrated(lm)) is None:
         name = "none" if lm is None else os.fspath(lm) if isinstance(lm, str | os.PathLike) else type(lm).__name__
-        raise ValueError(f"expected an n-gram model with a calibration beside its file, got {name}; make one by `latticebpd calibrate`")
+        raise ValueError(
+            f"expected an n-gram model with a calibration beside its file, got {name}; make one by `latticebpd"
+            " calibrate`"
+        )
     return found
 
 
@@ -84,7 +90,11 @@ def _calibrated(lm: LanguageModel) -> CalibratedScorer | None:
 def tuned(lm: LanguageModel, tunings: tuple[Tuning, ...]) -> Tuned:
     """The model at these weights; its calibration stays."""
     calibrated = _calibrated(lm)
-    return Tuned(as_scorer(lm), tunings) if calibrated is None else Tuned(calibrated.ngram, tunings, calibrated.calibration)
+    return (
+        Tuned(as_scorer(lm), tunings)
+        if calibrated is None
+        else Tuned(calibrated.ngram, tunings, calibrated.calibration)
+    )
 
 
 def set_aside_by(lm: LanguageModel) -> tuple[Tuning | Calibration, ...]:
@@ -110,7 +120,9 @@ def _scorer(lm: LanguageModel) -> Scorer | Tuned:
         path = Path(lm).resolve()
         stored = path / RESCORER_CONFIG if path.is_dir() else alpha_path(path)
         beside = (stored, calibration_path(path))
-        return _loaded(path, path.stat().st_mtime_ns, tuple(each.stat().st_mtime_ns if each.exists() else None for each in beside))
+        return _loaded(
+            path, path.stat().st_mtime_ns, tuple(each.stat().st_mtime_ns if each.exists() else None for each in beside)
+        )
     if isinstance(lm, Scorer):
         return lm
     if type(lm).__module__ == "kenlm":
@@ -118,8 +130,8 @@ def _scorer(lm: LanguageModel) -> Scorer | Tuned:
 
         return KenlmScorer(lm)
     raise ValueError(
-        "expected an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, a scorer or None as lm, "
-        f"got {type(lm).__name__}"
+        "expected an fst.NgramModel, the path of an ARPA or FST file or of a neural rescorer, a kenlm.Model, a scorer"
+        f" or None as lm, got {type(lm).__name__}"
     )
 
 
@@ -137,7 +149,9 @@ def _loaded(path: Path, modified: int, beside: tuple[int | None, ...]) -> Scorer
     return Tuned(scorer, tunings, calibration) if tunings or calibration else scorer
 
 
-def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model") -> None:
+def check_vocabulary(
+    lm: LanguageModel, fingerprint: str | None, vocab_size: int | None = None, owner: str = "the model"
+) -> None:
     """Refuse a model that was made for another vocabulary than ``owner``'s, as far as both tell theirs.
 
     Args:
@@ -152,17 +166,21 @@ def check_vocabulary(lm: LanguageModel, fingerprint: str | None, vocab_size: int
 
 
 def rescore(
-    lattice: SausageLattice, lm: LanguageModel, p: int = 16, alpha: float | None = None, context: Sequence[int] | np.ndarray = ()
+    lattice: SausageLattice,
+    lm: LanguageModel,
+    p: int = 16,
+    alpha: float | None = None,
+    context: Sequence[int] | np.ndarray = (),
 ) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 
     Args:
         lattice: top-k outputs of the heads.
-        lm: an ``fst.NgramModel``, the path of an ARPA or FST file or of a neural rescorer's directory, a ``kenlm.Model``, a
-            scorer (``latticebpd.NeuralRescorer``, or your own), or None (no rescoring).
+        lm: an ``fst.NgramModel``, the path of an ARPA or FST file or of a neural rescorer's directory, a
+            ``kenlm.Model``, a scorer (``latticebpd.NeuralRescorer``, or your own), or None (no rescoring).
         p: number of drafts; fewer come back if the lattice has fewer paths.
-        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone; None takes the weight that is stored with the
-            model, and 1 where none is.
+        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone; None takes the weight that is stored
+            with the model, and 1 where none is.
         context: tokens before the lattice.  Empty means no history, never an implied ``<s>``.
 
     Returns:
@@ -180,7 +198,11 @@ def rescore(
 
 
 def draft_tree(
-    lattice: SausageLattice, lm: LanguageModel, num_nodes: int = 64, alpha: float | None = None, context: Sequence[int] | np.ndarray = ()
+    lattice: SausageLattice,
+    lm: LanguageModel,
+    num_nodes: int = 64,
+    alpha: float | None = None,
+    context: Sequence[int] | np.ndarray = (),
 ) -> DraftTree:
     """The prefix tree of at most ``num_nodes`` nodes with the greatest expected number of accepted tokens.
 

@@ -25,7 +25,8 @@ Context: TypeAlias = "Sequence[int] | np.ndarray"
 class Scorer(Protocol):
     """Ranks the paths of many lattices, of any shapes, at a time.
 
-    A scorer may also have ``check_vocabulary(fingerprint, vocab_size, owner)``, which refuses lattices of another vocabulary.
+    A scorer may also have ``check_vocabulary(fingerprint, vocab_size, owner)``, which refuses lattices of another
+    vocabulary.
     """
 
     @property
@@ -36,7 +37,8 @@ class Scorer(Protocol):
         """The same scorer at another weight; what is large is shared."""
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        """Of every lattice the ``p`` best drafts, best first; ties go to the lexicographically smaller token sequence."""
+        """Of every lattice the ``p`` best drafts, best first; ties go to the lexicographically smaller token
+        sequence."""
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         """Of every lattice the best prefix tree of at most ``num_nodes`` nodes, which knows its lattice."""

@@ -2,8 +2,8 @@
 
 ``latticebpd tune --write`` stores the record of each tuning: with an n-gram model's file ``lm.fst`` beside it, as
 ``lm.fst.alpha.json``; with a neural rescorer in its directory's ``rescorer.json``.  An ``alpha.json`` holds
-``{"format_version": 2, "tunings": [...]}``, each a JSON object with the fields of :class:`Tuning`; such an object alone, as earlier
-versions wrote it, is read too.
+``{"format_version": 2, "tunings": [...]}``, each a JSON object with the fields of :class:`Tuning`; such an object
+alone, as earlier versions wrote it, is read too.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ FORMAT_VERSION = 2
 class Tuning:
     """What a weight was chosen by.
 
-    alpha: the weight.  system: what it was chosen for, as ``latticebpd.drafting.names`` has it.
+    alpha: the weight.  system: what it was chosen for, as ``latticebpd.drafters.system_names`` has it.
     alphas, block_efficiency: the weights tried, rising, and the tokens a call of each.
     unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
-    lattices: ``latticebpd.analysis.tuning.lattices_fingerprint`` of the files.
+    lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.
     by: ``decode`` where tokens a call are those of decodes, ``position`` where they are means over positions.
     """
 
@@ -61,19 +61,24 @@ class Tuning:
             checked_alpha(found.alpha)
             words = found.unit in (TEXT, LATTICE) and found.by in (DECODE, POSITION) and isinstance(found.system, str)
             if not words or not all(type(number) is int for number in found.examples):
-                raise ValueError(f"system {found.system!r}, unit {found.unit!r}, by {found.by!r}, examples {found.examples[:3]}...")
+                raise ValueError(
+                    f"system {found.system!r}, unit {found.unit!r}, by {found.by!r}, examples {found.examples[:3]}..."
+                )
         except (TypeError, KeyError, ValueError) as error:
             raise ValueError(f"expected a record of a tuned weight, got {error}") from error
         return found
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[Tuning, ...]:
-        """The records of an ``alpha.json``; ValueError where the file is none of ours, FileNotFoundError where there is none."""
+        """The records of an ``alpha.json``; ValueError where the file is none of ours, FileNotFoundError where there is
+        none."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             if isinstance(record, dict) and "tunings" in record:
                 if record.get("format_version") != FORMAT_VERSION:
-                    raise ValueError(f"expected format {FORMAT_VERSION}, got {record.get('format_version')!r}; update latticebpd")
+                    raise ValueError(
+                        f"expected format {FORMAT_VERSION}, got {record.get('format_version')!r}; update latticebpd"
+                    )
                 record = record["tunings"]
             records = record if isinstance(record, list) else [record]
             if not records:
@@ -84,7 +89,8 @@ class Tuning:
 
 
 def edge(alphas: Sequence[float], block_efficiency: Sequence[float]) -> int:
-    """Of rising weights: 1 where the greatest is the best, -1 where the least above 0 is, better than the next; else 0."""
+    """Of rising weights: 1 where the greatest is the best, -1 where the least above 0 is, better than the next; else
+    0."""
     tried = [(alpha, value) for alpha, value in zip(alphas, block_efficiency, strict=True) if alpha > 0]
     if len(tried) < 2:
         return 0
@@ -136,16 +142,26 @@ class RescorerSettings:
             settings = None
             if version in (1, FORMAT_VERSION):
                 settings = cls(**{**record, "tunings": tuple(map(Tuning.from_json, record.get("tunings", ())))})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # damaged JSON and UTF-8 are ValueErrors
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # damaged JSON and UTF-8 are ValueErrors
             raise ValueError(f"{path}: not a rescorer's settings: {error}; is the copy complete?") from error
         if settings is None:
-            raise ValueError(f"{path}: expected a rescorer of format {FORMAT_VERSION}, got {version}; update latticebpd")
+            raise ValueError(
+                f"{path}: expected a rescorer of format {FORMAT_VERSION}, got {version}; update latticebpd"
+            )
         return settings
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """The file appears whole or not at all."""
         with replacing(Path(directory) / RESCORER_CONFIG) as temporary:
-            temporary.write_text(json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8"
+            )
 
 
 def alpha_path(model: str | os.PathLike[str]) -> Path:
@@ -180,7 +196,9 @@ def weight_for(tunings: Sequence[Tuning], system: str | None) -> float | None:
         return None
     size, kind = _size_and_kind(system or "")
     alike = [tuning for tuning in tunings if kind and _size_and_kind(tuning.system)[1] == kind]
-    return min(alike, key=lambda tuning: abs(math.log(_size_and_kind(tuning.system)[0] / size)), default=tunings[0]).alpha
+    return min(
+        alike, key=lambda tuning: abs(math.log(_size_and_kind(tuning.system)[0] / size)), default=tunings[0]
+    ).alpha
 
 
 def _size_and_kind(system: str) -> tuple[int, str]:

@@ -6,33 +6,55 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
+from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
 
 
 def distill(
     data: list[Path] = typer.Argument(
-        ..., help="Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut prompts from."
+        ...,
+        help=(
+            "Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut"
+            " prompts from."
+        ),
     ),
-    model: str = typer.Option(..., help="Model that writes the text: a directory, also of a blockwise model, or a hub's name."),
-    output: Path = typer.Option(..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."),
+    model: str = typer.Option(
+        ..., help="Model that writes the text: a directory, also of a blockwise model, or a hub's name."
+    ),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."
+    ),
     prompts: int = typer.Option(16384, min=1, help="Number of prompts cut from text; of given ones, all are used."),
     prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
     max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens written after each prompt."),
     num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
     batch_size: int = typer.Option(64, min=1, help="Prompts decoded together."),
-    shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a stopped run loses only its current shard."),
+    shard_prompts: int = typer.Option(
+        512, min=1, help="Prompts per shard; a stopped run loses only its current shard."
+    ),
     hidden: bool = typer.Option(
-        False, "--hidden", help="Keep the hidden states that the text is written from, so that `train heads` need not run the model."
+        False,
+        "--hidden",
+        help="Keep the hidden states that the text is written from, so that `train heads` need not run the model.",
     ),
     layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
-    copies: bool = typer.Option(False, "--copies", help="Draft by copying from prompt and text; the text stays the same."),
+    copies: bool = typer.Option(
+        False, "--copies", help="Draft by copying from prompt and text; the text stays the same."
+    ),
     part: str | None = typer.Option(
-        None, help="i/n: make only every n-th shard, from the i-th on (from 0), for n machines; by default what torchrun says."
+        None,
+        help=(
+            "i/n: make only every n-th shard, from the i-th on (from 0), for n machines; by default what torchrun says."
+        ),
     ),
     corpus_output: Path | None = typer.Option(
-        None, "--corpus", callback=writable_file, help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`."
+        None,
+        "--corpus",
+        callback=writable_file,
+        help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`.",
     ),
-    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order minus 1."),
+    history: int = typer.Option(
+        3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order minus 1."
+    ),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
@@ -51,13 +73,13 @@ def distill(
     import torch
 
     from fst.files import replacing
-    from latticebpd.cli.console import positive_numbers
-    from latticebpd.drafting import PromptNgramDrafter
+    from latticebpd.console import positive_numbers
+    from latticebpd.drafters import PromptNgramDrafter
+    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.catalogue import resolved
-    from latticebpd.models.pretrained import load_stock
+    from latticebpd.target.catalogue import resolved
+    from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.reporting import reporting
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
@@ -72,7 +94,9 @@ def distill(
     if all(given):
         sequences = Texts.joined([load_distilled(path) if path.is_dir() else Texts.load(path) for path in data])
     elif any(given):
-        raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one after the other")
+        raise ValueError(
+            "expected either prompts (.npz) or text to cut them from, got both; distil one after the other"
+        )
     elif stock.encodes:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
@@ -87,7 +111,9 @@ def distill(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
     with reporting("prompts", options.prompts_of(len(sequences), mine)) as report:
-        write(base, sequences, output, options, batch_size, mine, report, kept, PromptNgramDrafter() if copies else None)
+        write(
+            base, sequences, output, options, batch_size, mine, report, kept, PromptNgramDrafter() if copies else None
+        )
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return

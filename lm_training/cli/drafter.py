@@ -6,28 +6,43 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, quiet_transformers
+from latticebpd.console import err, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
-from lm_training.neural.options import DrafterTraining
+from lm_training.training.training_options import DrafterTraining
 
 
 @with_options
 def drafter(
-    data: list[Path] = typer.Argument(..., help="Sources and translations: directories made by `latticebpd distill`, or pairs (.npz)."),
+    data: list[Path] = typer.Argument(
+        ..., help="Sources and translations: directories made by `latticebpd distill`, or pairs (.npz)."
+    ),
     validation: Path = VALIDATION,
-    model: Path = typer.Option(..., help="Directory of the verifier, an encoder–decoder; the drafter begins with its weights."),
+    model: Path = typer.Option(
+        ..., help="Directory of the verifier, an encoder–decoder; the drafter begins with its weights."
+    ),
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(
-        True, help="Predict the first token at the text's last position, as the verifier does; --no-anchored: at a mask, as in the paper."
+        True,
+        help=(
+            "Predict the first token at the text's last position, as the verifier does; --no-anchored: at a mask, as in"
+            " the paper."
+        ),
     ),
     bidirectional: bool = typer.Option(
         False,
         "--bidirectional-text/--causal-text",
-        help="Let text and masks attend to each other in both directions, as in the paper; each draft then reads the text again.",
+        help=(
+            "Let text and masks attend to each other in both directions, as in the paper; each draft then reads the"
+            " text again."
+        ),
     ),
-    decoder_layers: int | None = typer.Option(None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."),
-    dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout in training; by default the verifier's."),
+    decoder_layers: int | None = typer.Option(
+        None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."
+    ),
+    dropout: float | None = typer.Option(
+        None, min=0.0, max=0.99, help="Dropout in training; by default the verifier's."
+    ),
     *,
     options: DrafterTraining,
     device: str = DEVICE,
@@ -44,13 +59,13 @@ def drafter(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, load_verifier
+    from latticebpd.drafters.pretrained import load_tokenizer
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.mask_filling import NonAutoregressiveModel, load_verifier
-    from latticebpd.models.pretrained import load_tokenizer
     from lm_training.cli.running import begins, finish
     from lm_training.data.loading import load_texts
-    from lm_training.neural.mask_filling import train_drafter
-    from lm_training.neural.training import Process
+    from lm_training.families.masks import train_drafter
+    from lm_training.training.training_loop import Process
 
     for path in (*data, validation):
         if not path.is_dir() and path.suffix != ".npz":
@@ -62,7 +77,9 @@ def drafter(
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
     learnt, held_out = Texts.joined([load_texts(path, 0) for path in data]), load_texts(validation, 0)
     torch.manual_seed(options.seed)
-    new = NonAutoregressiveModel.like(verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional)
+    new = NonAutoregressiveModel.like(
+        verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional
+    )
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
     with Process.join(device) as process:
         if begins(output, process):

@@ -7,48 +7,70 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, progress, writable
+from latticebpd.console import err, load_tokenizer, progress, writable
 
 if TYPE_CHECKING:
     from lm_training.data.templates import Conversation, Template
 
 
 def encode(
-    inputs: list[Path] = typer.Argument(..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."),
+    inputs: list[Path] = typer.Argument(
+        ..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."
+    ),
     tokenizer: Path = typer.Option(..., help="tokenizer.json; a chat template lies beside it."),
     output: Path = typer.Option(
-        ..., "--output", "-o", callback=writable, help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards."
+        ...,
+        "--output",
+        "-o",
+        callback=writable,
+        help="A corpus (.npy), sequences (.npz), or a directory of sequences in shards.",
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
-    task: str | None = typer.Option(None, help="Prompts of a known task: squad, cnn, samsum, multinews, xsum, newsroom."),
+    task: str | None = typer.Option(
+        None, help="Prompts of a known task: squad, cnn, samsum, multinews, xsum, newsroom."
+    ),
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
-    answer_field: str | None = typer.Option(None, help="Field that holds what is to be written after the prompt, such as answers.text.0."),
+    answer_field: str | None = typer.Option(
+        None, help="Field that holds what is to be written after the prompt, such as answers.text.0."
+    ),
     chat: bool = typer.Option(
-        False, "--chat", help="Prompts in the tokenizer's chat template: a record's messages, or the task's prompt as the user's turn."
+        False,
+        "--chat",
+        help="Prompts in the tokenizer's chat template: a record's messages, or the task's prompt as the user's turn.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
-    prompts_only: bool = typer.Option(False, "--prompts-only", help="Leave answers out: prompts for `latticebpd distill`."),
+    prompts_only: bool = typer.Option(
+        False, "--prompts-only", help="Leave answers out: prompts for `latticebpd distill`."
+    ),
     separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
     end_of_text: str | None = typer.Option(
-        None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat the token that the template ends turns with."
+        None,
+        help=(
+            "Token that ends documents and answers; by default <|endoftext|>, in a chat the token that the template"
+            " ends turns with."
+        ),
     ),
     max_tokens: int | None = typer.Option(None, min=2, help="Skip longer sequences."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
     workers: int = typer.Option(1, min=1, help="Processes that encode; the result is the same whatever their number."),
-    strict: bool = typer.Option(False, "--strict", help="Stop at the first bad record; else they are counted and the first ones shown."),
+    strict: bool = typer.Option(
+        False, "--strict", help="Stop at the first bad record; else they are counted and the first ones shown."
+    ),
 ) -> None:
     """Turn documents into token ids, or records into prompts and answers.
 
-    A corpus holds documents end to end, each ending with the end-of-text token; training cuts it into windows. Prompts and
+    A corpus holds documents end to end, each ending with the end-of-text token; training cuts it into windows. Prompts
+    and
     answers stay apart: only answers are learnt. Bad lines are skipped and reported with file and line number.
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]
     Example: [bold]latticebpd train encode chats.jsonl --chat --tokenizer model/tokenizer.json -o chats.npz[/bold]
-    Example: [bold]latticebpd train encode pairs.jsonl --prompt-template '{en}' --answer-field de --tokenizer t.json -o pairs.npz[/bold]
+    Example: [bold]latticebpd train encode pairs.jsonl --prompt-template '{en}' --answer-field de --tokenizer t.json -o
+        pairs.npz[/bold]
     """
     from lm_training.data.corpus import END_OF_TEXT, end_of_text_id
     from lm_training.data.encoding import Encoding, encode_files, write_encoded
@@ -60,7 +82,8 @@ def encode(
     asked = _template(task, prompt_template, answer_field, prompts_only and not messages, separator)
     if (chat or asked is not None) and output.suffix == ".npy":
         raise ValueError(
-            f"{output}: expected sequences (.npz) or a directory for prompts and answers, got a corpus; they would run together"
+            f"{output}: expected sequences (.npz) or a directory for prompts and answers, got a corpus; they would run"
+            " together"
         )
     bpe = load_tokenizer(tokenizer)
     conversation = _conversation(tokenizer.parent, system_prompt, asked, prompts_only) if chat else None
@@ -81,16 +104,20 @@ def encode(
     err.print(f"{output}: {done.sequences} {'sequences' if encoding.template else 'documents'}, {done.tokens} tokens")
 
 
-def _conversation(directory: Path, system_prompt: str | None, asked: Template | None, prompts_only: bool) -> Conversation:
+def _conversation(
+    directory: Path, system_prompt: str | None, asked: Template | None, prompts_only: bool
+) -> Conversation:
     """Records in the chat template of the tokenizer in a directory."""
-    from latticebpd.models import pretrained
-    from latticebpd.models.chat import ChatTemplate
+    from latticebpd.drafters import pretrained
+    from latticebpd.target.chat import ChatTemplate
     from lm_training.data.templates import Conversation
 
     return Conversation(ChatTemplate(pretrained.load_tokenizer(directory), None, system_prompt), asked, prompts_only)
 
 
-def _template(task: str | None, prompt: str | None, answer: str | None, prompts_only: bool, separator: str) -> Template | None:
+def _template(
+    task: str | None, prompt: str | None, answer: str | None, prompts_only: bool, separator: str
+) -> Template | None:
     """What the options say; None for documents."""
     from lm_training.data.templates import TASKS, Template
 
@@ -101,7 +128,8 @@ def _template(task: str | None, prompt: str | None, answer: str | None, prompts_
     if task is None and prompt is None:
         if answer is not None or prompts_only or separator:
             raise ValueError(
-                "expected --task or --prompt-template together with --answer-field, --prompts-only and --separator, got neither"
+                "expected --task or --prompt-template together with --answer-field, --prompts-only and --separator, got"
+                " neither"
             )
         return None
     known = TASKS[task] if task is not None else Template((prompt or "").replace("\\n", "\n"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.console import (
+from latticebpd.console import (
     err,
     load_tokenizer,
     out,
@@ -72,21 +72,27 @@ def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
     if path.is_file() or path.suffix == ".json" or (path.is_absolute() and not path.is_dir()):
         bpe = load_tokenizer(path)
         return _with_end(bpe, end_of_text_id(bpe) if end_of_text is None else end_of_text)
-    from latticebpd.models import pretrained
+    from latticebpd.drafters import pretrained
 
     quiet_transformers()
     loaded = pretrained.load_tokenizer(name)
     fast: Tokenizer | None = getattr(loaded, "backend_tokenizer", None)
     if fast is None:
-        raise ValueError(f"{name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {type(loaded).__name__}")
+        raise ValueError(
+            f"{name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {type(loaded).__name__}"
+        )
     if loaded.eos_token_id is None and end_of_text is None:
-        raise ValueError(f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text")
+        raise ValueError(
+            f"{name}: expected a tokenizer with an end-of-text token, got one without; name its id with --end-of-text"
+        )
     return _with_end(fast, loaded.eos_token_id if end_of_text is None else end_of_text)
 
 
 def _with_end(tokenizer: Tokenizer, end_of_text: int) -> tuple[Tokenizer, int]:
     if end_of_text >= tokenizer.get_vocab_size():
-        raise ValueError(f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}")
+        raise ValueError(
+            f"expected --end-of-text below {tokenizer.get_vocab_size()}, the tokenizer's size, got {end_of_text}"
+        )
     return tokenizer, end_of_text
 
 
@@ -135,40 +141,73 @@ def _reporting() -> Iterator[Callable[[str, int, int | None], None]]:
 @app.command()
 def train(
     inputs: list[Path] = typer.Argument(
-        ..., help="Token ids (.npy, .bin), or text (.txt), JSONL and Parquet files with --tokenizer or --words; .gz, .xz, .zst."
+        ...,
+        help=(
+            "Token ids (.npy, .bin), or text (.txt), JSONL and Parquet files with --tokenizer or --words; .gz, .xz,"
+            " .zst."
+        ),
     ),
-    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
+    ),
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    smoothing: str = typer.Option("katz", help="katz, katz-opengrm, katz-srilm, witten-bell, absolute or stupid-backoff."),
-    min_count: str = typer.Option("1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."),
+    smoothing: str = typer.Option(
+        "katz", help="katz, katz-opengrm, katz-srilm, witten-bell, absolute or stupid-backoff."
+    ),
+    min_count: str = typer.Option(
+        "1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."
+    ),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune by relative entropy to at most this many n-grams."),
-    prune_theta: float | None = typer.Option(None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."),
-    unk: bool = typer.Option(False, help="Reserve probability for <unk>; without it, unseen words have natural log -1000."),
+    prune_theta: float | None = typer.Option(
+        None, min=0.0, help="Prune n-grams whose loss changes perplexity by less than this share."
+    ),
+    unk: bool = typer.Option(
+        False, help="Reserve probability for <unk>; without it, unseen words have natural log -1000."
+    ),
     unseen: str = typer.Option(
-        "smoothed", help="Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 as in the paper."
+        "smoothed",
+        help=(
+            "Token ids that never occur: smoothed, each has a share of the mass, or floor, natural log -1000 as in the"
+            " paper."
+        ),
     ),
     vocab_size: int | None = typer.Option(
-        None, min=1, max=1 << 24, help="Token ids are below it; by default the tokenizer's, else up to the highest that occurs."
+        None,
+        min=1,
+        max=1 << 24,
+        help="Token ids are below it; by default the tokenizer's, else up to the highest that occurs.",
     ),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(
         None, help="tokenizer.json, or a model's directory or name, that turns text into tokens, or that made the ids."
     ),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
+    end_of_text: int | None = typer.Option(
+        None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."
+    ),
     start_token: int | None = typer.Option(
-        None, min=0, max=2**31 - 2, help="Token id before every document of text: what a translation model's decoder begins with."
+        None,
+        min=0,
+        max=2**31 - 2,
+        help="Token id before every document of text: what a translation model's decoder begins with.",
     ),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
-    replace_invalid: bool = typer.Option(False, help="Replace bytes that are not UTF-8 by U+FFFD, instead of refusing the file."),
-    engine: str = typer.Option("auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."),
+    replace_invalid: bool = typer.Option(
+        False, help="Replace bytes that are not UTF-8 by U+FFFD, instead of refusing the file."
+    ),
+    engine: str = typer.Option(
+        "auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."
+    ),
     memory: str = typer.Option("4G", help="Memory for counting."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),
     master: str = typer.Option("local[*]", help="Spark's master."),
     work_dir: Path | None = typer.Option(
         None,
         callback=writable_folder,
-        help="Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one removes it.",
+        help=(
+            "Directory for intermediate files, by default OUTPUT.work; a killed run goes on there, a finished one"
+            " removes it."
+        ),
     ),
 ) -> None:
     """Estimate a backoff model.
@@ -197,7 +236,9 @@ def train(
     counting = CountingOptions(engine, _bytes("--memory", memory), threads or _threads(), master)
     source = Inputs(inputs, field, "replace" if replace_invalid else "strict", dtype)
     with _reporting() as report, _log_lines():
-        num_ngrams = build(source, encoder, recipe, counting, output, work_dir or output.with_name(f"{output.name}.work"), report)
+        num_ngrams = build(
+            source, encoder, recipe, counting, output, work_dir or output.with_name(f"{output.name}.work"), report
+        )
     err.print(_summary(output, num_ngrams))
 
 
@@ -205,9 +246,13 @@ def train(
 def interpolate(
     first: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     second: Path = typer.Argument(..., help="Another of the same tokenizer, or of words."),
-    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
+    ),
     weight: float | None = typer.Option(None, help="The first model's share of the mixture, between 0 and 1."),
-    held_out: Path | None = typer.Option(None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."),
+    held_out: Path | None = typer.Option(
+        None, help="Text on which to choose that share instead; read like the text of `lm perplexity`."
+    ),
     tokenizer: str | None = typer.Option(None, help="Tokenizer of the held-out text."),
     max_ngrams: int | None = typer.Option(None, min=1, help="Prune the mixture to at most this many n-grams."),
 ) -> None:
@@ -241,15 +286,25 @@ def interpolate(
 
 @app.command()
 def kenlm(
-    inputs: list[Path] = typer.Argument(..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."),
-    output: Path = typer.Option(..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."),
+    inputs: list[Path] = typer.Argument(
+        ..., help="What `lm train` takes: token ids, or text with --tokenizer or --words."
+    ),
+    output: Path = typer.Option(
+        ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
+    ),
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    prune: str = typer.Option("0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."),
-    binary: Path | None = typer.Option(None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."),
+    prune: str = typer.Option(
+        "0,0,1,1", help="Count up to which n-grams are dropped, order by order; the last holds for higher orders."
+    ),
+    binary: Path | None = typer.Option(
+        None, callback=writable_file, help="Also write KenLM's binary file, with build_binary."
+    ),
     words: bool = typer.Option(False, help="Text is one sentence a line, words between white space."),
     tokenizer: str | None = typer.Option(None, help="tokenizer.json, or a model's directory or name."),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
-    end_of_text: int | None = typer.Option(None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."),
+    end_of_text: int | None = typer.Option(
+        None, min=0, max=2**31 - 2, help="Token id between documents; else the tokenizer's, else 0."
+    ),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     memory: str = typer.Option("4G", help="Memory for lmplz."),
 ) -> None:
@@ -303,9 +358,15 @@ def kenlm(
 
 
 def _tokens_to_score(
-    inputs: list[Path], symbols: list[str] | None, tokenizer: str | None, dtype: str | None, field: str, end_of_text: int | None = None
+    inputs: list[Path],
+    symbols: list[str] | None,
+    tokenizer: str | None,
+    dtype: str | None,
+    field: str,
+    end_of_text: int | None = None,
 ) -> np.ndarray:
-    """Text as ids ``[n]`` of a model with these words, ``<s>`` before and ``</s>`` after every sentence; or of a tokenizer."""
+    """Text as ids ``[n]`` of a model with these words, ``<s>`` before and ``</s>`` after every sentence; or of a
+    tokenizer."""
     import numpy as np
 
     from fst.table import BOS, EOS
@@ -318,7 +379,10 @@ def _tokens_to_score(
         pieces = TokenizerEncoder(*_tokenizer(tokenizer, end_of_text)).encode(source.documents())
         return np.concatenate([np.zeros(0, dtype=np.uint32), *pieces])
     if symbols is None:
-        raise ValueError(f"{inputs[0]}: expected token ids (.npy, .bin), or text together with a tokenizer; name one with --tokenizer")
+        raise ValueError(
+            f"{inputs[0]}: expected token ids (.npy, .bin), or text together with a tokenizer; name one with"
+            " --tokenizer"
+        )
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *WordEncoder(symbols).encode(source.documents())])
     begins = np.append(0, np.flatnonzero(ids == EOS) + 1)[:-1]
     return np.insert(ids, begins, BOS)
@@ -328,9 +392,12 @@ def _tokens_to_score(
 def arpa2fst(
     arpa: Path = typer.Argument(..., help="ARPA file, plain or .gz."),
     output: Path = typer.Argument(..., callback=writable_file, help="OpenFst file to write."),
-    tokenizer: Path | None = typer.Option(None, help="tokenizer.json whose ids the words are; its hash is stored with the model."),
+    tokenizer: Path | None = typer.Option(
+        None, help="tokenizer.json whose ids the words are; its hash is stored with the model."
+    ),
 ) -> None:
-    """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little memory.
+    """Convert an ARPA file into an OpenFst automaton, which is memory-mapped and loads at once; one pass, little
+    memory.
 
     Example: [bold]latticebpd lm arpa2fst lm.arpa.gz lm.fst --tokenizer tokenizer.json[/bold]
     """
@@ -338,12 +405,16 @@ def arpa2fst(
     from fst.fingerprint import vocabulary_fingerprint
 
     bpe = None if tokenizer is None else load_tokenizer(tokenizer)
-    fingerprint, vocab_size = (vocabulary_fingerprint(bpe.get_vocab()), bpe.get_vocab_size()) if bpe is not None else (None, None)
+    fingerprint, vocab_size = (
+        (vocabulary_fingerprint(bpe.get_vocab()), bpe.get_vocab_size()) if bpe is not None else (None, None)
+    )
     with progress_bytes() as bar:
         task = bar.add_task("reading", total=None)
 
         def show(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, description="reading" if done < total else "linking and writing")
+            bar.update(
+                task, completed=done, total=total, description="reading" if done < total else "linking and writing"
+            )
 
         counts = fst.arpa_to_fst(arpa, output, fingerprint=fingerprint, progress=show, vocab_size=vocab_size)
     err.print(_summary(output, counts))
@@ -398,7 +469,9 @@ def info(
 def perplexity(
     model: Path = typer.Argument(..., help="n-gram model, FST or ARPA."),
     inputs: list[Path] = typer.Argument(..., help="Token ids (.npy, .bin), or text, JSONL and Parquet files."),
-    tokenizer: str | None = typer.Option(None, help="Tokenizer that turns text into tokens; models of words need none."),
+    tokenizer: str | None = typer.Option(
+        None, help="Tokenizer that turns text into tokens; models of words need none."
+    ),
     dtype: str | None = typer.Option(None, help="Type of .bin files without a header: uint16 or uint32."),
     field: str = typer.Option("text", help="JSONL field or Parquet column that holds the text."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
@@ -414,7 +487,10 @@ def perplexity(
 
     lm = fst.NgramModel.load(model)
     result = measure.perplexity(lm, _tokens_to_score(inputs, lm.symbols, tokenizer, dtype, field))
-    record = {name: value if not isinstance(value, float) or math.isfinite(value) else None for name, value in asdict(result).items()}
+    record = {
+        name: value if not isinstance(value, float) or math.isfinite(value) else None
+        for name, value in asdict(result).items()
+    }
     if json:
         print_json(record)
         return

@@ -1,4 +1,4 @@
-"""Command-line options made of the dataclasses that hold their defaults (`lm_training.neural.options`)."""
+"""Command-line options made of the dataclasses that hold their defaults (`lm_training.training.training_options`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
-from latticebpd.cli.console import writable_folder
+from latticebpd.console import writable_folder
 
 if TYPE_CHECKING:
     import torch
 
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command one of whose parameters is a dataclass, with an option for each of the dataclass's fields in its place."""
+    """A command one of whose parameters is a dataclass, with an option for each of the dataclass's fields in its
+    place."""
     hints = get_type_hints(function)
     signature = inspect.signature(function)
     kinds = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
@@ -51,7 +52,10 @@ def _parameter(each: Field[Any], annotation: Any) -> inspect.Parameter:
     bounds = {key: more[name] for key, name in (("min", "min"), ("max", "max")) if name in more}
     default = typer.Option(each.default, *names, help=more["help"], **bounds)
     return inspect.Parameter(
-        each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=str | None if "parse" in more else annotation
+        each.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=str | None if "parse" in more else annotation,
     )
 
 
@@ -65,10 +69,16 @@ def base_type(name: str) -> torch.dtype:
     return known[name]
 
 
-DATA = typer.Argument(..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
+DATA = typer.Argument(
+    ..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy)."
+)
 VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
 OUTPUT = typer.Option(
-    ..., "--output", "-o", callback=writable_folder, help="Directory of what is trained; an interrupted run there is resumed."
+    ...,
+    "--output",
+    "-o",
+    callback=writable_folder,
+    help="Directory of what is trained; an interrupted run there is resumed.",
 )

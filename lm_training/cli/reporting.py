@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from latticebpd.cli.console import progress
+from latticebpd.console import progress
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import load_tokenizer, quiet_transformers
+from latticebpd.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DATA, DEVICE, OUTPUT, VALIDATION, with_options
-from lm_training.neural.options import RescorerTraining
+from lm_training.training.training_options import RescorerTraining
 
 
 @with_options
@@ -26,11 +26,13 @@ def rescorer(
 ) -> None:
     """Train a small causal language model over the base model's vocabulary, to rescore drafts with.
 
-    Best on text that the base model wrote itself (`latticebpd distill`). The directory serves wherever an n-gram model does
-    (`--lm`); `latticebpd tune` finds its weight. The run can be killed at any time; the same command goes on from its last
-    checkpoint. For several processes, put `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
+    Best on text that the base model wrote itself (`latticebpd distill`). The directory serves wherever an n-gram model
+    does (`--lm`); `latticebpd tune` finds its weight. The run can be killed at any time; the same command goes on from
+    its last checkpoint. For several processes, put `torchrun --nproc_per_node N -m latticebpd` in place of
+    `latticebpd`.
 
-    Example: [bold]latticebpd train rescorer written --validation held-out --tokenizer model/tokenizer.json --preset tiny -o rescorer[/bold]
+    Example: [bold]latticebpd train rescorer written --validation held-out --tokenizer model/tokenizer.json --preset
+        tiny -o rescorer[/bold]
     """
     quiet_transformers()
     from dataclasses import asdict
@@ -38,13 +40,13 @@ def rescorer(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
+    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.texts import Texts
-    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.running import bring, finish
     from lm_training.data.corpus import END_OF_TEXT
     from lm_training.data.loading import load_texts
-    from lm_training.neural.rescorers import PRESETS, new_rescorer, train_rescorer
-    from lm_training.neural.training import Process
+    from lm_training.families.rescorers import PRESETS, new_rescorer, train_rescorer
+    from lm_training.training.training_loop import Process
 
     if (preset is None) == (model is None):
         raise ValueError("expected --preset for a new model or --model to go on from one, and just one of them")

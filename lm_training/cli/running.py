@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fst.files import copy
-from latticebpd.cli.console import err
-from lm_training.neural.options import LoopOptions
-from lm_training.neural.plots import CSV, PNG, write_plots
-from lm_training.neural.training import LOG, STATE_WEIGHTS, Process
+from latticebpd.console import err
+from lm_training.training.training_loop import LOG, STATE_WEIGHTS, Process
+from lm_training.training.training_options import LoopOptions
+from lm_training.training.training_plots import CSV, PNG, write_plots
 
 
 def begins(output: Path, process: Process) -> bool:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import err, load_tokenizer, quiet_transformers, writable_file
+from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
 from lm_training.cli.options import BASE_DTYPE, DATA, DEVICE, OUTPUT, VALIDATION, base_type, with_options
-from lm_training.neural.options import BlockwiseShape, BlockwiseTraining, HeadTraining
+from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining, HeadTraining
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
 app.command("block-drafter")(block_drafter.block_drafter)
@@ -37,7 +37,9 @@ def tokenizer(
     from fst.files import replacing
     from lm_training.data.corpus import read_documents, train_tokenizer
 
-    trained = train_tokenizer((document.text for document in read_documents(inputs, field)), vocab_size, progress=err.is_terminal)
+    trained = train_tokenizer(
+        (document.text for document in read_documents(inputs, field)), vocab_size, progress=err.is_terminal
+    )
     with replacing(output) as temporary:
         temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
@@ -52,7 +54,9 @@ def blockwise(
     output: Path = OUTPUT,
     hidden_size: int = typer.Option(BlockwiseShape.hidden_size, min=8, help="Width of the transformer."),
     num_layers: int = typer.Option(BlockwiseShape.num_layers, min=1, help="Layers of the transformer."),
-    num_heads: int = typer.Option(BlockwiseShape.num_heads, min=2, help="Predictions per position, the base model's own included."),
+    num_heads: int = typer.Option(
+        BlockwiseShape.num_heads, min=2, help="Predictions per position, the base model's own included."
+    ),
     *,
     options: BlockwiseTraining,
     device: str = DEVICE,
@@ -62,13 +66,14 @@ def blockwise(
     The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
-    Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o model[/bold]
+    Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o
+        model[/bold]
     """
     from fst.fingerprint import vocabulary_fingerprint
     from lm_training.cli.running import bring, finish
     from lm_training.data.corpus import end_of_text_id, load_tokens
-    from lm_training.neural.blockwise import train_blockwise
-    from lm_training.neural.training import Process
+    from lm_training.families.blockwise import train_blockwise
+    from lm_training.training.training_loop import Process
 
     bpe = load_tokenizer(tokenizer)
     tokens, held_out = load_tokens(corpus), load_tokens([validation])
@@ -95,15 +100,23 @@ def heads(
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
     output: Path = OUTPUT,
     num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
-    kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."),
-    intermediate_size: int | None = typer.Option(None, min=1, help="Width of a head's hidden layer; the model's own width by default."),
+    kind: str = typer.Option(
+        "feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."
+    ),
+    intermediate_size: int | None = typer.Option(
+        None, min=1, help="Width of a head's hidden layer; the model's own width by default."
+    ),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(
-        None, min=1, help="Restrict the heads to this many tokens, those that the text uses most; others are never drafted."
+        None,
+        min=1,
+        help="Restrict the heads to this many tokens, those that the text uses most; others are never drafted.",
     ),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
-    base_dtype: str = typer.Option("float32", help="Type in which the base model is loaded and saved: float32, bfloat16 or float16."),
+    base_dtype: str = typer.Option(
+        "float32", help="Type in which the base model is loaded and saved: float32, bfloat16 or float16."
+    ),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
     *,
     options: HeadTraining,
@@ -122,37 +135,48 @@ def heads(
     import torch
 
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.models.base import BaseModel
-    from latticebpd.models.blockwise import BlockwiseLM, is_blockwise, new_heads
-    from latticebpd.models.catalogue import resolved
-    from latticebpd.models.pretrained import load_stock
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise, new_heads
+    from latticebpd.drafters.pretrained import load_stock
+    from latticebpd.target.catalogue import resolved
+    from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.running import bring, finish
     from lm_training.data.shortlist import coverage, shortlist_of
-    from lm_training.neural.heads import load_head_data, train_heads
-    from lm_training.neural.training import Process
+    from lm_training.families.heads import load_head_data, train_heads
+    from lm_training.training.training_loop import Process
 
     dtype = base_type(base_dtype)
     if base_dtype != "float32" and options.fine_tune:
-        raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing")
+        raise ValueError(
+            f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing"
+        )
     if warm_start and not is_blockwise(resolved(model)):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
     if warm_start and shortlist is not None:
-        raise ValueError("expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own")
+        raise ValueError(
+            "expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own"
+        )
     warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtype), dtype)
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if BaseModel.of(base).encodes and windows:
-        raise ValueError(f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus")
+        raise ValueError(
+            f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus"
+        )
     learnt, held_out = load_head_data(data, [validation], sequence_length, with_states=not options.fine_tune)
     vocabulary = tokenizer or Path(resolved(model)) / "tokenizer.json"
     torch.manual_seed(options.seed)
     tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
     with Process.join(device) as process:
-        blockwise = warm or BlockwiseLM(base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float())
+        blockwise = warm or BlockwiseLM(
+            base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float()
+        )
         if tokenizer is not None or vocabulary.exists():
             blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
         if process.rank == 0 and tokens is not None:
-            shares = f"{coverage(learnt.texts, tokens):.2%} of the text, {coverage(held_out.texts, tokens):.2%} of held-out text"
+            shares = (
+                f"{coverage(learnt.texts, tokens):.2%} of the text, {coverage(held_out.texts, tokens):.2%} of held-out"
+                " text"
+            )
             err.print(f"shortlist: {len(tokens)} tokens, {shares}")
         if process.rank == 0 and learnt.states is not None:
             err.print("hidden states are read from their files; the base model is not run for them")
@@ -163,20 +187,31 @@ def heads(
 
 @app.command()
 def hidden(
-    data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."),
-    model: str = typer.Option(..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."),
+    data: list[Path] = typer.Argument(
+        ..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."
+    ),
+    model: str = typer.Option(
+        ..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."
+    ),
     layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
-    whole: bool = typer.Option(False, "--whole", help="Keep the prompts' states too, as `train block-drafter` needs them."),
-    shard_texts: int | None = typer.Option(None, min=1, help="Texts per shard; a stopped run loses only its current shard."),
-    part: str | None = typer.Option(None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."),
+    whole: bool = typer.Option(
+        False, "--whole", help="Keep the prompts' states too, as `train block-drafter` needs them."
+    ),
+    shard_texts: int | None = typer.Option(
+        None, min=1, help="Texts per shard; a stopped run loses only its current shard."
+    ),
+    part: str | None = typer.Option(
+        None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."
+    ),
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = BASE_DTYPE,
     device: str = DEVICE,
 ) -> None:
-    """Keep the hidden states that texts were written from, beside the texts, so that training drafters never runs the model.
+    """Keep the hidden states that texts were written from, beside the texts, so that training drafters never runs the
+    model.
 
-    One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written token
-    (with --whole, every token) and layer. The same command resumes a stopped run.
+    One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written
+    token (with --whole, every token) and layer. The same command resumes a stopped run.
 
     Example: [bold]latticebpd train hidden written --model model[/bold]
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
@@ -184,13 +219,13 @@ def hidden(
     quiet_transformers()
     import torch
 
-    from latticebpd.cli.console import positive_numbers
+    from latticebpd.console import positive_numbers
+    from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part
-    from latticebpd.models.pretrained import load_stock
     from lm_training.cli.reporting import reporting
     from lm_training.data.hidden_states import SHARD_TEXTS, add_states, states_directory
     from lm_training.data.loading import load_texts
-    from lm_training.neural.labels import ModelTexts
+    from lm_training.training.labels import ModelTexts
 
     dtype = base_type(base_dtype)
     chosen, mine = positive_numbers("--layers", layers) if layers else [], parse_part(part)
@@ -218,7 +253,7 @@ def plot(directory: Path = typer.Argument(..., help="Directory of any training r
 
     Example: [bold]latticebpd train plot with-heads[/bold]
     """
-    from lm_training.neural.plots import CSV, PNG, write_plots
+    from lm_training.training.training_plots import CSV, PNG, write_plots
 
     write_plots(directory)
     err.print(f"{directory / PNG}, {directory / CSV}")

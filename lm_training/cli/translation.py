@@ -6,15 +6,18 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.console import load_tokenizer, quiet_transformers
+from latticebpd.console import load_tokenizer, quiet_transformers
 from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
-from lm_training.neural.options import TranslationTraining
+from lm_training.training.training_options import TranslationTraining
 
 
 @with_options
 def translation(
     pairs: list[Path] = typer.Argument(
-        ..., help="JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
+        ...,
+        help=(
+            "JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
+        ),
     ),
     validation: Path = VALIDATION,
     output: Path = OUTPUT,
@@ -23,7 +26,9 @@ def translation(
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
     vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to reuse."),
-    model: Path | None = typer.Option(None, help="Directory of such a model to start from, with its tokenizer and shape."),
+    model: Path | None = typer.Option(
+        None, help="Directory of such a model to start from, with its tokenizer and shape."
+    ),
     *,
     options: TranslationTraining,
     device: str = DEVICE,
@@ -33,7 +38,8 @@ def translation(
     The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
     `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
-    Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o translator[/bold]
+    Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o
+        translator[/bold]
     """
     quiet_transformers()
     from dataclasses import asdict
@@ -46,8 +52,8 @@ def translation(
     from lm_training.data.corpus import end_of_text_id
     from lm_training.data.loading import load_texts
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-    from lm_training.neural.training import Process
-    from lm_training.neural.translation import SHAPES, load_translator, new_translator, train_translation
+    from lm_training.families.translators import SHAPES, load_translator, new_translator, train_translation
+    from lm_training.training.training_loop import Process
 
     if model is not None and tokenizer is not None:
         raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
@@ -70,7 +76,9 @@ def translation(
 
     padding = bpe.token_to_id(PADDING)
     if padding is None:
-        raise ValueError(f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}")
+        raise ValueError(
+            f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}"
+        )
     torch.manual_seed(options.seed)
     if model is not None:
         translator, begins_with = load_translator(model), None

@@ -8,7 +8,8 @@ import numpy as np
 
 
 def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids ``[rows, longest]`` int64, filled up on the right or on the left, and the mask, 1 where they are the row's own."""
+    """Token ids ``[rows, longest]`` int64, filled up on the right or on the left, and the mask, 1 where they are the
+    row's own."""
     width = max(map(len, rows), default=0)
     ids, mask = np.full((len(rows), width), fill, dtype=np.int64), np.zeros((len(rows), width), dtype=np.int64)
     for number, row in enumerate(rows):
@@ -24,7 +25,9 @@ def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) 
         ValueError: fewer than the parts that they are to be dealt out to.
     """
     if parts > batch_size:
-        raise ValueError(f"expected a batch of at least {parts} sequences, one for each part, got {batch_size}; use fewer parts")
+        raise ValueError(
+            f"expected a batch of at least {parts} sequences, one for each part, got {batch_size}; use fewer parts"
+        )
     places = range(step * batch_size, (step + 1) * batch_size)
     return [int(_epoch_order(texts, seed, place // texts)[place % texts]) for place in places]
 

@@ -35,7 +35,10 @@ class Document:
 
 
 def read_documents(
-    paths: Iterable[str | os.PathLike[str]], field: str = "text", invalid_utf8: str = "strict", bad: BadRecords | None = None
+    paths: Iterable[str | os.PathLike[str]],
+    field: str = "text",
+    invalid_utf8: str = "strict",
+    bad: BadRecords | None = None,
 ) -> Iterator[Document]:
     """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
@@ -93,7 +96,9 @@ def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
     """The id of the token that ends documents."""
     end_id: int | None = tokenizer.token_to_id(name)
     if end_id is None:
-        raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {tokenizer.get_vocab_size()} tokens without it")
+        raise ValueError(
+            f"expected a tokenizer with the token {name!r}, got one of {tokenizer.get_vocab_size()} tokens without it"
+        )
     return end_id
 
 
@@ -131,7 +136,9 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
         except DAMAGE as error:
             raise ValueError(f"{path}: expected a .npy array of token ids: {error}") from error
         if array.ndim != 1 or array.dtype.kind not in "ui":
-            raise ValueError(f"{path}: expected a one-dimensional integer array, got shape {array.shape} of {array.dtype}")
+            raise ValueError(
+                f"{path}: expected a one-dimensional integer array, got shape {array.shape} of {array.dtype}"
+            )
         arrays.append(array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -148,5 +155,8 @@ def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | N
     if any(encoded):
         raise ValueError("expected either .npy corpora or text files, got both; encode the text first")
     if tokenizer is None:
-        raise ValueError(f"{next(iter(paths))}: expected token ids (.npy), or text together with a tokenizer; name one with --tokenizer")
+        raise ValueError(
+            f"{next(iter(paths))}: expected token ids (.npy), or text together with a tokenizer; name one with"
+            " --tokenizer"
+        )
     return encode_documents(read_documents(paths, field), tokenizer)

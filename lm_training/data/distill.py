@@ -1,8 +1,8 @@
 """Sequence-level distillation: the text a model writes, as training data for its own heads (Stern 2018, section 6).
 
 A draft is accepted where it agrees with the base model's output, so that output, not people's text, is what heads
-should learn to foresee.  `distill` lets the model continue prompts, or an encoder-decoder answer sources, greedily or by
-beam search.  Results stand in a directory::
+should learn to foresee. `distill` lets the model continue prompts, or an encoder-decoder answer sources, greedily or by
+beam search. Results stand in a directory::
 
     distill.json       how they were made: a later run with other settings is refused, one with the same goes on
     shard-00042.npz    `Texts`: prompts, or sources, and what the model wrote
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from latticebpd.drafting import Drafter
+from latticebpd.drafters import Drafter
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.base import BaseModel
-from latticebpd.models.loading import weights_fingerprint
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.stock_model import BaseModel
 from lm_training.data.hidden_states import claim_states, save_states, states_directory, states_of
 from lm_training.data.writing import ByGenerate, Greedy
 
@@ -58,7 +58,8 @@ class DistillOptions:
 
 
 def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
-    """Windows of a corpus as prompts that nothing follows: they do not overlap, come in random order and hold no end of text.
+    """Windows of a corpus as prompts that nothing follows: they do not overlap, come in random order and hold no end of
+    text.
 
     Args:
         corpus: ``[n]`` token ids, documents ending with one of ``end_ids``.
@@ -123,12 +124,13 @@ def distill(
         batch_size: prompts decoded together; prompts of about one length are.
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
         on_batch: called after each batch with the prompts done and the tokens written, for progress.
-        hidden: also keep the last hidden states of what is written, and those of the layers named here (`hidden_states`); of
-            shards that were written before too.
+        hidden: also keep the last hidden states of what is written, and those of the layers named here
+            (`hidden_states`); of shards that were written before too.
         drafter: drafts for greedy decoding; the text is the same.
 
     Raises:
-        ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the model.
+        ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the
+            model.
     """
     index, parts = part
     if not 0 <= index < parts:
@@ -137,9 +139,15 @@ def distill(
     _check_fit(base, prompts, options)
     shards = distilled_directory(directory)
     model = weights_fingerprint(base)
-    shards.claim({"options": asdict(options), "model": model, "prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
+    shards.claim(
+        {"options": asdict(options), "model": model, "prompts": len(prompts), "prompts_hash": prompts.fingerprint()}
+    )
     stock = BaseModel.of(base)
-    answer = Greedy(stock, drafter) if options.num_beams == 1 and Greedy.suits(stock) else ByGenerate(stock, options.num_beams)
+    answer = (
+        Greedy(stock, drafter)
+        if options.num_beams == 1 and Greedy.suits(stock)
+        else ByGenerate(stock, options.num_beams)
+    )
     dtype = np.dtype(np.uint16 if max(stock.source_vocab_size, stock.vocab_size) <= 1 << 16 else np.uint32)
     kept = states_directory(directory)
     if hidden is not None:
@@ -177,7 +185,8 @@ def _check_fit(base: PreTrainedModel, prompts: Texts, options: DistillOptions) -
     vocabulary, highest = stock.source_vocab_size, int(prompts.tokens.max())
     if highest >= vocabulary:
         raise ValueError(
-            f"expected token ids below {vocabulary} (the model's vocabulary), got {highest}; was the text encoded with another tokenizer?"
+            f"expected token ids below {vocabulary} (the model's vocabulary), got {highest}; was the text encoded with"
+            " another tokenizer?"
         )
     limit, longest = stock.max_positions, int(prompts.lengths.max())
     if limit is None:

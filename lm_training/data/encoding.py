@@ -34,14 +34,16 @@ class Encoding:
     """How records become token ids.
 
     end_of_text: id that ends documents and answers.
-    template: makes prompts and answers of a record; None takes it as a document, whose sequence has a prompt of one token.
+    template: makes prompts and answers of a record; None takes it as a document, whose sequence has a prompt of one
+        token.
     field: of JSONL objects and rows, what holds a document.
     text_lines: every line of a text file is a document.
     max_tokens: longer sequences are left out.
     shard_records: records per shard.
 
     Prompts are encoded as the tokenizer encodes any text, with its special tokens, since so they will be when the model
-    serves; an encoder-decoder's sources thereby end as its encoder expects.  A chat template writes special tokens itself.
+    serves; an encoder-decoder's sources thereby end as its encoder expects. A chat template writes special tokens
+    itself.
     """
 
     end_of_text: int
@@ -56,7 +58,8 @@ class Encoding:
 class EncodedShard:
     """The sequences of consecutive records.
 
-    bad, bad_count: messages of the first bad records, and the number of all.  too_long: sequences left out for their length.
+    bad, bad_count: messages of the first bad records, and the number of all. too_long: sequences left out for their
+        length.
     """
 
     sequences: Texts
@@ -95,7 +98,11 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
         end = [] if text is None else [encoding.end_of_text]
         rows.append(np.array([*prompt.ids, *answer.ids, *end], dtype=np.int64))
         lengths.append(max(1, len(prompt.ids)))
-    kept = [index for index, row in enumerate(rows) if len(row) and (encoding.max_tokens is None or len(row) <= encoding.max_tokens)]
+    kept = [
+        index
+        for index, row in enumerate(rows)
+        if len(row) and (encoding.max_tokens is None or len(row) <= encoding.max_tokens)
+    ]
     dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
     sequences = Texts.of_rows([rows[index] for index in kept], [lengths[index] for index in kept], dtype)
     return EncodedShard(sequences, len(records), bad[:SHOWN], len(bad), len(rows) - len(kept))
@@ -126,8 +133,11 @@ def encode_files(
         raise ValueError(f"expected records that can be used, got {total} that cannot, first: {bad.first[0]}")
 
 
-def write_encoded(shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] | None = None) -> Encoded:
-    """Write shards and count them: a corpus (``.npy``), sequences (``.npz``), or a directory of one ``.npz`` file per shard.
+def write_encoded(
+    shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] | None = None
+) -> Encoded:
+    """Write shards and count them: a corpus (``.npy``), sequences (``.npz``), or a directory of one ``.npz`` file per
+    shard.
 
     Raises:
         ValueError: the directory holds something else.
@@ -189,7 +199,9 @@ def _texts(encoding: Encoding, record: Record) -> tuple[str, str | None]:
         raise ValueError(f"{record.place}: {error}") from None
 
 
-def _mapped(pieces: Iterator[list[Record]], tokenizer: Tokenizer, encoding: Encoding, workers: int) -> Iterator[EncodedShard]:
+def _mapped(
+    pieces: Iterator[list[Record]], tokenizer: Tokenizer, encoding: Encoding, workers: int
+) -> Iterator[EncodedShard]:
     if workers == 1:
         for piece in pieces:
             yield encode_shard(encoding, tokenizer, piece)

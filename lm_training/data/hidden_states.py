@@ -1,13 +1,16 @@
-"""The hidden states that texts are written from, kept beside them, so that training drafters never runs a frozen base model.
+"""The hidden states that texts are written from, kept beside them, so that training drafters never runs a frozen base
+model.
 
-Beside texts ``written.npz``, or in a directory of them, ``written``, stand (as ``written.hidden`` or ``written/hidden``)::
+Beside texts ``written.npz``, or in a directory of them, ``written``, stand (as ``written.hidden`` or
+``written/hidden``)::
 
     hidden.json               of which model, which of its layers, and how many texts a shard has
-    shard-00042.safetensors   ``last`` and ``layer-12``, ...: ``[tokens, hidden]`` float16, a row for every token that follows
+    shard-00042.safetensors   ``last`` and ``layer-12``, ...: ``[tokens, hidden]`` float16, a row for each token after
                               a prompt: the state that the token was chosen from
 
 ``last`` is what the model's output embedding and its heads read, ``layer-n`` what its n-th layer hands on; of an
-encoder-decoder, those of its decoder.  *Whole* texts' states are those of their prompts too, a row for every token but the
+encoder-decoder, those of its decoder. *Whole* texts' states are those of their prompts too, a row for every token but
+the
 first: block drafters read them all.
 """
 
@@ -28,8 +31,8 @@ from torch import Tensor
 from fst.files import replacing
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.base import BaseModel, Model
-from latticebpd.models.loading import weights_fingerprint
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import padded
 
 SETTINGS, LAST = "hidden.json", "last"
@@ -52,9 +55,11 @@ class HiddenStates:
     """The states of texts, read from their files as they are asked for.
 
     files: the shards, opened.  places: ``[texts, 2]``: shard, and row in it of the text's first state.
-    lengths: ``[texts]`` states of each.  written: ``[texts]`` how many of them the written tokens were chosen from, the last ones.
+    lengths: ``[texts]`` states of each. written: ``[texts]`` how many of them the written tokens were chosen from, the
+        last ones.
     model: hash of the weights of the model whose states they are.  hidden_size: of a state.
-    whole: whether all positions of a text but the last are kept, and not only those that written tokens were chosen from.
+    whole: whether all positions of a text but the last are kept, and not only those that written tokens were chosen
+        from.
     """
 
     files: list[Any]
@@ -103,9 +108,10 @@ class HiddenStates:
         missing = [layer for layer in layers if layer_name(layer) not in stored]
         if missing or not self.whole:
             raise ValueError(
-                f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, "
-                f"got {'whole texts' if self.whole else 'written tokens only'}{f' without layers {missing}' if missing else ''}; make them "
-                f"with `latticebpd train hidden --whole --layers {','.join(map(str, layers))}`"
+                f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, got"
+                f" {'whole texts' if self.whole else 'written tokens only'}"
+                f"{f' without layers {missing}' if missing else ''};"
+                f" make them with `latticebpd train hidden --whole --layers {','.join(map(str, layers))}`"
             )
 
     @classmethod
@@ -144,10 +150,15 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
         if size < 1:
             raise ValueError(f"shard_texts is {size}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{directory.path / SETTINGS}: expected settings as `latticebpd train hidden` writes them: {error}") from error
+        raise ValueError(
+            f"{directory.path / SETTINGS}: expected settings as `latticebpd train hidden` writes them: {error}"
+        ) from error
     paths = directory.files()
     if len(paths) != -(-len(texts) // size):
-        raise ValueError(f"{directory.path}: expected hidden states of {len(texts)} texts, found those of others; delete the directory")
+        raise ValueError(
+            f"{directory.path}: expected hidden states of {len(texts)} texts, found those of others; delete the"
+            " directory"
+        )
     hidden_size = 0
     for number, file in enumerate(paths):
         part = range(number * size, min(len(texts), (number + 1) * size))
@@ -156,9 +167,14 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
             rows, hidden_size = opened.get_slice(LAST).get_shape()
             written_from = (opened.metadata() or {})["texts"]
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise ValueError(f"{file}: expected hidden states as `latticebpd train hidden` writes them: {error!r}") from error
+            raise ValueError(
+                f"{file}: expected hidden states as `latticebpd train hidden` writes them: {error!r}"
+            ) from error
         if rows != int(lengths[part].sum()) or written_from != kept.chosen(part).fingerprint():
-            raise ValueError(f"{file}: expected hidden states of the texts in {path}, found those of others; delete it and make it again")
+            raise ValueError(
+                f"{file}: expected hidden states of the texts in {path}, found those of others; delete it and make it"
+                " again"
+            )
         files.append(opened)
         begins = np.cumsum([0, *lengths[part][:-1]])
         places.append(np.stack([np.full(len(part), number), begins], axis=1))
@@ -191,12 +207,14 @@ def add_states(
         whole: states of the prompts too, of all positions of a text but the last.
 
     Raises:
-        ValueError: the directory holds states of another model, or of other layers; texts or layers that the model does not have;
-            whole texts of an encoder-decoder, whose prompts are no part of what its decoder reads.
+        ValueError: the directory holds states of another model, or of other layers; texts or layers that the model does
+            not have; whole texts of an encoder-decoder, whose prompts are no part of what its decoder reads.
     """
     stock = BaseModel.of(model)
     if whole and stock.encodes:
-        raise ValueError("expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out")
+        raise ValueError(
+            "expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out"
+        )
     texts = unprompted(texts) if whole else texts
     claim_states(directory, stock, len(texts), layers, shard_texts, whole)
     for number in range(part[0], -(-len(texts) // shard_texts), part[1]):
@@ -209,7 +227,12 @@ def add_states(
 
 
 def claim_states(
-    directory: ShardDirectory, model: BaseModel, texts: int, layers: Sequence[int], shard_texts: int, whole: bool = False
+    directory: ShardDirectory,
+    model: BaseModel,
+    texts: int,
+    layers: Sequence[int],
+    shard_texts: int,
+    whole: bool = False,
 ) -> None:
     """Begin with a directory of states, or go on with it."""
     names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers") if model.encodes else ("num_hidden_layers",)
@@ -229,19 +252,28 @@ def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in states.items()}
     for name, tensor in halves.items():
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"expected hidden states within half precision (below 65,504), got larger ones ({name}); leave that layer out")
+            raise ValueError(
+                f"expected hidden states within half precision (below 65,504), got larger ones ({name}); leave that"
+                " layer out"
+            )
     with replacing(path) as temporary:
         save_file(halves, temporary, metadata={"texts": texts.fingerprint()})
 
 
 def read_states(
-    model: BaseModel, inputs: Tensor, sources: Tensor | None = None, mask: Tensor | None = None, every_layer: bool = False
+    model: BaseModel,
+    inputs: Tensor,
+    sources: Tensor | None = None,
+    mask: Tensor | None = None,
+    every_layer: bool = False,
 ) -> list[Tensor]:
-    """``[rows, length, hidden]`` the final, normalised hidden states of texts; before them, if asked for, each layer's by its number.
+    """``[rows, length, hidden]`` the final, normalised hidden states of texts; before them, if asked for, each layer's
+    by its number.
 
     Args:
         inputs: ``[rows, length]`` texts, padded on the right.
-        sources, mask: ``[rows, source length]``, what an encoder-decoder's encoder reads, and 1 where that is no padding.
+        sources, mask: ``[rows, source length]``, what an encoder-decoder's encoder reads, and 1 where that is no
+            padding.
     """
     read: dict[str, Any] = {}
     if sources is not None:
@@ -259,7 +291,8 @@ def states_of(
     batch_tokens: int = 4096,
     on_text: Callable[[int, int], object] | None = None,
 ) -> dict[str, Tensor]:
-    """``[tokens, hidden]`` each, on the CPU: of every layer asked for and the last, what the tokens behind prompts were chosen from."""
+    """``[tokens, hidden]`` each, on the CPU: of every layer asked for and the last, what the tokens behind prompts were
+    chosen from."""
     stock = BaseModel.of(model)
     names = [LAST, *map(layer_name, layers)]
     found: list[dict[str, Tensor]] = [{} for _ in range(len(texts))]
@@ -268,7 +301,9 @@ def states_of(
         width = int(texts.lengths[order[-1]])
         together = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // width)))]
         sources = [texts[index][: texts.prompt_lengths[index]] for index in together]
-        rows = [texts[index] for index in together]  # the last token is read in vain, so that a prompt alone is read too
+        rows = [
+            texts[index] for index in together
+        ]  # the last token is read in vain, so that a prompt alone is read too
         if stock.encodes:
             answers = [texts[index][texts.prompt_lengths[index] :] for index in together]
             rows = [np.concatenate([[stock.start_id], answer]) for answer in answers]
@@ -282,7 +317,12 @@ def states_of(
             count = int(texts.lengths[index] - texts.prompt_lengths[index])
             begin = 0 if stock.encodes else int(texts.prompt_lengths[index]) - 1
             wanted = [read[-1], *(read[layer] for layer in layers)]
-            found[index] = {name: each[place, begin : begin + count].cpu() for name, each in zip(names, wanted, strict=True)}
+            found[index] = {
+                name: each[place, begin : begin + count].cpu() for name, each in zip(names, wanted, strict=True)
+            }
         if on_text is not None:
             on_text(len(together), sum(map(len, rows)))
-    return {name: torch.cat([each[name] for each in found]) if found else torch.empty(0, stock.hidden_size) for name in names}
+    return {
+        name: torch.cat([each[name] for each in found]) if found else torch.empty(0, stock.hidden_size)
+        for name in names
+    }

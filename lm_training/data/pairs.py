@@ -44,9 +44,12 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
                     pair = Pair(record[source], record[target])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     pair = Pair("", "")
-                if not all(isinstance(side, str) and side.strip() and is_text(side) for side in (pair.source, pair.target)):
+                if not all(
+                    isinstance(side, str) and side.strip() and is_text(side) for side in (pair.source, pair.target)
+                ):
                     raise ValueError(
-                        f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got {line[:60]!r}"
+                        f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got"
+                        f" {line[:60]!r}"
                     )
                 yield pair
 
@@ -75,7 +78,9 @@ def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer=trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)]
+    )
     return tokenizer
 
 

@@ -1,9 +1,9 @@
 """Records: what a file of data consists of, one at a time, and which of them cannot be used.
 
-A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory that the package ``datasets`` has
-saved, and any other file as a whole, or each of its lines.  Files may be compressed with gzip, xz or zstandard (Parquet
-compresses by itself).  Lines are handed on as they are and read only when their fields are asked for, so that this can be
-done elsewhere, and skipped.
+A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory that the package ``datasets``
+has saved, and any other file as a whole, or each of its lines. Files may be compressed with gzip, xz or zstandard
+(Parquet compresses by itself). Lines are handed on as they are and read only when their fields are asked for, so that
+this can be done elsewhere, and skipped.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Record:
             text = self.content.decode("utf-8", invalid_utf8)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.place}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte {self.offset + error.start} is none; "
-                "convert the file, or have such bytes replaced"
+                f"{self.place}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte"
+                f" {self.offset + error.start} is none; convert the file, or have such bytes replaced"
             ) from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not self.has_fields:
@@ -109,7 +109,9 @@ class Record:
                     f"{self.place}: expected text, got half of a surrogate pair, {whole[error.start]!r}; "
                     "repair the record, or have such characters replaced"
                 ) from None
-            mended: dict[str, Any] = json.loads(whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+            mended: dict[str, Any] = json.loads(
+                whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            )
             return mended
         return record
 
@@ -130,7 +132,9 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
         try:
             import zstandard
         except ImportError:
-            raise ValueError(f"{path}: expected the package zstandard to read this, found none: pip install zstandard") from None
+            raise ValueError(
+                f"{path}: expected the package zstandard to read this, found none: pip install zstandard"
+            ) from None
         return io.BufferedReader(zstandard.open(path, "rb"))
     return path.open("rb")
 
@@ -207,7 +211,9 @@ def _dataset_records(path: Path, columns: Sequence[str] | None) -> Iterator[Reco
     except Exception as error:  # the package raises many kinds for what is one mistake here
         raise ValueError(f"{path}: expected a directory that Dataset.save_to_disk has written: {error}") from error
     if isinstance(found, datasets.DatasetDict):
-        raise ValueError(f"{path}: expected one split, got {', '.join(found)}; name one, such as {path / next(iter(found))}")
+        raise ValueError(
+            f"{path}: expected one split, got {', '.join(found)}; name one, such as {path / next(iter(found))}"
+        )
     if columns is not None:
         missing = [name for name in columns if name not in found.column_names]
         if missing:

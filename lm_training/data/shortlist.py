@@ -1,7 +1,7 @@
 """The tokens that a model's own text uses, for heads that know those alone.
 
-A head's cost is its projection to the vocabulary; of the vocabulary a model writes only a part.  Tokens that are not on the
-list are never drafted, which costs calls and no text.
+A head's cost is its projection to the vocabulary; of the vocabulary a model writes only a part. Tokens that are not on
+the list are never drafted, which costs calls and no text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def label_counts(texts: Texts, vocab_size: int) -> np.ndarray:
 
 
 def shortlist_of(texts: Texts, vocab_size: int, size: int) -> np.ndarray:
-    """``[n]`` int64, ascending: the tokens that follow prompts, at most ``size``, the most frequent ones; of ties the lower ids."""
+    """``[n]`` int64, ascending: the tokens that follow prompts, at most ``size``, the most frequent ones; of ties the
+    lower ids."""
     counts = label_counts(texts, vocab_size)
     best = np.argsort(-counts, kind="stable")[:size]
     return np.sort(best[counts[best] > 0]).astype(np.int64)
@@ -36,4 +37,8 @@ def coverage(texts: Texts, shortlist: np.ndarray) -> float:
 
 def fingerprint(shortlist: np.ndarray | None) -> str | None:
     """How many tokens the list has, and a hash of them; None for no list."""
-    return None if shortlist is None else f"{len(shortlist)} tokens, {hashlib.sha256(shortlist.tobytes()).hexdigest()[:16]}"
+    return (
+        None
+        if shortlist is None
+        else f"{len(shortlist)} tokens, {hashlib.sha256(shortlist.tobytes()).hexdigest()[:16]}"
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from latticebpd.models.chat import ChatTemplate
+    from latticebpd.target.chat import ChatTemplate
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
@@ -19,7 +19,8 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 class Template:
     """How a record becomes a prompt and its answer.
 
-    prompt: text with fields in braces, ``question: {question}``.  A dot leads into what a field holds: ``{answers.text.0}``.
+    prompt: text with fields in braces, ``question: {question}``. A dot leads into what a field holds:
+        ``{answers.text.0}``.
     answers: fields that may hold the answer; the first that a record has counts.  None: there are prompts alone.
     separator: text between the two, part of the prompt.
     special_tokens: the tokenizer adds those that it puts before and behind any text.
@@ -33,7 +34,9 @@ class Template:
 
     def __post_init__(self) -> None:
         if not self.paths:
-            raise ValueError(f"expected a prompt with fields in braces, such as 'question: {{question}}', got {self.prompt!r}")
+            raise ValueError(
+                f"expected a prompt with fields in braces, such as 'question: {{question}}', got {self.prompt!r}"
+            )
         if self.answers is not None and not self.answers:
             raise ValueError("expected at least one field for the answer, got none")
 
@@ -67,7 +70,8 @@ class Template:
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """How a record becomes a prompt in a model's chat template: its ``messages``, up to the model's last turn, the answer.
+    """How a record becomes a prompt in a model's chat template: its ``messages``, up to the model's last turn, the
+    answer.
 
     chat: the template.  asked: makes the user's one turn, and the answer, of a record's fields instead.
     prompts_only: leaves answers out.
@@ -87,9 +91,10 @@ class Conversation:
         """Prompt and answer.
 
         Raises:
-            ValueError: a record without messages or fields, a conversation that the template refuses, or one without an answer.
+            ValueError: a record without messages or fields, a conversation that the template refuses, or one without an
+                answer.
         """
-        from latticebpd.models.chat import USER, parted
+        from latticebpd.target.chat import USER, parted
 
         if self.asked is not None:
             turn, answer = self.asked.fill(fields)

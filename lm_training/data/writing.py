@@ -9,9 +9,9 @@ import torch
 
 from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
 from latticebpd.decoding.loop import generate
-from latticebpd.drafting import Drafter, NoDrafter
-from latticebpd.models.base import BaseModel
-from latticebpd.verification import tree_placement
+from latticebpd.drafters import Drafter, NoDrafter
+from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.verifier_choice import tree_placement
 from lm_training.data.batching import padded
 
 
@@ -40,8 +40,12 @@ class Greedy:
         ids, mask = padded(list(prompts), 0)
         given, own = torch.from_numpy(ids), torch.from_numpy(mask)
         with beams_ignored(self.model):
-            out = generate(self.model, given, self.drafter, max_new_tokens=max_new_tokens, attention_mask=own, trace=True)
-        return [np.array([token for block in out.blocks(row) for token in block], np.int64) for row in range(len(prompts))]
+            out = generate(
+                self.model, given, self.drafter, max_new_tokens=max_new_tokens, attention_mask=own, trace=True
+            )
+        return [
+            np.array([token for block in out.blocks(row) for token in block], np.int64) for row in range(len(prompts))
+        ]
 
 
 class ByGenerate:
@@ -55,10 +59,18 @@ class ByGenerate:
         """What follows each prompt, up to and with its end of text."""
         end_ids, encodes = self.model.eos_ids, self.model.encodes
         fill = self.model.pad_id if self.model.pad_id is not None else min(end_ids, default=0)
-        # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the left.
-        ids, mask = (torch.from_numpy(array).to(self.model.device) for array in padded(list(prompts), fill, left=not encodes))
+        # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the
+        # left.
+        ids, mask = (
+            torch.from_numpy(array).to(self.model.device) for array in padded(list(prompts), fill, left=not encodes)
+        )
         out = self.model.model.generate(
-            ids, attention_mask=mask, do_sample=False, num_beams=self.num_beams, max_new_tokens=max_new_tokens, pad_token_id=fill
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            num_beams=self.num_beams,
+            max_new_tokens=max_new_tokens,
+            pad_token_id=fill,
         )
         rows = out[:, 1 if encodes else ids.shape[1] :].cpu().numpy()  # behind the decoder's start token, or the prompt
         ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]

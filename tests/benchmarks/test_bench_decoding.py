@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench_decoding.py"
-
-
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bench_decoding", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import bench_decoding as bench
 
 
 @pytest.fixture
-def call(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, list[dict[str, str]]]]:
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Any, list[dict[str, str]]]]:
     def run(*arguments: object) -> tuple[Any, list[dict[str, str]]]:
         files = ["--json", str(tmp_path / "out.json"), "--csv", str(tmp_path / "out.csv")]
         monkeypatch.setattr("sys.argv", ["bench_decoding.py", *map(str, arguments), *files])
@@ -38,7 +26,7 @@ def call(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return run
 
 
-def test_stopwatch_gives_each_second_to_one_part(bench: ModuleType) -> None:
+def test_stopwatch_gives_each_second_to_one_part() -> None:
     now = [0.0]
     watch = bench.Stopwatch(lambda: now[0], whole=frozenset({"whole"}))
     with watch.part("outer"):
@@ -56,7 +44,19 @@ def test_stopwatch_gives_each_second_to_one_part(bench: ModuleType) -> None:
 def test_bundled_model_is_compared_budgeted_and_written(call: Callable[..., Any]) -> None:
     systems = ["greedy, this loop", "vanilla BPD", "16-best 4-gram", "n-grams + tree, 8 nodes"]
     record, rows = call(
-        "--batch", "1,2", "--context", 9, "--new-tokens", 6, "--repeats", 1, "--groups", 2, "--budget", "--systems", ";".join(systems)
+        "--batch",
+        "1,2",
+        "--context",
+        9,
+        "--new-tokens",
+        6,
+        "--repeats",
+        1,
+        "--groups",
+        2,
+        "--budget",
+        "--systems",
+        ";".join(systems),
     )
     assert [row["system"] for row in record["decoding"]] == ["generate()", *systems] * 2
     assert [row["system"] for row in rows] == ["generate()", *systems] * 2
@@ -72,7 +72,7 @@ def test_bundled_model_is_compared_budgeted_and_written(call: Callable[..., Any]
     assert record["signature"]["torch"] == torch.__version__
 
 
-def test_shape_measures_passes_of_a_random_model(call: Callable[..., Any], bench: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shape_measures_passes_of_a_random_model(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(bench.SHAPES, "gpt2", (1, 2, 8))
     record, rows = call("--shape", "gpt2", "--batch", 1, "--context", 5, "--nodes", "0,3", "--repeats", 1)
     assert [row["nodes"] for row in record["passes"]] == [0, 3]

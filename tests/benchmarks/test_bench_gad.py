@@ -12,19 +12,17 @@ import pytest
 import torch
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.models.mask_filling import NonAutoregressiveModel
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from lm_training.data.pairs import save_tokenizer, train_pair_tokenizer
 from tests.helpers.tiny_families import FAMILIES
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SENTENCES = [("a cat", "eine Katze"), ("two dogs run", "zwei Hunde rennen")]
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def bench() -> ModuleType:
     pytest.importorskip("sacrebleu")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("bench_gad")
+    return importlib.import_module("benchmarks.bench_gad")
 
 
 def test_repetition_and_ends_are_counted_as_defined(bench: ModuleType) -> None:
@@ -39,7 +37,9 @@ def test_one_run_writes_tables_trace_and_histogram(
 ) -> None:
     bpe = train_pair_tokenizer([word for pair in SENTENCES for word in pair], 270)
     torch.manual_seed(0)
-    verifier = FAMILIES["marian"]({"vocab_size": bpe.get_vocab_size(), "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 1})
+    verifier = FAMILIES["marian"](
+        {"vocab_size": bpe.get_vocab_size(), "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 1}
+    )
     verifier.save_pretrained(tmp_path / "verifier")
     save_tokenizer(bpe, tmp_path / "verifier")
     drafter = NonAutoregressiveModel.like(verifier, 2, 5, tokenizer_fingerprint=vocabulary_fingerprint(bpe.get_vocab()))
@@ -47,8 +47,17 @@ def test_one_run_writes_tables_trace_and_histogram(
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"en": en, "de": de}) + "\n" for en, de in SENTENCES))
     monkeypatch.setattr(bench, "MAX_NEW", 10)
-    models = ["--verifier", str(tmp_path / "verifier"), "--drafter", str(tmp_path / "drafter"), "--other", f"twin={tmp_path / 'drafter'}"]
-    monkeypatch.setattr("sys.argv", ["bench_gad", str(pairs), *models, "--batch", "1,2", "--trace", "1", "-o", str(tmp_path / "found")])
+    models = [
+        "--verifier",
+        str(tmp_path / "verifier"),
+        "--drafter",
+        str(tmp_path / "drafter"),
+        "--other",
+        f"twin={tmp_path / 'drafter'}",
+    ]
+    monkeypatch.setattr(
+        "sys.argv", ["bench_gad", str(pairs), *models, "--batch", "1,2", "--trace", "1", "-o", str(tmp_path / "found")]
+    )
     bench.main()
     printed = capsys.readouterr().out
     for title in (
@@ -64,7 +73,17 @@ def test_one_run_writes_tables_trace_and_histogram(
     ):
         assert title in printed
     record = json.loads((tmp_path / "found" / "gad.json").read_text())
-    tables = {"batches of 1", "batches of 2", "modules", "memory", "quality", "block sizes", "beta and tau", "lattices", "swap"}
+    tables = {
+        "batches of 1",
+        "batches of 2",
+        "modules",
+        "memory",
+        "quality",
+        "block sizes",
+        "beta and tau",
+        "lattices",
+        "swap",
+    }
     assert tables <= record.keys()
     assert all(len(set(map(len, record[name]))) == 1 for name in tables)
     with (tmp_path / "found" / "speedups.csv").open() as file:

@@ -14,19 +14,16 @@ import torch
 
 import fst
 from latticebpd import BlockwiseLM
-from latticebpd.models.heads import BlockHeads
+from latticebpd.drafters.heads.head_networks import BlockHeads
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
 from tests.helpers.trigrams import trigram
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def bench() -> ModuleType:
     pytest.importorskip("sacrebleu")
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("bench_jacobi")
+    return importlib.import_module("benchmarks.bench_jacobi")
 
 
 @pytest.fixture
@@ -37,14 +34,26 @@ def model_directory(tmp_path: Path) -> Path:
 
 
 def test_every_system_decodes_and_the_table_is_markdown(
-    bench: ModuleType, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bench: ModuleType,
+    model_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     BlockwiseLM(tiny("marian", 5, eos=7), BlockHeads(16, 4, 8)).save_pretrained(tmp_path / "heads")
     letters().save_pretrained(tmp_path / "heads")
     lm: fst.NgramModel = trigram()
     lm.save(tmp_path / "lm.fst")
     (tmp_path / "texts.jsonl").write_text('{"en": "beg", "de": "geb"}\n{"en": "cab", "de": "bac"}\n')
-    arguments = [tmp_path / "texts.jsonl", "--model", model_directory, "--heads", tmp_path / "heads", "--lm", tmp_path / "lm.fst"]
+    arguments = [
+        tmp_path / "texts.jsonl",
+        "--model",
+        model_directory,
+        "--heads",
+        tmp_path / "heads",
+        "--lm",
+        tmp_path / "lm.fst",
+    ]
     monkeypatch.setattr(
         "sys.argv",
         ["bench_jacobi.py", *map(str, arguments), "--max-new-tokens", "6", "--json", str(tmp_path / "out.json")],
@@ -64,13 +73,29 @@ def test_every_system_decodes_and_the_table_is_markdown(
 
 
 def test_data_sets_are_decoded_on_every_number_of_threads_and_a_killed_run_goes_on(
-    bench: ModuleType, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    bench: ModuleType,
+    model_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "translation").mkdir()
     for name, lines in zip(bench.DATA, (["beg", "cab", "fad"], ["deaf", "a" * 200, "bead"]), strict=True):
         (tmp_path / name).write_text("".join(json.dumps({"en": line, "de": line[::-1]}) + "\n" for line in lines))
     output, add, done = tmp_path / "jacobi", bench.Results.add, list[tuple[str, int, int]]()
-    line = ["--data", str(tmp_path), "--model", str(model_directory), "--max-new-tokens", "6", "--threads", "1", "2", "-o", str(output)]
+    line = [
+        "--data",
+        str(tmp_path),
+        "--model",
+        str(model_directory),
+        "--max-new-tokens",
+        "6",
+        "--threads",
+        "1",
+        "2",
+        "-o",
+        str(output),
+    ]
 
     def dying(self: object, data: str, threads: int, text: int, found: object) -> None:
         if len(done) == 4:
@@ -91,7 +116,9 @@ def test_data_sets_are_decoded_on_every_number_of_threads_and_a_killed_run_goes_
                 run()
         capsys.readouterr()
         written = (output / "decodes.csv").read_text()
-        (output / "decodes.csv").write_text(written + written.splitlines()[1] + "\n" + written.splitlines()[2][:-1])  # killed while writing
+        (output / "decodes.csv").write_text(
+            written + written.splitlines()[1] + "\n" + written.splitlines()[2][:-1]
+        )  # killed while writing
         first = run()
         with (output / "decodes.csv").open() as file:
             rows = list(csv.DictReader(file))
@@ -108,7 +135,10 @@ def test_data_sets_are_decoded_on_every_number_of_threads_and_a_killed_run_goes_
     names = list(bench.systems(tiny("marian", 5, eos=7), None, None, 6))
     found = [(row["data"], int(row["threads"]), int(row["text"]), row["system"]) for row in rows]
     assert found == [(*each, name) for each in order for name in names]
-    assert len({row["tokens"] for row in rows if row["text"] == "0" and row["data"] == news and row["system"] != "beam 5"}) == 1
+    assert (
+        len({row["tokens"] for row in rows if row["text"] == "0" and row["data"] == news and row["system"] != "beam 5"})
+        == 1
+    )
     assert f"{news}, 2 texts, 1 of more than 96 left out" in first
     with pytest.raises(ValueError, match="holds results with max_new_tokens 6, asked for is 5"):
         run("--max-new-tokens", "5")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,27 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import bench_neural
 from latticebpd import NeuralRescorer
-from latticebpd.models.bundle import load_bundle
-from lm_training.neural.rescorers import RescorerShape, new_rescorer
+from latticebpd.drafters.bundled import load_bundle
+from lm_training.families.rescorers import RescorerShape, new_rescorer
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SYSTEMS = ["vanilla BPD", "neural (Algorithm 2)", "neural, parallel", "tree 16, neural"]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr("sys.argv", ["bench_neural.py", *map(str, arguments)])
-    importlib.import_module("bench_neural").main()
+    bench_neural.main()
 
 
-def test_benchmark_decodes_losslessly_and_counts_tokens_and_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_decodes_losslessly_and_counts_tokens_and_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     fingerprint = load_bundle().model.tokenizer_fingerprint
-    NeuralRescorer(new_rescorer(RescorerShape(1, 16, 32, 2, 256), 8192), tokenizer_fingerprint=fingerprint).save_pretrained(tmp_path)
+    NeuralRescorer(
+        new_rescorer(RescorerShape(1, 16, 32, 2, 256), 8192), tokenizer_fingerprint=fingerprint
+    ).save_pretrained(tmp_path)
     options = ("--limit", 2, "--batch", 2, "--new-tokens", 10, "--repeats", 1, "--systems", ";".join(SYSTEMS))
     run(monkeypatch, "--rescorer", tmp_path, *options, "--json", tmp_path / "out.json")
     record: dict[str, Any] = json.loads((tmp_path / "out.json").read_text())

@@ -15,24 +15,36 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from latticebpd.models.mask_filling import DRAFTER_CONFIG
-from lm_training.neural.training import STATE_WEIGHTS
+from latticebpd.drafters.masks.mask_network import DRAFTER_CONFIG
+from lm_training.training.training_loop import STATE_WEIGHTS
 from tests.helpers.sentences import sentence_files
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gad_recipe.py"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def recipe(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def recipe() -> ModuleType:
     pytest.importorskip("sacrebleu")
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
-    return importlib.import_module("gad_recipe")
+    return importlib.import_module("benchmarks.gad_recipe")
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> list[str]:
     files = sentence_files(tmp_path, train=24, validation=4, test=5)
-    small = ["--shape", "small", "--vocab-size", "270", "--updates", "8", "--batch-tokens", "96", "--block-size", "5", "--timed", "2"]
+    small = [
+        "--shape",
+        "small",
+        "--vocab-size",
+        "270",
+        "--updates",
+        "8",
+        "--batch-tokens",
+        "96",
+        "--block-size",
+        "5",
+        "--timed",
+        "2",
+    ]
     return [*files, "--work", str(tmp_path / "work"), *small]
 
 
@@ -74,14 +86,23 @@ def test_a_directory_of_another_recipe_is_refused(
     with pytest.raises(ValueError, match="holds results with updates 8, asked for is 9; choose another directory"):
         recipe.main()
     monkeypatch.setattr("sys.argv", ["gad_recipe", *command, "--timed", "3"])
-    with pytest.raises(ValueError, match="measured: holds results with timed 2, asked for is 3; choose another directory"):
+    with pytest.raises(
+        ValueError, match="measured: holds results with timed 2, asked for is 3; choose another directory"
+    ):
         recipe.main()
 
 
 @pytest.mark.slow
-def test_one_command_goes_from_sentences_to_the_table_and_goes_on(recipe: ModuleType, command: list[str], tmp_path: Path) -> None:
+def test_one_command_goes_from_sentences_to_the_table_and_goes_on(
+    recipe: ModuleType, command: list[str], tmp_path: Path
+) -> None:
     def run(*runs: str) -> str:
-        done = subprocess.run([sys.executable, SCRIPT, *command, "--runs", *runs], capture_output=True, text=True, cwd=SCRIPT.parents[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gad_recipe", *command, "--runs", *runs],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -89,7 +110,9 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(recipe: Module
     work = tmp_path / "work"
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file() and path.name != "table.csv"}
     printed = run("paper", "all changes")
-    assert all(path.stat().st_mtime_ns == written for path, written in before.items())  # what was there was not made again
+    assert all(
+        path.stat().st_mtime_ns == written for path, written in before.items()
+    )  # what was there was not made again
 
     paper, ours = (begun_with(work / recipe.folder(name)) for name in ("paper", "all changes"))
     layout = ("anchored", "bidirectional", "windows", "slot_decay", "reveal", "dropout", "smallest_block")
@@ -114,4 +137,6 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(recipe: Module
         if row["k"]:
             assert row["BLEU"] == greedy["BLEU"]  # exact
             assert 1 <= float(row["tok."]) <= int(row["k"]) + 1
-            assert float(row["passes"]) * float(row["tok."]) == pytest.approx(float(greedy["passes"]))  # the first pass among them
+            assert float(row["passes"]) * float(row["tok."]) == pytest.approx(
+                float(greedy["passes"])
+            )  # the first pass among them

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
+import lzma
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from latticebpd.drafting.costs import CostCurve
+from benchmarks.smollm2 import make, run
+from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, filled, prompts
+from latticebpd.drafters import bundled
+from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.lattices.texts import Texts
-from latticebpd.models import bundle
-
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "smollm2"
 
 
 def test_batches_are_answered_by_every_system_with_the_texts_of_generate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    bench = importlib.import_module("run")
-    prompts = bundle.load_prompts()
-    texts = [prompt.text[: 90 + 20 * number] for number, prompt in enumerate(prompts[:4])]
+    passages = bundled.load_prompts()
+    texts = [prompt.text[: 90 + 20 * number] for number, prompt in enumerate(passages[:4])]
     questions = [*({"question_id": n, "category": "qa", "turns": [text]} for n, text in enumerate(texts)),
-                 {"question_id": 9, "category": "qa", "turns": [" ".join(prompt.text for prompt in prompts)]}]  # fmt: skip
+                 {"question_id": 9, "category": "qa", "turns": [" ".join(prompt.text for prompt in passages)]}]  # fmt: skip
     (tmp_path / "question.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
     CostCurve((1, 3), (1, 5, 65), ((1.0, 1.2, 4.0), (2.0, 3.0, 9.0)), drafting=(0.1, 0.2)).save(tmp_path / "costs.json")
     path = tmp_path / "batches.csv"
     command = (
-        "run.py", tmp_path / "question.jsonl", "-o", path, "--model", bundle.MODEL, "--lm", bundle.LM, "-k", 8, "--batch", 2,
+        "run.py", tmp_path / "question.jsonl", "-o", path, "--model", bundled.MODEL, "--lm", bundled.LM, "-k", 8, "--batch", 2,
         "--longest", 200, "--max-new-tokens", 12, "--threads", 1, "--systems", "greedy,8-tree,8-copies,oracle",
     )  # fmt: skip
     monkeypatch.setattr("sys.argv", list(map(str, command)))
-    bench.main()
+    run.main()
     with open(path, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     systems = ["generate()", "greedy", "8-tree", "8-copies"]  # neither prompt lookup nor the oracle take batches
@@ -46,17 +45,17 @@ def test_batches_are_answered_by_every_system_with_the_texts_of_generate(
         yardstick = by[question, "generate()"]
         assert by[question, system]["tokens"] == yardstick["tokens"]
         assert int(by[question, system]["calls"]) <= int(yardstick["calls"])
-    assert int(by["0", "greedy"]["calls"]) == int(by["0", "greedy"]["tokens"]) - 2 == int(by["0", "generate()"]["calls"])
+    assert (
+        int(by["0", "greedy"]["calls"]) == int(by["0", "greedy"]["tokens"]) - 2 == int(by["0", "generate()"]["calls"])
+    )
     assert "all tasks, 2 batches of 2" in capsys.readouterr().out
     before = path.read_text()
-    bench.main()
+    run.main()
     assert path.read_text() == before  # nothing was left to do
 
 
 def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The folder of a stopped run is there, but not whole: weights must not be tuned on what there is of it."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    make = importlib.import_module("make")
     Texts.of_rows([[3, 4, 5], [6, 7, 8]], [1, 1]).save(tmp_path / "held-out.npz")
     (tmp_path / "lattices").mkdir()
     called: list[str] = []
@@ -66,17 +65,70 @@ def test_lattices_that_were_begun_are_gone_on_with(monkeypatch: pytest.MonkeyPat
 
 
 def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    make = importlib.import_module("make")
-    prompts = [[5, 6, number] for number in range(100)]
-    texts = Texts.of_rows([[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in prompts], [3] * 100)
+    asked = [[5, 6, number] for number in range(100)]
+    texts = Texts.of_rows([[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in asked], [3] * 100)
     make.save_answers(tmp_path / "own-text.npz", np.arange(100), texts, "hash")
     monkeypatch.setattr(make, "HERE", tmp_path)
     monkeypatch.setattr(make, "conversations", lambda *_: None)
-    monkeypatch.setattr(make, "chat_prompts", lambda _: (prompts, "hash"))
+    monkeypatch.setattr(make, "chat_prompts", lambda _: (asked, "hash"))
     for answers, expected in ((None, 100), (40, 40)):
         train, held = make.own_text(tmp_path / str(answers), tmp_path, False, answers)
-        found = {part: [row.tolist() for row in map(Texts.load(part).__getitem__, range(len(Texts.load(part))))] for part in (train, held)}
+        found = {
+            part: [row.tolist() for row in map(Texts.load(part).__getitem__, range(len(Texts.load(part))))]
+            for part in (train, held)
+        }
         wanted = [texts[number].tolist() for number in range(expected)]
         assert found[held] == wanted[:: make.HELD_OUT]
         assert found[train] == [row for number, row in enumerate(wanted) if number % make.HELD_OUT]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a few records of every source."""
+    sentence = "The river {} runs slowly past old mills and quiet fields on its way to the sea, and people fish in it. "
+    for name, path in SOURCES.items():
+        rows = []
+        for n in range(12):
+            text = f"# The Long River {n} of {name}\n\n" + "\n\n".join(sentence.format(n) * 4 for _ in range(6))
+            body = "\n".join(f"    total += value * {n} + {line}" for line in range(6))
+            source = (
+                ("openstax/biology-book", "openstax/history", "factbook/africa", "somebody/news")[n % 4]
+                if name == "news"
+                else name
+            )
+            fact = "\n".join(f"Fact {line}: so many of them, {n}" for line in range(12)) if "factbook" in source else ""
+            code = f"def add_{n}(value, total):\n{body}\n    return total\n"
+            row = {
+                "id": f"{name}-{n}",
+                "source": source,
+                "text": code if name == "code" else text + fact,
+                "context": text[:400],
+            }
+            rows.append(
+                row
+                | {
+                    "question": f"What is {n}?",
+                    "document": f"#Person1#: {n}?",
+                    "de": f"ein Satz {n}",
+                    "en": f"a sentence {n}",
+                }
+            )
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        with lzma.open(tmp_path / path, "wt") if path.endswith(".xz") else open(tmp_path / path, "w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return tmp_path
+
+
+def test_prompts_are_balanced_distinct_and_the_same_every_time(sources: Path) -> None:
+    weights = TEMPLATES["weights"]
+    made = prompts(sources, 2 * sum(weights.values()), lambda messages: len(messages[0]["content"].split()))
+    assert Counter(row["kind"] for row in made) == {kind: 2 * weight for kind, weight in weights.items()}
+    assert all(callable(getattr(Kinds, kind)) for kind in weights)
+    texts = [row["messages"][0]["content"] for row in made]
+    assert len(set(texts)) == len(texts)
+    assert not any("{" in text for row, text in zip(made, texts, strict=True) if row["kind"] in ("maths", "reason"))
+    assert prompts(sources, 30, lambda messages: len(messages[0]["content"].split())) == made[:30]
+
+
+def test_templates_hold_expressions_of_their_values() -> None:
+    assert filled("{a + b * 2} and {', '.join(t)}", {"a": 1, "b": 3, "t": ["x", "y"]}) == "7 and x, y"

@@ -16,9 +16,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import fst
 from latticebpd import LatticeSet
-from latticebpd.analysis import compare
-from latticebpd.analysis.collecting import CollectOptions, collect
 from latticebpd.lattices.texts import Texts
+from latticebpd.measuring import compare
+from latticebpd.measuring.collect import CollectOptions, collect
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import Tuned
@@ -29,10 +29,12 @@ STUDY = Path(__file__).parents[2] / "benchmarks" / "study"
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType, ModuleType]:
-    for folder in (STUDY, STUDY.parent / "smollm2"):
-        monkeypatch.syspath_prepend(str(folder))
-    return importlib.import_module("kim"), importlib.import_module("kim_tables"), importlib.import_module("kim_tasks")
+def modules() -> tuple[ModuleType, ModuleType, ModuleType]:
+    return (
+        importlib.import_module("benchmarks.study.kim"),
+        importlib.import_module("benchmarks.study.kim_tables"),
+        importlib.import_module("benchmarks.study.kim_tasks"),
+    )
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def lattices() -> LatticeSet:
         written = rng.integers(3, 40, 30).astype(np.int32)
         n = 20
         following = np.stack([written[i + 2 : i + 10] for i in range(n)])
-        tokens = np.stack([[rng.permutation(np.arange(3, 40))[:5] for _ in range(8)] for _ in range(n)]).astype(np.int32)
+        tokens = np.stack([[rng.permutation(np.arange(3, 40))[:5] for _ in range(8)] for _ in range(n)]).astype(
+            np.int32
+        )
         right = rng.integers(0, 5, (n, 8))
         known = rng.random((n, 8)) < 0.7
         for row, slot in zip(*np.nonzero(known), strict=True):
@@ -67,7 +71,9 @@ def lm() -> fst.NgramModel:
 SYSTEMS = ("1-best:g4", "16-best:g4", "16-tree:0-gram")
 
 
-def test_counts_of_texts_add_up_to_those_of_all(modules: tuple[ModuleType, ...], lattices: LatticeSet, lm: fst.NgramModel) -> None:
+def test_counts_of_texts_add_up_to_those_of_all(
+    modules: tuple[ModuleType, ...], lattices: LatticeSet, lm: fst.NgramModel
+) -> None:
     kim = modules[0]
     models = {"g4": Tuned(NgramScorer(lm, 0.5), ())}
     calls, verified, drafts = kim.compared("squad", lattices, models, SYSTEMS)
@@ -121,7 +127,9 @@ def test_neural_rescorers_are_counted_at_their_own_weights(
     modules: tuple[ModuleType, ...], lattices: LatticeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kim = modules[0]
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0))
+    gpt2 = GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_positions=64, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    )
     NeuralRescorer(gpt2).save_pretrained(tmp_path / "small")
     log = [{"step": 5, "loss": 3.0, "validation": {"loss": 3.0, "perplexity": 20.0}}, {"step": 6, "loss": 2.9}]
     (tmp_path / "small" / "training-log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log))
@@ -138,7 +146,9 @@ def test_neural_rescorers_are_counted_at_their_own_weights(
     for system in kim.NEURAL:
         # The same texts: the weight's tokens per call are those of the counts
         (chosen,) = (row for row in tuned if row["system"] == system and row["chosen"])
-        assert chosen["tokens_per_call"] == pytest.approx(sum(row["tokens"] for row in rows) / sum(row[system] for row in rows), abs=1e-6)
+        assert chosen["tokens_per_call"] == pytest.approx(
+            sum(row["tokens"] for row in rows) / sum(row[system] for row in rows), abs=1e-6
+        )
 
 
 def test_stages_of_training_are_compared_on_the_same_texts(modules: tuple[ModuleType, ...]) -> None:
@@ -152,7 +162,9 @@ def test_stages_of_training_are_compared_on_the_same_texts(modules: tuple[Module
         ]
     pair = tables.GAINS["16-best, 4-gram"]
     difference, low, high = tables.gain_difference(counts, first, last, *pair)
-    assert difference == pytest.approx(tables.stage_gain(counts, last, "all", *pair)[0] - tables.stage_gain(counts, first, "all", *pair)[0])
+    assert difference == pytest.approx(
+        tables.stage_gain(counts, last, "all", *pair)[0] - tables.stage_gain(counts, first, "all", *pair)[0]
+    )
     assert low < difference < high
     assert tables.gain_difference(counts, last, last, *pair) == (0, 0, 0)
 
@@ -197,7 +209,9 @@ def test_text_as_people_write_it(modules: tuple[ModuleType, ...]) -> None:
 def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) -> None:
     tables = modules[1]
     counts, page = tables.Counts(STUDY / "results"), (STUDY / "README.md").read_text(encoding="utf-8")
-    assert tables.refreshed(page, counts) == page, "the page's tables are not those of the counts; run benchmarks/study/kim.py"
+    assert tables.refreshed(page, counts) == page, (
+        "the page's tables are not those of the counts; run benchmarks/study/kim.py"
+    )
     for name in tables.TABLES:
         assert f"<!-- kim {name} -->" in page
     for name in tables.FIGURES:

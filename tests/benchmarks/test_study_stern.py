@@ -17,13 +17,12 @@ import torch
 from latticebpd import BlockHeads
 from tests.helpers.sentences import sentence_files
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def measuring(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("measuring")
+def measuring() -> ModuleType:
+    return importlib.import_module("benchmarks.study.measuring")
 
 
 @pytest.fixture
@@ -31,7 +30,20 @@ def command(tmp_path: Path) -> list[str]:
     files = sentence_files(tmp_path, train=24, validation=6, test=5)
     (tmp_path / "results").mkdir()
     updates = ["--teacher-updates", "6", "--verifier-updates", "2", "--head-updates", "2", "--tuning-updates", "2"]
-    small = ["--shape", "small", "--vocab-size", "270", "--batch-tokens", "96", "--width", "16", "--written", "12", "--held-out", "4"]
+    small = [
+        "--shape",
+        "small",
+        "--vocab-size",
+        "270",
+        "--batch-tokens",
+        "96",
+        "--width",
+        "16",
+        "--written",
+        "12",
+        "--held-out",
+        "4",
+    ]
     few = ["--k", "2", "3", "--tuned-k", "3", "--tuned", "2", "--timed", "2", "--calibrated", "4"]
     return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), *updates, *small, *few]
 
@@ -73,10 +85,15 @@ def test_accepted_tokens_are_pooled_over_texts(measuring: ModuleType) -> None:
 @pytest.mark.slow
 def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list[str], tmp_path: Path) -> None:
     pytest.importorskip("sacrebleu")
-    environment = os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, FOLDER / "stern.py", *arguments], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.study.stern", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -84,7 +101,9 @@ def test_one_command_goes_from_sentences_to_the_tables_and_goes_on(command: list
     results, work = tmp_path / "results", tmp_path / "work"
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     assert run(*command) == printed
-    assert {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()} == before  # nothing was made again
+    assert {
+        path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()
+    } == before  # nothing was made again
     assert run("--results", str(results)) == printed  # from the CSV files alone
     assert (results / "stern.png").stat().st_size > 10_000
 

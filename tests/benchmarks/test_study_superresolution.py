@@ -11,13 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
-
 
 @pytest.fixture
 def superresolution(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    found = importlib.import_module("superresolution")
+    found = importlib.import_module("benchmarks.study.superresolution")
     monkeypatch.setattr(found, "digits", lambda: np.random.default_rng(0).integers(0, 17, (530, 8, 8)))
     return found
 
@@ -38,7 +35,7 @@ def test_bilinear_images_keep_flat_ground_and_blend_edges(superresolution: Modul
 
 
 def test_qualities_of_known_errors(superresolution: ModuleType) -> None:
-    measuring = importlib.import_module("measuring")
+    measuring = importlib.import_module("benchmarks.study.measuring")
     original = np.zeros((3, 8, 8), np.int64)
     run = measuring.Decoded([[0] * 64] * 3, [63, 63, 63], [21, 21, 21])
     found = superresolution.qualities(original, original + 2, run)
@@ -71,7 +68,9 @@ def test_one_command_goes_from_images_to_tables_and_goes_on(
         ("frozen", "1", "greedy"), ("none", "", "copied"), ("none", "", "bilinear")
     ]  # fmt: skip
     blocks = {(row["base"], int(row["k"]), row["rule"]): row for row in rows[3:]}
-    assert [*blocks] == [(base, k, rule) for base in superresolution.BASES for k in (2, 3) for rule in superresolution.RULES]
+    assert [*blocks] == [
+        (base, k, rule) for base in superresolution.BASES for k in (2, 3) for rule in superresolution.RULES
+    ]
     for (base, k, rule), row in blocks.items():
         assert 1 <= float(row["accepted low"]) <= float(row["accepted"]) <= float(row["accepted high"]) <= k
         if (base, rule) == ("frozen", "exact"):
@@ -80,7 +79,9 @@ def test_one_command_goes_from_images_to_tables_and_goes_on(
     before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()}
     figure = (results / "superresolution-images.png").read_bytes()
     assert run("--work", str(work), *updates) == printed
-    assert {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()} == before  # nothing was made again
+    assert {
+        path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file()
+    } == before  # nothing was made again
     assert run() == printed  # from the CSV files alone
     assert (results / "superresolution-images.png").read_bytes() == figure
     with pytest.raises(ValueError, match="holds results with base_updates 3, asked for is 4; choose another directory"):

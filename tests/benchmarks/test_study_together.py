@@ -13,18 +13,16 @@ from types import ModuleType
 
 import pytest
 
-from latticebpd.decoding.jacobi.comparison import Measured
+from latticebpd.jacobi.jacobi_comparison import Measured
 from tests.helpers.sentences import sentence_files
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "study"
 
 
 @pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def together() -> ModuleType:
     pytest.importorskip("sacrebleu")
-    for folder in (FOLDER.parent, FOLDER):
-        monkeypatch.syspath_prepend(str(folder))
-    return importlib.import_module("together")
+    return importlib.import_module("benchmarks.study.together")
 
 
 def test_weights_are_the_best_and_what_costs_time_is_as_small_as_does_no_harm(together: ModuleType) -> None:
@@ -38,7 +36,9 @@ def test_weights_are_the_best_and_what_costs_time_is_as_small_as_does_no_harm(to
 def test_lines_are_ratios_of_sums_and_a_system_without_a_clock_has_counts(together: ModuleType, tmp_path: Path) -> None:
     greedy = Measured("greedy", [[1] * 4, [1] * 8], [0.04, 0.08], [4, 8])
     tree, oracle = Measured("tree", greedy.tokens, [0.02, 0.04], [2, 6]), Measured("oracle", greedy.tokens, [], [2, 2])
-    together.write_csv(tmp_path / "counts.csv", together.counted({each.name: each for each in (greedy, tree, oracle)}), digits=1)
+    together.write_csv(
+        tmp_path / "counts.csv", together.counted({each.name: each for each in (greedy, tree, oracle)}), digits=1
+    )
     of = {"oracle": together.KIM, "greedy": together.STOCK, "tree": together.HEADS}
     quality = [{"of": group, "system": name} for name, group in of.items()]
     lines = together.lines_of(together.read_csv(tmp_path / "counts.csv"), quality)
@@ -51,7 +51,9 @@ def test_lines_are_ratios_of_sums_and_a_system_without_a_clock_has_counts(togeth
     assert hindsight["over greedy"] != hindsight["over greedy"]  # not a number
 
 
-def test_the_committed_counts_make_table_and_figure(together: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_committed_counts_make_table_and_figure(
+    together: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in (together.COUNTS, together.QUALITY):
         shutil.copy(FOLDER / "results" / name, tmp_path)
     together.draw(tmp_path)
@@ -59,7 +61,10 @@ def test_the_committed_counts_make_table_and_figure(together: ModuleType, tmp_pa
     systems = together.read_csv(tmp_path / together.QUALITY)
     assert len(printed) == len(systems) + 2
     assert (tmp_path / "together.png").stat().st_size > 10_000
-    gain = {line["system"]: line["tokens a pass"] for line in together.lines_of(together.read_csv(tmp_path / together.COUNTS), systems)}
+    gain = {
+        line["system"]: line["tokens a pass"]
+        for line in together.lines_of(together.read_csv(tmp_path / together.COUNTS), systems)
+    }
     assert gain[together.ORACLE] > gain["16-best, 4-gram"] > gain["1-best, 4-gram"]  # a path each of the same lattices
     page = (FOLDER / "together.md").read_text()
     assert all(line in page for line in printed)
@@ -67,20 +72,55 @@ def test_the_committed_counts_make_table_and_figure(together: ModuleType, tmp_pa
 
 @pytest.mark.slow
 def test_one_command_goes_from_sentences_to_the_table_and_goes_on(together: ModuleType, tmp_path: Path) -> None:
-    files, environment = sentence_files(tmp_path, train=24, validation=6, test=4), os.environ | {"PYTHONPATH": str(FOLDER.parents[1])}
+    files, environment = (
+        sentence_files(tmp_path, train=24, validation=6, test=4),
+        os.environ | {"PYTHONPATH": str(FOLDER.parents[1])},
+    )
     (tmp_path / "results").mkdir()
-    small = ["--shape", "small", "--vocab-size", "270", "--updates", "8", "--batch-tokens", "96", "--block-size", "5", "--width", "16"]
-    few = ["--k", "2", "3", "--head-updates", "2", "--tuned", "2", "--calibrated", "4", "--results", str(tmp_path / "results")]
+    small = [
+        "--shape",
+        "small",
+        "--vocab-size",
+        "270",
+        "--updates",
+        "8",
+        "--batch-tokens",
+        "96",
+        "--block-size",
+        "5",
+        "--width",
+        "16",
+    ]
+    few = [
+        "--k",
+        "2",
+        "3",
+        "--head-updates",
+        "2",
+        "--tuned",
+        "2",
+        "--calibrated",
+        "4",
+        "--results",
+        str(tmp_path / "results"),
+    ]
     work = tmp_path / "work"
 
     def run(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, FOLDER / "together.py", *arguments], capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.study.together", *arguments],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     command = [*files, *small, *few, "--work", str(work)]
     printed = run(*command)
-    before = {path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file() and path.name != "decodes.csv"}
+    before = {
+        path: path.stat().st_mtime_ns for path in work.rglob("*") if path.is_file() and path.name != "decodes.csv"
+    }
     again = run(*command)
     assert printed.endswith(again)  # behind what the stages said
     assert all(path.stat().st_mtime_ns == made for path, made in before.items())  # nothing was made again
@@ -89,15 +129,28 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(together: Modu
     with (tmp_path / "results" / together.QUALITY).open() as file:
         quality = {row["system"]: row for row in csv.DictReader(file)}
     lines = {
-        line["system"]: line for line in together.lines_of(together.read_csv(tmp_path / "results" / together.COUNTS), quality.values())
+        line["system"]: line
+        for line in together.lines_of(together.read_csv(tmp_path / "results" / together.COUNTS), quality.values())
     }
-    assert {"GAD, paper", "GAD++, all changes", "16-node tree, 4-gram, all changes", "oracle", "16-best, 4-gram", "HGJ"} < lines.keys()
+    assert {
+        "GAD, paper",
+        "GAD++, all changes",
+        "16-node tree, 4-gram, all changes",
+        "oracle",
+        "16-best, 4-gram",
+        "HGJ",
+    } < lines.keys()
     for name, line in lines.items():
         assert f"| {name} | {line['setting']} |" in printed
         assert line["tokens a pass low"] <= line["tokens a pass"] <= line["tokens a pass high"]
         if int(line["exact"]):
             assert line["BLEU"] == quality["greedy"]["BLEU"]
             assert line["tokens a pass"] >= 1
-    assert lines["greedy"]["tokens a pass"] == lines["greedy, this loop"]["tokens a pass"] == lines["greedy"]["over greedy"] == 1
+    assert (
+        lines["greedy"]["tokens a pass"]
+        == lines["greedy, this loop"]["tokens a pass"]
+        == lines["greedy"]["over greedy"]
+        == 1
+    )
     assert lines["oracle"]["tokens a pass"] >= lines["vanilla"]["tokens a pass"]
     assert (tmp_path / "results" / "together.png").stat().st_size > 10_000

@@ -1,4 +1,5 @@
-"""The recursive definition of a backoff model, over dictionaries, for tests to compare with; texts to count; golden files.
+"""The recursive definition of a backoff model, over dictionaries, for tests to compare with; texts to count; golden
+files.
 
 Golden models, made by OpenGrm NGram from a text that may not be bundled, are read from the directory that the
 environment variable LATTICEBPD_GOLDEN names.
@@ -51,7 +52,8 @@ def assert_proper(table: NgramTable) -> None:
 
 
 def zipf_text(size: int = 3000) -> np.ndarray:
-    """Ids from 1 to 60 whose counts of counts fall smoothly: Zipf's law, and a third of the tokens follow from the last."""
+    """Ids from 1 to 60 whose counts of counts fall smoothly: Zipf's law, and a third of the tokens follow from the
+    last."""
     rng = np.random.default_rng(3)
     ranks = np.minimum(rng.zipf(1.35, size), 60)
     return np.where(rng.random(size) < 0.3, (np.roll(ranks, 1) * 7) % 60 + 1, ranks)

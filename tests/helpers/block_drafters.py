@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from latticebpd.models.block_drafter import BlockDrafter, config_for
+from latticebpd.drafters.block.block_network import BlockDrafter, config_for
 
 VOCAB, MASK, LAYERS = 31, 30, 5
 SHAPE = {
-    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 2, "pad_token_id": 0,
+    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 2,
+    "pad_token_id": 0,
     "tie_word_embeddings": False,
 }  # fmt: skip
 
@@ -29,7 +31,9 @@ def tiny_target(family: str = "llama", seed: int = 0) -> PreTrainedModel:
     return model  # type: ignore[no-any-return]
 
 
-def tiny_drafter(target: PreTrainedModel, layers: int = 2, block_size: int = 4, seed: int = 1, **parts: Any) -> BlockDrafter:
+def tiny_drafter(
+    target: PreTrainedModel, layers: int = 2, block_size: int = 4, seed: int = 1, **parts: Any
+) -> BlockDrafter:
     """A drafter of a target, its heads not silent as new ones are."""
     torch.manual_seed(seed)
     tokens = parts.pop("draft_tokens", None)

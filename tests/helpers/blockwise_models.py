@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from latticebpd.models.blockwise import BlockHeads, BlockwiseLM
+from latticebpd.drafters.heads.blockwise import BlockHeads, BlockwiseLM
 
 NEW = 40
 """Tokens that most decodes write."""
@@ -35,5 +35,7 @@ def tiny_model(seed: int = 0, num_heads: int = 5, vocab_size: int = 23, eos_toke
 def greedy(model: BlockwiseLM, prompt: list[int], new: int = NEW) -> list[int]:
     """The oracle: transformers' own greedy decoding, the new tokens only."""
     ids = torch.tensor([prompt])
-    out = model.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0)
+    out = model.base.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, pad_token_id=0
+    )
     return [int(token) for token in out[0, len(prompt) :]]

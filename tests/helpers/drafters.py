@@ -23,8 +23,8 @@ from latticebpd import (
     TreeDrafter,
     VanillaDrafter,
 )
-from latticebpd.drafting import Heads
-from latticebpd.drafting.strategies import Tree
+from latticebpd.drafters import Heads
+from latticebpd.drafters.strategies import Tree
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -41,14 +41,19 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "paths, no language model": lambda heads, texts: PathsDrafter(heads, None, p=4, k=3),
     "paths": lambda heads, texts: PathsDrafter(heads, LM, p=4, alpha=0.7, k=3),
     "tree": lambda heads, texts: TreeDrafter(heads, LM, num_nodes=20, k=5),
-    "calibrated tree": lambda heads, texts: LatticeDrafter(Heads(heads, 5), Tree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)),
+    "calibrated tree": lambda heads, texts: LatticeDrafter(
+        Heads(heads, 5), Tree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)
+    ),
     "oracle": lambda heads, texts: OracleDrafter(heads, texts, k=6),
     "all right": lambda heads, texts: GoldDrafter(texts, 4),
     "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),
     "an earlier output": lambda heads, texts: PreviousOutputDrafter([text[1:] for text in texts], block_size=5),
-    "copies and tree": lambda heads, texts: MixtureDrafter(PromptNgramDrafter(), TreeDrafter(heads, LM, num_nodes=12, k=4), num_nodes=12),
+    "copies and tree": lambda heads, texts: MixtureDrafter(
+        PromptNgramDrafter(), TreeDrafter(heads, LM, num_nodes=12, k=4), num_nodes=12
+    ),
 }
-"""Prediction heads and every row's right text -> a drafter, of 23 tokens.  A line here and the losslessness tests run it."""
+"""Prediction heads and every row's right text -> a drafter, of 23 tokens. A line here and the losslessness tests run
+it."""
 
 
 class ScriptedDrafter:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(file_bytes: int) -> Iterator[None]:
-    """No file can grow beyond this size in the meantime, whoever writes it, compiled libraries too: what is over it is not written."""
+    """No file can grow beyond this size in the meantime, whoever writes it, compiled libraries too: what is over it is
+    not written."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, before[1]))
     try:

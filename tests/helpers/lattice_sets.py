@@ -13,7 +13,8 @@ VOCAB = 7
 
 @st.composite
 def lattice_sets(draw: st.DrawFn, min_size: int = 1, transitions: bool = False) -> LatticeSet:
-    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice; with transitions, some masked."""
+    """Ragged lattices of a few texts; tied and impossible arcs, texts that end inside a lattice; with transitions, some
+    masked."""
     n, slots, k = draw(st.integers(min_size, 12)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
@@ -22,7 +23,9 @@ def lattice_sets(draw: st.DrawFn, min_size: int = 1, transitions: bool = False) 
         for slot in range(slots):
             ids = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=k, unique=True))
             tokens[i, slot, : len(ids)] = ids
-            log_probs[i, slot, : len(ids)] = draw(st.lists(st.sampled_from([-0.5, -1, -2]), min_size=len(ids), max_size=len(ids)))
+            log_probs[i, slot, : len(ids)] = draw(
+                st.lists(st.sampled_from([-0.5, -1, -2]), min_size=len(ids), max_size=len(ids))
+            )
         text = draw(st.lists(st.integers(0, VOCAB - 1), max_size=slots))
         continuation[i, : len(text)] = text
     sequence = np.sort(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))))

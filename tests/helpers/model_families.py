@@ -1,4 +1,5 @@
-"""Tiny random models of as many families as ``transformers`` has that write texts, made from their configuration classes."""
+"""Tiny random models of as many families as ``transformers`` has that write texts, made from their configuration
+classes."""
 
 from __future__ import annotations
 
@@ -15,20 +16,28 @@ POSITIONS = 64
 
 # Every configuration takes of these what it knows by name; the values fit together.
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS, "initializer_range": 0.5, "init_std": 0.5,
-    "forced_eos_token_id": None, "forced_bos_token_id": None, "is_decoder": True, "type_vocab_size": 2, "tie_word_embeddings": False,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": POSITIONS, "initializer_range": 0.5,
+    "init_std": 0.5,
+    "forced_eos_token_id": None, "forced_bos_token_id": None, "is_decoder": True, "type_vocab_size": 2,
+    "tie_word_embeddings": False,
     # the same under older names
-    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "n_ctx": POSITIONS, "n_inner": 48, "rotary_dim": 4,
+    "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS, "n_ctx": POSITIONS, "n_inner": 48,
+    "rotary_dim": 4,
     "d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "num_decoder_layers": 2, "ffn_dim": 48,
-    "word_embed_proj_dim": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "word_embed_proj_dim": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_target_positions": POSITIONS, "max_source_positions": POSITIONS,
     "max_encoder_position_embeddings": POSITIONS, "max_decoder_position_embeddings": POSITIONS, "attention_window": 8,
-    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "emb_dim": 32, "n_layers": 2, "n_heads": 4,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "emb_dim": 32, "n_layers": 2,
+    "n_heads": 4,
     "embedding_size": 32, "dim": 32,
     # mixtures of experts
-    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1,
-    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "expert_capacity": 64, "router_jitter_noise": 0.0,
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "n_routed_experts": 4, "n_group": 1,
+    "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "expert_capacity": 64,
+    "router_jitter_noise": 0.0,
 }  # fmt: skip
 _IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0, "decoder_start_token_id": 1}
 _OWN: dict[str, dict[str, Any]] = {
@@ -36,7 +45,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "blenderbot": {"encoder_no_repeat_ngram_size": 0},
     "fsmt": {"num_beams": 1, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
     "gemma3n_text": {
-        "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 8,
         "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 4, "activation_sparsity_pattern": [0.0, 0.0],
         "intermediate_size": [48, 48],
     },

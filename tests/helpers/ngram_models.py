@@ -10,8 +10,11 @@ Ngrams = dict[Gram, tuple[float, float]]
 
 
 @st.composite
-def ngrams(draw: st.DrawFn, max_order: int = 4, suffixes: bool = False, words: tuple[str, ...] = ("0", "1", "3", "4")) -> Ngrams:
-    """Models that contain the context of every n-gram, and its suffix if ``suffixes``; backoffs lie on both sides of 0."""
+def ngrams(
+    draw: st.DrawFn, max_order: int = 4, suffixes: bool = False, words: tuple[str, ...] = ("0", "1", "3", "4")
+) -> Ngrams:
+    """Models that contain the context of every n-gram, and its suffix if ``suffixes``; backoffs lie on both sides of
+    0."""
     markers = [marker for marker in ("<s>", "</s>", "<unk>") if draw(st.booleans())]
     vocabulary = draw(st.lists(st.sampled_from(words), min_size=1, unique=True)) + markers
     log10_probs = st.integers(-300, -1).map(lambda hundredths: hundredths / 100)
@@ -39,7 +42,8 @@ def order_of(model: Ngrams) -> int:
 
 
 def log10_prob(model: Ngrams, context: Gram, word: str) -> float:
-    """p(word | context): the n-gram's own where there is one, else the backoff weight times p(word | shorter context)."""
+    """p(word | context): the n-gram's own where there is one, else the backoff weight times p(word | shorter
+    context)."""
     context = context[max(0, len(context) - order_of(model) + 1) :]
     if (*context, word) in model:
         return model[(*context, word)][0]

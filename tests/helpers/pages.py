@@ -34,7 +34,8 @@ class _Page(HTMLParser):
 
 
 def check_page(text: str) -> set[str]:
-    """Assert that a page is well formed, that its links lead to places of its own, and that it loads nothing; returns its tags."""
+    """Assert that a page is well formed, that its links lead to places of its own, and that it loads nothing; returns
+    its tags."""
     page = _Page()
     page.feed(text)
     assert page.open == []

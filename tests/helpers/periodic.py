@@ -16,7 +16,8 @@ def periodic(period: int = 3, num_layers: int = 1) -> tuple[LlamaForCausalLM, Te
     embedding, and the output embedding says which token is next.
     """
     config = LlamaConfig(
-        vocab_size=8, hidden_size=8, num_hidden_layers=num_layers, num_attention_heads=1, intermediate_size=8, tie_word_embeddings=False,
+        vocab_size=8, hidden_size=8, num_hidden_layers=num_layers, num_attention_heads=1, intermediate_size=8,
+        tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     torch.manual_seed(0)

@@ -33,7 +33,9 @@ class ReferenceLM:
         known: list[int] = []
         for word in context:
             name = self._name(word)
-            known = [*known, name] if (name,) in self.cost else []  # an unknown word without <unk> wipes the history out
+            known = (
+                [*known, name] if (name,) in self.cost else []
+            )  # an unknown word without <unk> wipes the history out
         history = tuple(known[max(0, len(known) - self.order + 1) :])
         name, total = self._name(token), 0.0
         while (*history, name) not in self.cost:
@@ -50,7 +52,11 @@ class ReferenceLM:
 def columns(tokens: np.ndarray, log_probs: np.ndarray) -> list[list[tuple[int, float]]]:
     """(token, log_prob) of every slot, by rising token, without padding and absent tokens."""
     return [
-        sorted((int(token), float(log_prob)) for token, log_prob in zip(*slot, strict=True) if token >= 0 and log_prob > -math.inf)
+        sorted(
+            (int(token), float(log_prob))
+            for token, log_prob in zip(*slot, strict=True)
+            if token >= 0 and log_prob > -math.inf
+        )
         for slot in zip(tokens, log_probs, strict=True)
     ]
 
@@ -104,9 +110,15 @@ def best_first_tree(
             reached = [(token, lp) for token, lp in reached if lp > -math.inf]
             if not reached:
                 continue
-            scores = [lp + (alpha * lm.log_prob(token, [*context, *prefix]) if lm is not None else 0.0) for token, lp in reached]
+            scores = [
+                lp + (alpha * lm.log_prob(token, [*context, *prefix]) if lm is not None else 0.0)
+                for token, lp in reached
+            ]
             normaliser = max(scores) + math.log(sum(math.exp(score - max(scores)) for score in scores))
-            grown += [((*prefix, token), total + (score - normaliser)) for (token, _), score in zip(reached, scores, strict=True)]
+            grown += [
+                ((*prefix, token), total + (score - normaliser))
+                for (token, _), score in zip(reached, scores, strict=True)
+            ]
         everything += grown
         layer = grown
     return sorted(everything, key=lambda item: (-item[1], item[0]))[:num_nodes]
@@ -115,7 +127,8 @@ def best_first_tree(
 def shortest_paths(
     tokens: np.ndarray, log_probs: np.ndarray, lm: ReferenceLM | None, p: int, alpha: float, context: Sequence[int] = ()
 ) -> list[tuple[tuple[int, ...], float]]:
-    """OpenFst's shortestpath(nshortest=p) on lattice x model; a state of the product is (slot, last order - 1 tokens)."""
+    """OpenFst's shortestpath(nshortest=p) on lattice x model; a state of the product is (slot, last order - 1
+    tokens)."""
     memory = lm.order - 1 if lm is not None else 0
     product = pywrapfst.VectorFst()
     states: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -137,7 +150,9 @@ def shortest_paths(
             continue
         for token, log_prob in slots[slot]:
             score = log_prob + (alpha * lm.log_prob(token, history) if lm is not None else 0.0)
-            product.add_arc(states[key], pywrapfst.Arc(token + 1, token + 1, -score, state(slot + 1, [*history, token])))
+            product.add_arc(
+                states[key], pywrapfst.Arc(token + 1, token + 1, -score, state(slot + 1, [*history, token]))
+            )
     best = pywrapfst.shortestpath(product, nshortest=p)
     paths = []
     stack: list[tuple[int, tuple[int, ...], float]] = [(best.start(), (), 0.0)]

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = {"a": "ein", "dog": "Hund", "cat": "Kater", "runs": "rennt", "sleeps": "schläft", "big": "großer", "red": "roter"}
+WORDS = {
+    "a": "ein",
+    "dog": "Hund",
+    "cat": "Kater",
+    "runs": "rennt",
+    "sleeps": "schläft",
+    "big": "großer",
+    "red": "roter",
+}
 
 
 def sentence_files(directory: Path, train: int, validation: int, test: int) -> list[str]:

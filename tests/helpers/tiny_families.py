@@ -1,4 +1,5 @@
-"""Random models of many families, so small that a decode takes milliseconds, with outputs so peaked that ties do not occur."""
+"""Random models of many families, so small that a decode takes milliseconds, with outputs so peaked that ties do not
+occur."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ VOCABULARY = 23
 POSITIONS = 96
 _SEQ2SEQ: dict[str, Any] = {
     "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": POSITIONS, "init_std": 0.6, "decoder_start_token_id": 1,
+    "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": POSITIONS, "init_std": 0.6,
+    "decoder_start_token_id": 1,
     "forced_eos_token_id": None,
 }  # fmt: skip
 
@@ -43,13 +45,16 @@ def _llama(ids: dict[str, Any]) -> PreTrainedModel:
 
 
 def _gpt2(ids: dict[str, Any]) -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(n_positions=POSITIONS, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, **ids))
+    return GPT2LMHeadModel(
+        GPT2Config(n_positions=POSITIONS, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, **ids)
+    )
 
 
 def _opt(ids: dict[str, Any]) -> PreTrainedModel:
     return OPTForCausalLM(
         OPTConfig(
-            hidden_size=16, num_hidden_layers=2, ffn_dim=32, num_attention_heads=2, max_position_embeddings=POSITIONS, init_std=0.5,
+            hidden_size=16, num_hidden_layers=2, ffn_dim=32, num_attention_heads=2, max_position_embeddings=POSITIONS,
+            init_std=0.5,
             word_embed_proj_dim=16, **ids,
         )
     )  # fmt: skip
@@ -62,7 +67,8 @@ def _bloom(ids: dict[str, Any]) -> PreTrainedModel:
 def _t5(ids: dict[str, Any]) -> PreTrainedModel:
     return T5ForConditionalGeneration(
         T5Config(
-            d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8, relative_attention_max_distance=16,
+            d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, relative_attention_num_buckets=8,
+            relative_attention_max_distance=16,
             initializer_factor=4.0, decoder_start_token_id=1, **ids,
         )
     )  # fmt: skip

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerFast
 from tests.helpers.tiny_families import VOCABULARY
 
 TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<s>system\nBe kind.</s>\n{% endif %}"
-    "<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n{% endfor %}{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<s>system\nBe kind.</s>\n{% endif"
+    " %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n{% endfor %}{% if add_generation_prompt"
+    " %}<s>assistant\n{% endif %}"
 )
 """A template with a system prompt of its own, whose turns end with ``</s>``."""
 

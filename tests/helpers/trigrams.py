@@ -13,7 +13,8 @@ def trigram(vocab: int = 23, seed: int = 5) -> fst.NgramModel:
     unigrams = np.arange(vocab, dtype=np.int32)[:, None]
     pairs = np.unique(rng.integers(0, vocab, (120, 2), dtype=np.int32), axis=0)
     triples = np.unique(
-        np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1), axis=0
+        np.concatenate([pairs[rng.integers(0, len(pairs), 150)], rng.integers(0, vocab, (150, 1), dtype=np.int32)], 1),
+        axis=0,
     )
     known = {tuple(row) for row in pairs.tolist()}
     triples = np.array([row for row in triples.tolist() if tuple(row[1:]) in known], dtype=np.int32).reshape(-1, 3)

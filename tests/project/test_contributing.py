@@ -13,8 +13,8 @@ import torch
 from fst.table import EOS
 from latticebpd import BlockwiseLM, SausageLattice, TreeDrafter, VanillaDrafter, draft_tree, generate, rescore
 from latticebpd.decoding import rule_names
-from latticebpd.models.blockwise import new_heads
-from latticebpd.models.heads import HEAD_KINDS
+from latticebpd.drafters.heads.blockwise import new_heads
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from lm_training.ngram.building import Recipe
 from lm_training.ngram.estimation import estimate
 from lm_training.ngram.smoothing import SMOOTHINGS
@@ -25,7 +25,11 @@ from tests.helpers.blockwise_models import greedy, tiny_model
 ROOT = Path(__file__).parents[2]
 PROMPT = [3, 1, 4]
 SECTIONS = dict(
-    re.findall(r"^### (.+?)\n(.*?)(?=^### |\Z)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    re.findall(
+        r"^### (.+?)\n(.*?)(?=^### |\Z)",
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
 )
 
 
@@ -71,7 +75,12 @@ def test_an_acceptance_rule_of_ones_own_has_a_name_and_keeps_what_it_should(monk
         model.base.lm_head.weight.mul_(0.1)  # less sure of itself, so that others than the best are likely too
     exact = generate(model, PROMPT, TreeDrafter(model, None, num_nodes=16), max_new_tokens=40)
     out = generate(
-        model, PROMPT, TreeDrafter(model, None, num_nodes=16), rule_names.parse_rule("likely:0.04"), max_new_tokens=40, trace=True
+        model,
+        PROMPT,
+        TreeDrafter(model, None, num_nodes=16),
+        rule_names.parse_rule("likely:0.04"),
+        max_new_tokens=40,
+        trace=True,
     )
     assert out.num_calls < exact.num_calls
     assert out.trace is not None
@@ -108,7 +117,9 @@ def test_a_smoothing_of_ones_own_is_proper_and_has_a_name(monkeypatch: pytest.Mo
     assert Recipe(smoothing=name).method is smoothing
 
 
-def test_heads_of_a_kind_of_ones_own_are_made_saved_loaded_and_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_heads_of_a_kind_of_ones_own_are_made_saved_loaded_and_draft(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     kind = example("A kind of heads")["ScalingHeads"]
     monkeypatch.setitem(HEAD_KINDS, kind.kind, kind)
     base = tiny_model().base

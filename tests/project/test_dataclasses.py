@@ -19,7 +19,9 @@ def test_dataclasses_with_arrays_compare_by_identity_or_by_a_rule_of_their_own()
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 if not isinstance(node, ast.ClassDef):
                     continue
-                options = [set(map(ast.unparse, call.keywords)) for call in node.decorator_list if isinstance(call, ast.Call)]
+                options = [
+                    set(map(ast.unparse, call.keywords)) for call in node.decorator_list if isinstance(call, ast.Call)
+                ]
                 annotations = [ast.unparse(field.annotation) for field in node.body if isinstance(field, ast.AnnAssign)]
                 if not any("frozen=True" in kept for kept in options) or not any(
                     HOLDS_ARRAYS.search(text) and "Callable" not in text for text in annotations

@@ -17,11 +17,21 @@ ROOT = Path(latticebpd.__file__).parent.parent
 
 def python(code: str, *, path: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {"PYTHONPATH": path} if path else None
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd or ROOT, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd or ROOT, env=environment, check=False
+    )
 
 
 @pytest.mark.parametrize(
-    "module", ["fst", "latticebpd", "latticebpd.analysis", "latticebpd.cli", "latticebpd.drafting", "latticebpd.scoring.rescoring"]
+    "module",
+    [
+        "fst",
+        "latticebpd",
+        "latticebpd.measuring",
+        "latticebpd.cli",
+        "latticebpd.drafters",
+        "latticebpd.scoring.rescoring",
+    ],
 )
 def test_import_leaves_torch_out(module: str) -> None:
     done = python(f"import sys, {module}; assert not {{'torch', 'transformers'}} & set(sys.modules)")
@@ -30,7 +40,9 @@ def test_import_leaves_torch_out(module: str) -> None:
 
 def test_listing_all_commands_leaves_torch_out_and_parsing_one_leaves_the_others_out() -> None:
     call = "import sys; from latticebpd.cli import app; app({0}, standalone_mode=False); loaded = set(sys.modules); "
-    listed = python(call.format(["--help"]) + "assert 'lm_training.cli.lm' in loaded and not {'torch', 'transformers'} & loaded")
+    listed = python(
+        call.format(["--help"]) + "assert 'lm_training.cli.lm' in loaded and not {'torch', 'transformers'} & loaded"
+    )
     assert listed.returncode == 0, listed.stderr
     assert "distill" in listed.stdout
     one = python(call.format(["demo", "--help"]) + "assert not any(name.startswith('lm_training') for name in loaded)")
@@ -62,7 +74,9 @@ def test_what_tests_share_lives_in_helpers() -> None:
     """No test module, and no conftest, imports another: helpers are found in one place."""
     found = {}
     for path in (ROOT / "tests").rglob("*.py"):
-        lines = re.findall(r"^ *(?:from|import) (tests\.(?!helpers\b)\S+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        lines = re.findall(
+            r"^ *(?:from|import) (tests\.(?!helpers\b)\S+)", path.read_text(encoding="utf-8"), re.MULTILINE
+        )
         if lines:
             found[path.name] = lines
     assert found == {}

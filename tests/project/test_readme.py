@@ -15,13 +15,13 @@ import pytest
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from latticebpd.analysis.replay import collect_lattices
 from latticebpd.cli import COMMANDS
-from latticebpd.models.block_checkpoints import save_block_drafter
-from latticebpd.models.block_drafter import BlockDrafter, config_for
-from latticebpd.models.bundle import ASSETS
-from latticebpd.models.mask_filling import NonAutoregressiveModel
-from lm_training.neural.translation import TranslationShape, new_translator
+from latticebpd.drafters.block.block_checkpoints import save_block_drafter
+from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.drafters.bundled import ASSETS
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
+from latticebpd.measuring.replay import collect_lattices
+from lm_training.families.translators import TranslationShape, new_translator
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -62,14 +62,18 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
     elif guide == "analysis":
-        collect_lattices(names["model"], [names["loaded"].encode("The history of the city")], max_new_tokens=12).save("lattices")
+        collect_lattices(names["model"], [names["loaded"].encode("The history of the city")], max_new_tokens=12).save(
+            "lattices"
+        )
     elif guide == "drafters":
         names["model"].base.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")
         save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1)), "drafter")
         shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
-        tiny = TranslationShape(hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32)
+        tiny = TranslationShape(
+            hidden_size=16, encoder_layers=1, decoder_layers=1, attention_heads=2, intermediate_size=32
+        )
         translator = new_translator(tiny, vocab_size, eos_id=0, pad_id=1)
         translator.save_pretrained("translator")
         NonAutoregressiveModel.like(translator, mask_token_id=2, block_size=12).save_pretrained("drafter")
@@ -78,7 +82,11 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
 def test_examples_of_guides_run_on_the_bundled_model(
-    guide: Path, example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    guide: Path,
+    example: tuple[dict[str, Any], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     names = dict(example[0])
     monkeypatch.chdir(tmp_path)
@@ -114,7 +122,9 @@ def test_pictures_and_modules_of_the_architecture_are_those_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *GUIDES], ids=lambda path: path.name
+    "page",
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *GUIDES],
+    ids=lambda path: path.name,
 )
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):

@@ -48,7 +48,13 @@ def test_stored_outputs_are_small_and_name_no_machine(notebook: Any) -> None:
 
 
 def test_cells_that_fail_are_not_stored(run: Any) -> None:
-    cell = {"cell_type": "code", "source": ["x = 1\n", "print(x)\n", "x + 1"], "outputs": [], "execution_count": None, "metadata": {}}
+    cell = {
+        "cell_type": "code",
+        "source": ["x = 1\n", "print(x)\n", "x + 1"],
+        "outputs": [],
+        "execution_count": None,
+        "metadata": {},
+    }
     printed, value = run({"cells": [cell]})["cells"][0]["outputs"]
     assert (printed["text"], value["data"]) == (["1\n"], {"text/plain": ["2"]})
     with pytest.raises(ZeroDivisionError):

@@ -2,7 +2,7 @@
 
 The model is any decoder-only LM of ``transformers`` over the base model's vocabulary.  Two rescorers use it:
 
-    NeuralRescorer            asks for every slot behind the tokens chosen so far: Algorithm 2 for one draft; for more, or
+    NeuralRescorer            asks for every slot after the tokens chosen so far: Algorithm 2 for one draft; for more or
                               for a tree, the prefixes of a level are asked for together
     ParallelNeuralRescorer    asks for all slots at once, behind the draft as it was: one pass, and a poorer judge
 
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice, best_tokens
-from latticebpd.scoring.neural.base import CausalRescorer
-from latticebpd.scoring.neural.search import Arcs, best_paths, best_trees, greedy_paths
+from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
+from latticebpd.scoring.neural.level_search import Arcs, best_paths, best_trees, greedy_paths
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, checked_count
 
@@ -28,8 +28,8 @@ class NeuralRescorer(CausalRescorer):
     """Conditions each slot on the tokens chosen before it.
 
     Drafts are found by beam search over the lattice, ``max(beams, p)`` prefixes wide, so one draft alone is chosen
-    greedily (Algorithm 2), and the p best are exact where the lattice has no more than that many prefixes of a length.  The
-    prefix tree is always the exact one.  Lattices with transitions are refused.
+    greedily (Algorithm 2), and the p best are exact where the lattice has no more than that many prefixes of a length.
+    The prefix tree is always the exact one. Lattices with transitions are refused.
 
     Args:
         model, alpha, tokenizer_fingerprint, use_cache: as for ``CausalRescorer``.
@@ -77,8 +77,8 @@ class NeuralRescorer(CausalRescorer):
 class ParallelNeuralRescorer(CausalRescorer):
     """Conditions each slot on the best arcs of the slots before it, whatever rescoring makes of those.
 
-    That takes one pass of the model, and leaves a lattice whose slots depend on each other by its own transitions alone: drafts and
-    trees are the exact best of that lattice.
+    That takes one pass of the model, and leaves a lattice whose slots depend on each other by its own transitions
+    alone: drafts and trees are the exact best of that lattice.
     """
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
@@ -88,7 +88,9 @@ class ParallelNeuralRescorer(CausalRescorer):
         trees = NgramScorer(None).trees(self.rescored(lattices, contexts, normalised=False), contexts, num_nodes)
         return [replace(tree, lattice=lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
-    def rescored(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], normalised: bool = True) -> list[SausageLattice]:
+    def rescored(
+        self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], normalised: bool = True
+    ) -> list[SausageLattice]:
         """Every lattice with the weights ``log_prob + alpha * ln p(token | context, best arcs of the slots before)``.
 
         normalised: False may leave out a constant for each slot, which changes neither the order of paths nor trees.
@@ -103,7 +105,10 @@ class ParallelNeuralRescorer(CausalRescorer):
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
             said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
             weights = arcs.weights + self.alpha * said.reshape(arcs.weights.shape)
-            found += [replace(lattice, log_probs=weights[row, : lattice.slots, : lattice.k]) for row, lattice in enumerate(own)]
+            found += [
+                replace(lattice, log_probs=weights[row, : lattice.slots, : lattice.k])
+                for row, lattice in enumerate(own)
+            ]
         return found
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import fst
 from latticebpd.cli import COMMANDS, PANELS, _LazyCommands
-from latticebpd.cli.panels import FIRST, LONG
+from latticebpd.cli.help_panels import FIRST, LONG
 from latticebpd.lattices.lattice_set import LatticeSet
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -104,10 +104,19 @@ def test_oracle_counts_what_the_lattices_hold(run: Run, lattice_file: Path) -> N
 def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tmp_path: Path) -> None:
     for name, shard in (("whole", "0/1"), ("a", "0/2"), ("b", "1/2")):
         found = LatticeSet.load(lattice_file)
-        LatticeSet(found.tokens, found.log_probs, found.continuation, found.context, sequence=np.arange(6) // 2).save(tmp_path / "l.npz")
+        LatticeSet(found.tokens, found.log_probs, found.continuation, found.context, sequence=np.arange(6) // 2).save(
+            tmp_path / "l.npz"
+        )
         assert run("oracle", tmp_path / "l.npz", "--shard", shard, "--tally", tmp_path / f"{name}.json")[0] == 0
     status, out, _ = run(
-        "merge", tmp_path / "a.json", tmp_path / "b.json", "--tally", tmp_path / "sum.json", "--csv", "--plot", tmp_path / "o.svg"
+        "merge",
+        tmp_path / "a.json",
+        tmp_path / "b.json",
+        "--tally",
+        tmp_path / "sum.json",
+        "--csv",
+        "--plot",
+        tmp_path / "o.svg",
     )
     assert status == 0
     assert (tmp_path / "sum.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
@@ -116,7 +125,9 @@ def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tm
     assert (tmp_path / "o.svg").read_text().startswith("<?xml")
 
 
-def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(
+    run: Run, lattice_file: Path, tmp_path: Path
+) -> None:
     trigram().save(tmp_path / "lm.fst")
     status, out, _ = run("compare", lattice_file, "--lm", tmp_path / "lm.fst", "-s", "9-best", "--json")
     assert status == 0
@@ -151,7 +162,8 @@ def test_language_model_is_trained_converted_and_measured(run: Run, tmp_path: Pa
     assert info["order"] == 3
     assert info["num_ngrams"] == json.loads(run("lm", "info", tmp_path / "lm.fst", "--json")[1])["num_ngrams"]
     perplexities = [
-        json.loads(run("lm", "perplexity", tmp_path / name, tmp_path / "ids.npy", "--json")[1]) for name in ("lm.fst", "lm.arpa.gz")
+        json.loads(run("lm", "perplexity", tmp_path / name, tmp_path / "ids.npy", "--json")[1])
+        for name in ("lm.fst", "lm.arpa.gz")
     ]
     assert perplexities[0]["perplexity"] == pytest.approx(perplexities[1]["perplexity"], rel=1e-4)
     assert 1.0 < perplexities[0]["perplexity"] < 1.6  # nearly deterministic text
@@ -160,17 +172,22 @@ def test_language_model_is_trained_converted_and_measured(run: Run, tmp_path: Pa
 
 def test_tokenizer_corpus_and_model_are_trained_from_text(run: Run, tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
-    text.write_text("".join(json.dumps({"text": f"the cat {i} sat on the mat and the dog ran " * 8}) + "\n" for i in range(8)))
+    text.write_text(
+        "".join(json.dumps({"text": f"the cat {i} sat on the mat and the dog ran " * 8}) + "\n" for i in range(8))
+    )
     assert run("train", "tokenizer", text, "--vocab-size", 300, "-o", tmp_path / "tokenizer.json")[0] == 0
     encode = ("train", "encode", text, "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "ids.npy")
     assert run(*encode)[0] == 0
     status, _, err = run(
-        "train", "blockwise", tmp_path / "ids.npy", "--validation", tmp_path / "ids.npy", "--tokenizer", tmp_path / "tokenizer.json",
+        "train", "blockwise", tmp_path / "ids.npy", "--validation", tmp_path / "ids.npy", "--tokenizer",
+        tmp_path / "tokenizer.json",
         "-o", tmp_path / "model", "--steps", 2, "--batch-size", 2, "--sequence-length", 16, "--hidden-size", 16,
         "--num-layers", 1, "--num-heads", 3,
     )  # fmt: skip
     assert status == 0, err
-    status, out, _ = run("generate", "the cat", "--model", tmp_path / "model", "--system", "6-tree", "--max-new-tokens", 8, "--json")
+    status, out, _ = run(
+        "generate", "the cat", "--model", tmp_path / "model", "--system", "6-tree", "--max-new-tokens", 8, "--json"
+    )
     assert status == 0
     assert json.loads(out)["tokens"] <= 8
     status, _, err = run(
@@ -210,8 +227,14 @@ def _bad_inputs(directory: Path, lattices: Path) -> dict[str, tuple[tuple[object
         "bad ARPA line": (("lm", "arpa2fst", directory / "bad.arpa", directory / "out.fst"), "6"),
         "no integers": (("lm", "train", directory / "floats.npy", "-o", directory / "out.fst"), "integer"),
         "unknown output": (("lm", "train", directory / "ids.npy", "-o", directory / "out.bin"), "ends in .fst, .arpa"),
-        "bad min-count": (("lm", "train", directory / "ids.npy", "--min-count", "a", "-o", directory / "out.fst"), "--min-count"),
-        "no such model directory": (("generate", "x", "--model", directory / "none"), "expected the directory of a model"),
+        "bad min-count": (
+            ("lm", "train", directory / "ids.npy", "--min-count", "a", "-o", directory / "out.fst"),
+            "--min-count",
+        ),
+        "no such model directory": (
+            ("generate", "x", "--model", directory / "none"),
+            "expected the directory of a model",
+        ),
         "missing tokenizer": (
             ("lm", "train", directory / "ids.npy", "--tokenizer", directory / "t", "-o", directory / "o.fst"),
             "no such file",
@@ -220,8 +243,10 @@ def _bad_inputs(directory: Path, lattices: Path) -> dict[str, tuple[tuple[object
 
 
 CASES = [
-    "missing lattices", "corrupt lattices", "k that is no number", "missing model", "corrupt model", "bad ARPA line", "no integers",
-    "unknown output", "bad min-count", "no such model directory", "missing tokenizer", "no system", "no tally", "no shard",
+    "missing lattices", "corrupt lattices", "k that is no number", "missing model", "corrupt model", "bad ARPA line",
+    "no integers",
+    "unknown output", "bad min-count", "no such model directory", "missing tokenizer", "no system", "no tally",
+    "no shard",
 ]  # fmt: skip
 
 
@@ -269,8 +294,12 @@ def test_usage_error_is_one_line_that_names_the_help(run: Run) -> None:
         assert "see `latticebpd " in line
 
 
-@pytest.mark.parametrize("error", [RuntimeError("strange\n  thing"), IndexError("x"), EOFError("end"), MemoryError(), AssertionError()])
-def test_the_unforeseen_is_one_line_with_a_hint_and_status_1(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("strange\n  thing"), IndexError("x"), EOFError("end"), MemoryError(), AssertionError()]
+)
+def test_the_unforeseen_is_one_line_with_a_hint_and_status_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fail(*arguments: object) -> None:
         raise error
 
@@ -278,8 +307,8 @@ def test_the_unforeseen_is_one_line_with_a_hint_and_status_1(run: Run, monkeypat
     status, out, err = run("lm", "info", "lm.fst")
     assert (status, out) == (1, "")
     (line,) = err.strip().splitlines()
-    assert line == (
-        f"latticebpd: error: unforeseen {type(error).__name__}: {' '.join(str(error).split())}; "
+    assert (
+        line == f"latticebpd: error: unforeseen {type(error).__name__}: {' '.join(str(error).split())}; "
         "`latticebpd --debug COMMAND ...` shows where it comes from"
     )
     status, _, err = run("--debug", "lm", "info", "lm.fst")

@@ -13,17 +13,17 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import fst
-from latticebpd.analysis import blocks, compare, tally
-from latticebpd.analysis.excluding import without_any
-from latticebpd.analysis.quality import perplexity
-from latticebpd.analysis.tuning import lattices_fingerprint, without
-from latticebpd.cli.datasets import read_texts
+from latticebpd.cli.input_data import read_texts
+from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.chat import PlainText
-from latticebpd.models.pretrained import load_tokenizer
+from latticebpd.measuring import blocks, compare, tally
+from latticebpd.measuring.fitted_records import without_any
+from latticebpd.measuring.quality import perplexity
+from latticebpd.measuring.tuning import lattices_fingerprint, without
 from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
+from latticebpd.target.chat import PlainText
 from tests.helpers.blockwise_models import greedy, tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.trigrams import trigram
@@ -52,7 +52,19 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def arguments(model_directory: Path, prompts: Path) -> tuple[object, ...]:
-    return ("lattices", "--model", model_directory, "--prompts", prompts, "-k", 4, "--max-prompt-tokens", 6, "--max-new-tokens", 14)
+    return (
+        "lattices",
+        "--model",
+        model_directory,
+        "--prompts",
+        prompts,
+        "-k",
+        4,
+        "--max-prompt-tokens",
+        6,
+        "--max-new-tokens",
+        14,
+    )
 
 
 def test_a_directory_of_shards_counts_as_one_file_does(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
@@ -91,7 +103,9 @@ def test_a_killed_run_goes_on(run: Run, arguments: tuple[object, ...], tmp_path:
     assert "holds lattices made with teacher_force False, asked for is True; choose another directory" in err
 
 
-def test_oracle_decodes_with_the_model(run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path) -> None:
+def test_oracle_decodes_with_the_model(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
+) -> None:
     assert run(*arguments, "-o", tmp_path / "shards")[0] == 0
     status, out, err = run("oracle", tmp_path / "shards", "--k", "1,4", "--model", model_directory, "--json")
     assert status == 0, err
@@ -100,7 +114,10 @@ def test_oracle_decodes_with_the_model(run: Run, arguments: tuple[object, ...], 
         assert decoded["k"] == row["k"]
         assert decoded["block_efficiency"] == row["block_efficiency"]
         assert decoded["differing_texts"] == 0
-    assert "decoded by the model, 2 texts" in run("oracle", tmp_path / "shards", "--model", model_directory, "--limit", 2)[1]
+    assert (
+        "decoded by the model, 2 texts"
+        in run("oracle", tmp_path / "shards", "--model", model_directory, "--limit", 2)[1]
+    )
     (file,) = (tmp_path / "shards").glob("shard-*.npz")
     status, _, err = run("oracle", file, "--model", model_directory)
     assert status == 2
@@ -119,7 +136,9 @@ def test_the_oracle_and_its_decodes_leave_out_what_a_weight_was_tuned_on(
     (left,) = (block for block in without_any(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.json")))
     assert np.unique(left.sequence).tolist() == [3]
     assert record["lattices"] == 13
-    for row, decoded, efficiency in zip(record["rows"], record["decoded"], tally([left], [1, 4]).block_efficiency[:, 0], strict=True):
+    for row, decoded, efficiency in zip(
+        record["rows"], record["decoded"], tally([left], [1, 4]).block_efficiency[:, 0], strict=True
+    ):
         assert decoded["texts"] == 1
         assert decoded["block_efficiency"] == row["block_efficiency"] == efficiency
         assert decoded["differing_texts"] == 0
@@ -151,17 +170,22 @@ def test_parts_of_a_comparison_merge_to_the_whole(run: Run, arguments: tuple[obj
 
 
 def knows_beginnings(texts: list[tuple[list[int], int]]) -> fst.NgramModel:
-    """Knows each text's second new token by the first and the prompt's last; by the first alone it is sure of another."""
+    """Knows each text's second new token by the first and the prompt's last; by the first alone it is sure of
+    another."""
     triples = np.unique(np.array([text[length - 1 : length + 2] for text, length in texts], np.int32), axis=0)
     wrong = np.stack([triples[:, 1], (triples[:, 2] + 1) % 23], axis=1)
     pairs = np.unique(np.concatenate([triples[:, :2], triples[:, 1:], wrong]), axis=0)
     rare = [-9.0 if tuple(pair) in set(map(tuple, triples[:, 1:].tolist())) else -0.1 for pair in pairs.tolist()]
     unigrams = np.arange(23, dtype=np.int32)[:, None]
     scores = [np.full(23, -5.0), np.array(rare), np.full(len(triples), -0.1)]
-    return fst.NgramModel.from_table(fst.NgramTable([unigrams, pairs, triples], scores, [np.zeros(len(each)) for each in scores]))
+    return fst.NgramModel.from_table(
+        fst.NgramTable([unigrams, pairs, triples], scores, [np.zeros(len(each)) for each in scores])
+    )
 
 
-def test_the_prompt_is_context_or_not(run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path) -> None:
+def test_the_prompt_is_context_or_not(
+    run: Run, arguments: tuple[object, ...], model_directory: Path, tmp_path: Path
+) -> None:
     wide = ("-k", 23)  # so that every token can be drafted
     assert run(*arguments, *wide, "-o", tmp_path / "with")[0] == 0
     assert run(*arguments, *wide, "-o", tmp_path / "without", "--no-prompt-context")[0] == 0
@@ -192,19 +216,28 @@ def test_given_text_is_labelled_as_such_and_data_without_a_lattice_named(
         out = " ".join(run(command, tmp_path / "given")[1].split())
         assert "by a walk through the given text" in out
         assert "by decode" not in out
-    status, _, err = run("report", tmp_path / "given", "--model", model_directory, "--no-timings", "-o", tmp_path / "report")
+    status, _, err = run(
+        "report", tmp_path / "given", "--model", model_directory, "--no-timings", "-o", tmp_path / "report"
+    )
     assert status == 0, err
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "verified against given texts, not what the model would write itself" in page
     assert "verified against the base model&#39;s own text" not in page
     assert "every system, by a walk through the given text" in page
-    with (tmp_path / "report" / "decoded.csv").open() as file:  # what the model writes itself is what its decodes are held to
+    with (
+        tmp_path / "report" / "decoded.csv"
+    ).open() as file:  # what the model writes itself is what its decodes are held to
         assert {row["other texts"] for row in csv.DictReader(file)} == {"0"}
     (tmp_path / "short.jsonl").write_text('{"text": "w1 w2 w3"}\n')
     for output in ("none.npz", "none"):
-        status, _, err = run(*arguments, "--prompts", tmp_path / "short.jsonl", "-o", tmp_path / output, "--teacher-force")
+        status, _, err = run(
+            *arguments, "--prompts", tmp_path / "short.jsonl", "-o", tmp_path / output, "--teacher-force"
+        )
         assert status == 2
-        assert "short.jsonl: expected at least one text with two tokens behind its prompt, which make a lattice, found none" in err
+        assert (
+            "short.jsonl: expected at least one text with two tokens behind its prompt, which make a lattice, found"
+            " none" in err
+        )
         assert not (tmp_path / output).exists()
     LatticeSet.load(next((tmp_path / "given").glob("shard-*.npz"))).take(np.zeros(0, int)).save(tmp_path / "empty.npz")
     status, _, err = run("oracle", tmp_path / "given", tmp_path / "empty.npz")
@@ -216,7 +249,16 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
 ) -> None:
     assert run(*arguments, "-o", tmp_path / "own")[0] == 0
     save_tunings(tmp_path / "tuned.json", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", (1,), 0, "sha256:0")])
-    command = ("compare", tmp_path / "own", "-s", "6-tree", "--exclude", tmp_path / "tuned.json", "--model", model_directory)
+    command = (
+        "compare",
+        tmp_path / "own",
+        "-s",
+        "6-tree",
+        "--exclude",
+        tmp_path / "tuned.json",
+        "--model",
+        model_directory,
+    )
     texts = list(texts_of([tmp_path / "own"]))
     written = [" ".join(WORDS[token] for token in text[length:]) for text, length in texts]
     written[2] = "w0 w0"
@@ -227,7 +269,12 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
     assert status == 0, err
     record = json.loads(out)
     rows, decoded = {row["system"]: row for row in record["systems"]}, {row["system"]: row for row in record["decoded"]}
-    assert list(decoded) == ["vanilla", "6-tree", "oracle", *(f"{name}, top-k:23" for name in ("vanilla", "6-tree", "oracle"))]
+    assert list(decoded) == [
+        "vanilla",
+        "6-tree",
+        "oracle",
+        *(f"{name}, top-k:23" for name in ("vanilla", "6-tree", "oracle")),
+    ]
     for name in ("vanilla", "oracle"):
         assert decoded[name]["block_efficiency"] == rows[name]["block_efficiency"]  # a replay makes a decode's calls
         assert decoded[name]["block_efficiency_with_prefill"] == rows[name]["block_efficiency_with_prefill"]
@@ -253,16 +300,32 @@ def test_compare_decodes_with_the_model_under_every_rule_and_measures_what_it_wr
     (tmp_path / "refs.jsonl").write_text("".join(json.dumps({"reference": [line, "w1"]}) + "\n" for line in written))
     status, out, err = run(*command, "--references", tmp_path / "refs.jsonl", "--measure", "f1", "--json")
     assert (status, json.loads(out)["decoded"][0]["f1"] >= 75) == (0, True), err
-    report = ("report", tmp_path / "own", "--model", model_directory, "--no-timings", "-o", tmp_path / "report", "--decode-texts", 5)
+    report = (
+        "report",
+        tmp_path / "own",
+        "--model",
+        model_directory,
+        "--no-timings",
+        "-o",
+        tmp_path / "report",
+        "--decode-texts",
+        5,
+    )
     status, _, err = run(*report, "--references", tmp_path / "written.txt", "--measure", "exact-match")
     assert status == 0, err
     with (tmp_path / "report" / "decoded.csv").open() as file:
         assert {row["exact-match"] for row in csv.DictReader(file)} == {"80.0"}
     (tmp_path / "few.txt").write_text("one\n")
     for bad, message in (
-        (("--references", tmp_path / "few.txt", "--measure", "f1"), "few.txt: expected one line for each of the lattices' 5 texts, got 1"),
+        (
+            ("--references", tmp_path / "few.txt", "--measure", "f1"),
+            "few.txt: expected one line for each of the lattices' 5 texts, got 1",
+        ),
         (("--measure", "f1"), "expected --references with --measure"),
-        (("--measure", "meteor"), "expected measures among perplexity, reference-perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'"),
+        (
+            ("--measure", "meteor"),
+            "expected measures among perplexity, reference-perplexity, exact-match, f1, rouge-l, bleu, got 'meteor'",
+        ),
         (("--rule", "near"), "expected an acceptance rule exact, top-k:K"),
     ):
         status, _, err = run(*command, *bad)
@@ -276,7 +339,14 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     trigram().save(tmp_path / "lm.fst")
     tuning = Tuning(0.5, "16-best", (0.5, 1.0), (1.0, 1.0), "text", (0, 3), 0, "sha256:0")
     save_tunings(tmp_path / "tuned.json", [tuning])
-    command = ("compare", tmp_path / "l.npz", "--lm", f"small={tmp_path / 'lm.fst'}", "--lm", f"big={tmp_path / 'lm.fst'}")
+    command = (
+        "compare",
+        tmp_path / "l.npz",
+        "--lm",
+        f"small={tmp_path / 'lm.fst'}",
+        "--lm",
+        f"big={tmp_path / 'lm.fst'}",
+    )
     options = ("-s", "3-best", "-s", "3-best:big", "-s", "3-best:0-gram", "--alpha", 0.5, "--alphas", "0.5,2")
     status, out, err = run(*command, *options, "--exclude", tmp_path / "tuned.json", "--json")
     assert status == 0, err
@@ -299,7 +369,10 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     for of_all in (("oracle", tmp_path / "l.npz"), command):
         status, _, err = run(*of_all, "--exclude", tmp_path / "tuned.json")
         assert status == 2
-        assert "expected lattices besides those that the weights were tuned on, got no others; tune on fewer examples" in err
+        assert (
+            "expected lattices besides those that the weights were tuned on, got no others; tune on fewer examples"
+            in err
+        )
     for options, message in (
         (("--alphas", "a"), "expected --alphas as weights"),
         (("-s", "3-best:none"), "expected a language model among 0-gram, small, big, got 'none'"),
@@ -311,7 +384,9 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
         assert message in err
 
 
-def test_parts_make_the_whole(run: Run, arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_make_the_whole(
+    run: Run, arguments: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Given by hand, or by ``torchrun``."""
     assert run(*arguments, "-o", tmp_path / "whole", "--shard-size", 2)[0] == 0
     assert run(*arguments, "-o", tmp_path / "parts", "--shard-size", 2, "--part", "1/2")[0] == 0
@@ -321,7 +396,8 @@ def test_parts_make_the_whole(run: Run, arguments: tuple[object, ...], tmp_path:
     assert run(*arguments, "-o", tmp_path / "parts", "--shard-size", 2)[0] == 0
     for shard in range(3):
         assert (
-            lattice_directory(tmp_path / "parts").file(shard).read_bytes() == lattice_directory(tmp_path / "whole").file(shard).read_bytes()
+            lattice_directory(tmp_path / "parts").file(shard).read_bytes()
+            == lattice_directory(tmp_path / "whole").file(shard).read_bytes()
         )
     status, _, err = run(*arguments, "-o", tmp_path / "one.npz")
     assert status == 2
@@ -358,7 +434,9 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
     assert read(tmp_path / "s.npz", sources=True) == [([1, 2, 3, 4, 5, 6, 7, 8, 9], 6)]  # of a source all
     whole = tokenizer.encode(json.loads(prompts.read_text().splitlines()[0])["text"]).ids
     assert read(prompts, sources=True)[0] == (whole, len(whole))
-    with pytest.raises(ValueError, match=r"ids\.npy: expected text or sequences \(\.npz\) as an encoder–decoder's sources"):
+    with pytest.raises(
+        ValueError, match=r"ids\.npy: expected text or sequences \(\.npz\) as an encoder–decoder's sources"
+    ):
         read(tmp_path / "ids.npy", sources=True)
     question = {"question_id": 1, "category": "qa", "turns": ["w1 w2 w3", "w9"]}
     (tmp_path / "q.jsonl").write_text(json.dumps(question) + "\n")
@@ -373,20 +451,29 @@ def test_data_sets_of_every_kind_are_read(model_directory: Path, prompts: Path, 
             read(tmp_path / name)
 
 
-def test_bad_requests_end_with_one_line_and_leave_nothing(run: Run, arguments: tuple[object, ...], tmp_path: Path) -> None:
+def test_bad_requests_end_with_one_line_and_leave_nothing(
+    run: Run, arguments: tuple[object, ...], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
-    np.savez(tmp_path / "empty.npz", tokens=np.zeros((0, 2, 2), int), log_probs=np.zeros((0, 2, 2)), continuation=np.zeros((0, 2), int),
+    np.savez(tmp_path / "empty.npz",
+    tokens=np.zeros((0, 2, 2), int), log_probs=np.zeros((0, 2, 2)), continuation=np.zeros((0, 2), int),
              context=np.zeros((0, 1), int))  # fmt: skip
     (tmp_path / "none").mkdir()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / SETTINGS).write_text("{")
     before = sorted(tmp_path.rglob("*"))
     for command, message in (
-        ((*arguments, "-o", tmp_path / "file"), "file: expected a name that ends in .npz, or a directory, found a file"),
+        (
+            (*arguments, "-o", tmp_path / "file"),
+            "file: expected a name that ends in .npz, or a directory, found a file",
+        ),
         ((*arguments, "-k", 9000, "-o", tmp_path / "out"), "expected at most 23 arcs per slot"),
         (("oracle", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
         (("compare", tmp_path / "empty.npz"), "empty.npz: expected at least one lattice, got none"),
-        (("report", tmp_path / "empty.npz", "-o", tmp_path / "out"), "empty.npz: expected at least one lattice, got none"),
+        (
+            ("report", tmp_path / "empty.npz", "-o", tmp_path / "out"),
+            "empty.npz: expected at least one lattice, got none",
+        ),
         (("oracle", tmp_path / "none"), "none: expected lattice files (.npz) in the directory, found none"),
         (("oracle", tmp_path / "damaged"), "lattices.json: expected settings"),
         (("oracle", tmp_path / "empty.npz", "--k", "-1"), "expected --k as numbers >= 1"),
@@ -407,7 +494,8 @@ def test_help_of_the_report_has_an_example(run: Run) -> None:
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A chat model whose turns end with a token that its text comes to, and that it does not know itself; and that token."""
+    """A chat model whose turns end with a token that its text comes to, and that it does not know itself; and that
+    token."""
     model = tiny_model()
     end = next(end for end in range(2, 23) if end in greedy(model, [3, 4, end, 1], 12)[2:])
     directory = tmp_path_factory.mktemp("chat")
@@ -416,14 +504,17 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{end}")
     tokenizer.chat_template = (
-        f"{{% for message in messages %}}{{{{ message['content'] }}}} w{end} {{% endfor %}}{{% if add_generation_prompt %}}w1{{% endif %}}"
+        f"{{% for message in messages %}}{{{{ message['content'] }}}} w{end} {{% endfor %}}{{% if add_generation_prompt"
+        " %}w1{% endif %}"
     )
     tokenizer.save_pretrained(directory)
     return directory, end
 
 
 @pytest.mark.parametrize("forced", [(), ("--teacher-force",)])
-def test_decodes_of_a_report_end_with_the_chats_turn(run: Run, chat: tuple[Path, int], tmp_path: Path, forced: tuple[str, ...]) -> None:
+def test_decodes_of_a_report_end_with_the_chats_turn(
+    run: Run, chat: tuple[Path, int], tmp_path: Path, forced: tuple[str, ...]
+) -> None:
     directory, end = chat
     answer = " ".join(WORDS[5:19])
     turns = [{"role": "user", "content": "w3 w4"}, *([{"role": "assistant", "content": answer}] if forced else [])]

@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 import fst
 from latticebpd import LatticeSet, TreeDrafter, generate
 from latticebpd.decoding.rule_names import parse_rule
-from latticebpd.models import bundle
-from latticebpd.models.block_checkpoints import save_block_drafter
-from latticebpd.models.block_drafter import BlockDrafter, config_for
-from latticebpd.models.pretrained import load_stock
+from latticebpd.drafters import bundled
+from latticebpd.drafters.block.block_checkpoints import save_block_drafter
+from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.drafters.pretrained import load_stock
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.weights import Tuning, store_tunings
 from tests.helpers.commands import Run
@@ -33,14 +33,24 @@ from tests.helpers.tiny_families import tiny
 RECORD = Tuning(1.0, "8-best", (0.5, 1.0), (1.0, 2.0), "text", (0,), 0, "sha256:0")
 TEXT = "The history of the city"
 FEW_HEADS = ("-s", "5-tree", "--k", 4, "--alpha", 0.1, "--block-size", 3)
-SYSTEMS = ("greedy", "vanilla", "3-best", "3-best:0-gram", "16-tree", "8-tree:0-gram", "8-copies", "copies+8-tree", "copies+8-tree:0-gram")
+SYSTEMS = (
+    "greedy",
+    "vanilla",
+    "3-best",
+    "3-best:0-gram",
+    "16-tree",
+    "8-tree:0-gram",
+    "8-copies",
+    "copies+8-tree",
+    "copies+8-tree:0-gram",
+)
 
 
 @pytest.fixture(scope="module")
 def expected() -> str:
     """The bundled model's own text, by ``generate()``."""
-    tokenizer = Tokenizer.from_file(str(bundle.TOKENIZER))
-    model = AutoModelForCausalLM.from_pretrained(bundle.MODEL, dtype=torch.float32)
+    tokenizer = Tokenizer.from_file(str(bundled.TOKENIZER))
+    model = AutoModelForCausalLM.from_pretrained(bundled.MODEL, dtype=torch.float32)
     ids = tokenizer.encode(TEXT).ids
     out = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=24)
     return tokenizer.decode(out[0, len(ids) :].tolist())
@@ -94,7 +104,9 @@ def test_marked_blocks_hold_the_text_and_as_many_calls(run: Run, expected: str) 
     assert out.count("┃") == calls + 1  # and the prefill's token
 
 
-@pytest.mark.parametrize("options", [(), ("--accept", "top-k:3", "-s", "8-best"), ("-s", "greedy"), ("-s", "4-copies", "--json")])
+@pytest.mark.parametrize(
+    "options", [(), ("--accept", "top-k:3", "-s", "8-best"), ("-s", "greedy"), ("-s", "4-copies", "--json")]
+)
 def test_a_trace_shows_the_decode_call_by_call(run: Run, tmp_path: Path, options: tuple[object, ...]) -> None:
     status, out, err = run("generate", TEXT, "--max-new-tokens", 24, "--trace", tmp_path / "page.html", *options)
     assert (status, bool(out)) == (0, True), err
@@ -127,7 +139,9 @@ def test_model_without_heads_drafts_by_copying(run: Run, tiny_directory: Path) -
 def test_stop_string_ends_the_text(run: Run, tiny_directory: Path) -> None:
     text = json.loads(run("generate", "abcd", "--model", tiny_directory, "--max-new-tokens", 30, "--json")[1])["text"]
     stop = text[5:7]
-    stopped = json.loads(run("generate", "abcd", "--model", tiny_directory, "--max-new-tokens", 30, "--stop", stop, "--json")[1])["text"]
+    stopped = json.loads(
+        run("generate", "abcd", "--model", tiny_directory, "--max-new-tokens", 30, "--stop", stop, "--json")[1]
+    )["text"]
     assert stopped == text[: text.index(stop) + 2]
 
 
@@ -142,7 +156,7 @@ def test_lenient_rules_keep_more_and_are_those_of_the_loop(run: Run, expected: s
     options = ("generate", TEXT, "--max-new-tokens", 24, "--system", "16-tree", "--json")
     exact, lenient = (json.loads(run(*options, "--accept", name)[1]) for name in ("exact", rule))
     assert exact["text"] == expected
-    found = bundle.load_bundle()
+    found = bundled.load_bundle()
     drafter = TreeDrafter(found.model, found.lm_file, num_nodes=16)
     ids = found.tokenizer.encode(TEXT).ids
     out = generate(found.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
@@ -157,9 +171,10 @@ def test_sampling_may_be_asked_for_as_a_rule(run: Run) -> None:
 
 def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In every command that rescores; each system's own."""
-    fst.NgramModel.load(bundle.LM).save(tmp_path / "lm.fst")
+    fst.NgramModel.load(bundled.LM).save(tmp_path / "lm.fst")
     store_tunings(
-        tmp_path / "lm.fst", [replace(RECORD, alpha=alpha, system=system) for alpha, system in ((0.25, "8-best"), (4.0, "8-tree"))]
+        tmp_path / "lm.fst",
+        [replace(RECORD, alpha=alpha, system=system) for alpha, system in ((0.25, "8-best"), (4.0, "8-tree"))],
     )
     weights: list[float] = []
 
@@ -172,7 +187,7 @@ def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatc
     questions.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": [TEXT]}) + "\n")
     lines.write_text(TEXT + "\n")
     few = ("--lm", tmp_path / "lm.fst", "--max-new-tokens", 4)
-    heads = ("--model", bundle.MODEL, "--initial", "heads", *few)
+    heads = ("--model", bundled.MODEL, "--initial", "heads", *few)
     for command, own in (
         (("generate", TEXT, "--system", "8-tree", *few), 4.0),
         (("generate", TEXT, "--system", "8-best", *few), 0.25),
@@ -203,8 +218,9 @@ def test_a_stored_weight_is_the_default(run: Run, monkeypatch: pytest.MonkeyPatc
         (("x", "--accept", "all"), "expected an acceptance rule exact, top-k:K"),
         (("x", "--accept", "exact", "--temperature", "0.5"), "expected the rule sample with temperature"),
         (("x", "--top-k", "5"), "expected the rule sample with top_k"),
-        (("x", "-s", "vanilla", "--lm", str(bundle.LM)), "expected --lm with a system that rescores, such as 16-best or 64-tree, got 'v"),
-        (("x", "-s", "copies+4-tree:0-gram", "--lm", str(bundle.LM)), "expected --lm with a system that rescores"),
+        (("x", "-s", "vanilla", "--lm", str(bundled.LM)),
+        "expected --lm with a system that rescores, such as 16-best or 64-tree, got 'v"),
+        (("x", "-s", "copies+4-tree:0-gram", "--lm", str(bundled.LM)), "expected --lm with a system that rescores"),
         (("x", "-s", "greedy", "--alpha", "2"), "expected --alpha with a system that rescores"),
     ],
 )  # fmt: skip
@@ -219,7 +235,9 @@ def test_bad_input_ends_with_one_line_and_status_2(
     assert message in err
 
 
-def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(run: Run, tiny_directory: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(
+    run: Run, tiny_directory: Path, tmp_path: Path
+) -> None:
     config = tiny_directory / "generation_config.json"
     settings = json.loads(config.read_text())
     lines = tmp_path / "lines.txt"
@@ -227,7 +245,11 @@ def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(run: Run,
     common = ("--model", tiny_directory, "--max-new-tokens", 12)
     greedily = json.loads(run("generate", "abcd", *common, "--json")[1])["text"]
     config.write_text(json.dumps(settings | {"num_beams": 4, "length_penalty": 0.6, "early_stopping": True}))
-    for command in (("generate", "abcd", *common), ("jacobi", lines, "--no-baselines", *common), ("ddg", lines, *common)):
+    for command in (
+        ("generate", "abcd", *common),
+        ("jacobi", lines, "--no-baselines", *common),
+        ("ddg", lines, *common),
+    ):
         status, _, err = run(*command)
         assert (status, "expected a generation config without num_beams, got 4" in err) == (2, True), err
         assert "on the command line, --ignore-beams" in " ".join(err.split())
@@ -237,25 +259,29 @@ def test_a_checkpoint_that_asks_for_beams_is_decoded_where_one_says_so(run: Run,
 
 
 def test_lm_without_heads_is_refused(run: Run, tiny_directory: Path) -> None:
-    status, _, err = run("generate", "abcd", "--model", tiny_directory, "--lm", bundle.LM)
+    status, _, err = run("generate", "abcd", "--model", tiny_directory, "--lm", bundled.LM)
     assert status == 2
     assert "expected a model with heads for --lm" in err
 
 
 def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: Run, tmp_path: Path) -> None:
     """The bundled model with a chat template, which it has never seen, and its own 4-gram as ``lm.fst``."""
-    shutil.copytree(bundle.MODEL, tmp_path / "chat")
-    shutil.copy(bundle.LM, tmp_path / "chat" / "lm.fst")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(bundle.TOKENIZER)))
-    tokenizer.chat_template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+    shutil.copytree(bundled.MODEL, tmp_path / "chat")
+    shutil.copy(bundled.LM, tmp_path / "chat" / "lm.fst")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(bundled.TOKENIZER)))
+    tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant:"
+    )
     tokenizer.save_pretrained(tmp_path / "chat")
 
     def answer(*options: object) -> dict[str, object]:
-        status, out, _ = run("generate", "the city", "--model", tmp_path / "chat", "--max-new-tokens", 12, "--json", *options)
+        status, out, _ = run(
+            "generate", "the city", "--model", tmp_path / "chat", "--max-new-tokens", 12, "--json", *options
+        )
         assert status == 0
         return json.loads(out)
 
-    model = AutoModelForCausalLM.from_pretrained(bundle.MODEL, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(bundled.MODEL, dtype=torch.float32)
     for options, prompt in (
         ((), "user: the city\nassistant:"),
         (("--system-prompt", "Be brief."), "system: Be brief.\nuser: the city\nassistant:"),
@@ -264,7 +290,7 @@ def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: 
         ids = tokenizer(prompt)["input_ids"]
         own = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=12)[0, len(ids) :]
         assert answer(*options)["text"] == tokenizer.decode(own, skip_special_tokens=True)
-    assert answer("-s", "16-tree")["accept_counts"] == answer("-s", "16-tree", "--lm", bundle.LM)["accept_counts"]
+    assert answer("-s", "16-tree")["accept_counts"] == answer("-s", "16-tree", "--lm", bundled.LM)["accept_counts"]
     assert answer("-s", "16-tree")["accept_counts"] != answer("-s", "16-tree:0-gram")["accept_counts"]
     status, _, err = run("generate", "x", "--chat")
     assert status == 2
@@ -272,12 +298,12 @@ def test_a_chat_model_answers_in_its_template_and_the_lm_beside_it_is_used(run: 
 
 
 def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> None:
-    target, drafter = bundle.MODEL, tmp_path / "drafter"
+    target, drafter = bundled.MODEL, tmp_path / "drafter"
     save_block_drafter(BlockDrafter(config_for(load_stock(target), 1, 4, 1, markov_rank=4)), drafter)
     common = ("generate", "The history of", "--model", target, "--max-new-tokens", 8, "--json")
     status, greedy, err = run(*common, "--system", "greedy")
     assert status == 0, err
-    for options in ((), ("--no-bigram", "--system", "chain"), ("--lm", bundle.LM, "--block-size", 2)):
+    for options in ((), ("--no-bigram", "--system", "chain"), ("--lm", bundled.LM, "--block-size", 2)):
         status, drafted, err = run(*common, "--drafter-model", drafter, *options)
         assert status == 0, err
         assert json.loads(drafted)["text"] == json.loads(greedy)["text"]
@@ -285,7 +311,18 @@ def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> 
     for name in ("--bigram", "--no-bigram"):
         files[name] = tmp_path / f"lattices{name}.npz"
         status, _, err = run(
-            "lattices", "--model", target, "--drafter-model", drafter, "-o", files[name], "--limit", 1, "--max-new-tokens", 6, name
+            "lattices",
+            "--model",
+            target,
+            "--drafter-model",
+            drafter,
+            "-o",
+            files[name],
+            "--limit",
+            1,
+            "--max-new-tokens",
+            6,
+            name,
         )
         assert status == 0, err
     assert LatticeSet.load(files["--bigram"]).transitions is not None
@@ -294,12 +331,14 @@ def test_a_block_drafters_text_is_greedy_decodings(tmp_path: Path, run: Run) -> 
 
 def test_a_block_drafter_in_every_command_that_decodes(tmp_path: Path, run: Run) -> None:
     """Its lattices are walked and decoded alike; Spec-Bench's answers are greedy decoding's."""
-    target, drafter, lattices = bundle.MODEL, tmp_path / "drafter", tmp_path / "lattices"
+    target, drafter, lattices = bundled.MODEL, tmp_path / "drafter", tmp_path / "lattices"
     save_block_drafter(BlockDrafter(config_for(load_stock(target), 1, 4, 1, markov_rank=4)), drafter)
     beside = ("--model", target, "--drafter-model", drafter)
     status, _, err = run("lattices", *beside, "-o", lattices, "--limit", 2, "--max-new-tokens", 12, "-k", 4)
     assert status == 0, err
-    status, out, err = run("compare", lattices, *beside, "--lm", bundle.LM, "-s", "chain", "-s", "16-tree", "--decode-texts", 2, "--json")
+    status, out, err = run(
+        "compare", lattices, *beside, "--lm", bundled.LM, "-s", "chain", "-s", "16-tree", "--decode-texts", 2, "--json"
+    )
     assert status == 0, err
     found = json.loads(out)
     for walked, decoded in zip(found["systems"], found["decoded"], strict=True):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from latticebpd.cli import console
+from latticebpd import console
 from lm_training.cli.reporting import reporting
 from tests.helpers.commands import Run
 
@@ -46,10 +46,14 @@ def test_a_line_tells_counts_rate_and_time(lines: tuple[list[str], threading.Eve
         report(1200, 900)
         heard.clear()
         assert heard.wait(30)
-    assert re.fullmatch(r"prompts \(900 tokens, [\d,]+ a second\): 1,200 of 2,000, 0:00:\d\d(, about .* left)?", written[-1])
+    assert re.fullmatch(
+        r"prompts \(900 tokens, [\d,]+ a second\): 1,200 of 2,000, 0:00:\d\d(, about .* left)?", written[-1]
+    )
 
 
-def test_bytes_are_written_as_bytes_and_finished_work_is_not_written_at_all(lines: tuple[list[str], threading.Event]) -> None:
+def test_bytes_are_written_as_bytes_and_finished_work_is_not_written_at_all(
+    lines: tuple[list[str], threading.Event],
+) -> None:
     written, heard = lines
     with console.progress_bytes() as bar:
         done, going_on = bar.add_task("done", total=5), bar.add_task("reading", total=None)
@@ -63,8 +67,8 @@ def test_bytes_are_written_as_bytes_and_finished_work_is_not_written_at_all(line
 
 
 def test_training_writes_lines(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:
-    from latticebpd.models.bundle import TOKENIZER
-    from lm_training.neural.training import Trainer
+    from latticebpd.drafters.bundled import TOKENIZER
+    from lm_training.training.training_loop import Trainer
 
     np.save(tmp_path / "ids.npy", np.arange(1, 900, dtype=np.uint16) % 50)
     monkeypatch.setattr(console, "LINE_EVERY", 0.01)
@@ -77,7 +81,20 @@ def test_training_writes_lines(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_pa
     monkeypatch.setattr(Trainer, "update", slow)
     data = tmp_path / "ids.npy"
     line = ["train", "blockwise", data, "--validation", data, "--tokenizer", TOKENIZER, "-o", tmp_path / "model"]
-    sizes = ["--hidden-size", 64, "--num-layers", 1, "--num-heads", 2, "--steps", 3, "--sequence-length", 16, "--batch-size", 2]
+    sizes = [
+        "--hidden-size",
+        64,
+        "--num-layers",
+        1,
+        "--num-heads",
+        2,
+        "--steps",
+        3,
+        "--sequence-length",
+        16,
+        "--batch-size",
+        2,
+    ]
     status, _, err = run(*line, *sizes)
     assert status == 0, err
     assert re.search(r"^training \(loss \d+\.\d{3}, [\d,]+ tokens/s\): \d of 3, 0:00:", err, re.MULTILINE)

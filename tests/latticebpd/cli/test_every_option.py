@@ -1,4 +1,5 @@
-"""Every option of every command, found by walking the program: numbers at their edges, outputs that cannot be written."""
+"""Every option of every command, found by walking the program: numbers at their edges, outputs that cannot be
+written."""
 
 from __future__ import annotations
 
@@ -57,7 +58,11 @@ def parameters(function: Any) -> list[Parameter]:
     hints = get_type_hints(function)
     result = []
     for name, parameter in signature(function).parameters.items():
-        kinds = [kind for kind in get_args(hints[name]) if kind is not NoneType] if NoneType in get_args(hints[name]) else [hints[name]]
+        kinds = (
+            [kind for kind in get_args(hints[name]) if kind is not NoneType]
+            if NoneType in get_args(hints[name])
+            else [hints[name]]
+        )
         result.append(Parameter(name, kinds[0], parameter.default))
     return result
 
@@ -71,7 +76,9 @@ def missing_inputs(words: tuple[str, ...], given: list[Parameter], but: str, dir
         if not each.required or each.name == but:
             continue
         value = (
-            str(directory / ("out.fst" if each.is_output else "missing.npz")) if each.kind in (Path, list[Path], str, list[str]) else "1"
+            str(directory / ("out.fst" if each.is_output else "missing.npz"))
+            if each.kind in (Path, list[Path], str, list[str])
+            else "1"
         )
         line += [value] if isinstance(each.info, ArgumentInfo) else [each.flag, value]
     return line
@@ -111,13 +118,19 @@ def one_line(status: int, out: str, err: str) -> str:
 
 
 @pytest.mark.parametrize(("words", "given"), COMMAND_LIST, ids=[" ".join(words) for words, _ in COMMAND_LIST])
-def test_numbers_at_their_edges_end_with_one_line(run: Run, tmp_path: Path, words: tuple[str, ...], given: list[Parameter]) -> None:
+def test_numbers_at_their_edges_end_with_one_line(
+    run: Run, tmp_path: Path, words: tuple[str, ...], given: list[Parameter]
+) -> None:
     for option in given:
         if not isinstance(option.info, OptionInfo) or option.kind not in (int, float):
             continue
         line = missing_inputs(words, given, option.name, tmp_path)
         lowest = option.info.min
-        odd = ["x", "", "nan", "1e400", str(2**63), str(-(10**30))] if option.kind is int else ["x", "", "nan", "inf", "-inf", "1e400"]
+        odd = (
+            ["x", "", "nan", "1e400", str(2**63), str(-(10**30))]
+            if option.kind is int
+            else ["x", "", "nan", "inf", "-inf", "1e400"]
+        )
         if lowest is not None:
             odd.append(str(lowest - 1))
         for value in odd:
@@ -152,7 +165,15 @@ def test_outputs_that_cannot_be_written_are_refused_before_inputs_are_read(
 def test_every_option_that_names_an_output_is_checked() -> None:
     for words, given in COMMAND_LIST:
         for each in given:
-            if each.name in {"output", "corpus_output", "plot", "tally", "binary", "work_dir", "trace"} or each.name.endswith("_csv"):
+            if each.name in {
+                "output",
+                "corpus_output",
+                "plot",
+                "tally",
+                "binary",
+                "work_dir",
+                "trace",
+            } or each.name.endswith("_csv"):
                 assert each.is_output, (words, each.name)
 
 
@@ -166,5 +187,27 @@ def test_missing_folders_above_an_output_are_made(run: Run, tmp_path: Path) -> N
     lm = tmp_path / "a" / "b" / "lm.fst"
     assert run("lm", "train", tmp_path / "ids.npy", "-o", lm)[0] == 0
     assert run("lm", "fst2arpa", lm, tmp_path / "c" / "d" / "lm.arpa.gz")[0] == 0
-    assert run("lm", "interpolate", lm, tmp_path / "c" / "d" / "lm.arpa.gz", "--weight", 0.5, "-o", tmp_path / "e" / "f.fst")[0] == 0
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "c", "d", "e", "f.fst", "ids.npy", "lm.arpa.gz", "lm.fst"]
+    assert (
+        run(
+            "lm",
+            "interpolate",
+            lm,
+            tmp_path / "c" / "d" / "lm.arpa.gz",
+            "--weight",
+            0.5,
+            "-o",
+            tmp_path / "e" / "f.fst",
+        )[0]
+        == 0
+    )
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "a",
+        "b",
+        "c",
+        "d",
+        "e",
+        "f.fst",
+        "ids.npy",
+        "lm.arpa.gz",
+        "lm.fst",
+    ]

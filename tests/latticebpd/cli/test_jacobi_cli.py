@@ -1,4 +1,5 @@
-"""``latticebpd jacobi`` and what it measures: the texts are greedy decoding's, operations are those that torch counts, numbers add up."""
+"""``latticebpd jacobi`` and what it measures: the texts are greedy decoding's, operations are those that torch counts,
+numbers add up."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ from packaging.version import Version
 from torch.utils.flop_counter import FlopCounterMode
 
 from latticebpd import BlockwiseLM
-from latticebpd.decoding.jacobi import gauss_seidel_jacobi, jacobi
-from latticebpd.decoding.jacobi.comparison import GREEDY, Batch, compare, parallel, stock
-from latticebpd.decoding.jacobi.cost import ModelShape
-from latticebpd.models.heads import BlockHeads
+from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.jacobi import gauss_seidel_jacobi, jacobi
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
+from latticebpd.jacobi.operations import ModelShape
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
@@ -34,8 +35,8 @@ def test_operations_are_those_that_torch_counts(family: str) -> None:
     shape, encodes = ModelShape.of(model), model.config.is_encoder_decoder
     with FlopCounterMode(display=False) as counted:
         model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=9)
-    # Before version 5, transformers computes some families' logits for the whole prompt, and Llama's rotary angles, which the
-    # shape leaves out, by a matrix product.
+    # Before version 5, transformers computes some families' logits for the whole prompt, and Llama's rotary angles,
+    # which the shape leaves out, by a matrix product.
     before_5 = Version(transformers.__version__).major < 5
     prompt = 4 * 2 * shape.output_weights if before_5 and family in ("opt", "bloom") else 0
     angles = 2 * 4 if before_5 and family == "llama" else 0  # of a column
@@ -71,7 +72,9 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
             "blocks",
             parallel(
                 model,
-                lambda batch: gauss_seidel_jacobi(model, batch.ids, 4, None, batch.lengths, attention_mask=batch.mask, max_new_tokens=NEW),
+                lambda batch: gauss_seidel_jacobi(
+                    model, batch.ids, 4, None, batch.lengths, attention_mask=batch.mask, max_new_tokens=NEW
+                ),
             ),
         ),
     }
@@ -86,7 +89,9 @@ def test_measurements_add_up_and_systems_take_turns() -> None:
     spread = blocks.distribution(greedy, "passes")
     each = sorted(a / b for a, b in zip(greedy.passes, blocks.passes, strict=True))
     assert (spread["0"], spread["0.5"], spread["1"]) == (each[0], each[2], each[-1])
-    expected = model.generate(torch.tensor([[8, 8, 2, 11]]), do_sample=False, num_beams=3, max_new_tokens=NEW)[0, 1:].tolist()
+    expected = model.generate(torch.tensor([[8, 8, 2, 11]]), do_sample=False, num_beams=3, max_new_tokens=NEW)[
+        0, 1:
+    ].tolist()
     assert found["beam"].tokens[2] == expected[: len(found["beam"].tokens[2])]
     assert min(found["beam"].flops) > max(greedy.flops)
 
@@ -107,8 +112,13 @@ def expected() -> list[str]:
     """The model's own texts, by ``generate()``."""
     model = tiny("marian", 5, eos=7)
     tokenizer = letters()
-    rows = [torch.tensor([tokenizer(text)["input_ids"]]) for text in TEXTS]  # token 0 among them is a letter, not padding
-    out = [model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)[0, 1:] for ids in rows]
+    rows = [
+        torch.tensor([tokenizer(text)["input_ids"]]) for text in TEXTS
+    ]  # token 0 among them is a letter, not padding
+    out = [
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)[0, 1:]
+        for ids in rows
+    ]
     return [tokenizer.decode(row) for row in out]
 
 
@@ -123,7 +133,9 @@ def expected() -> list[str]:
         ("--no-baselines",),
     ],
 )
-def test_texts_are_greedy_decodings_whatever_the_options(run: Run, directory: Path, expected: list[str], options: tuple[Any, ...]) -> None:
+def test_texts_are_greedy_decodings_whatever_the_options(
+    run: Run, directory: Path, expected: list[str], options: tuple[Any, ...]
+) -> None:
     written = directory / "out.txt"
     arguments = ("jacobi", directory / "texts.txt", "--model", directory / "model", "--max-new-tokens", NEW)
     status, out, err = run(*arguments, *options, "-o", written, "--json")
@@ -137,8 +149,19 @@ def test_texts_are_greedy_decodings_whatever_the_options(run: Run, directory: Pa
 
 def test_an_earlier_output_takes_one_iteration_a_text(run: Run, directory: Path, expected: list[str]) -> None:
     (directory / "earlier.txt").write_text("".join(text + "\n" for text in expected))
-    arguments = ("jacobi", directory / "texts.txt", "--model", directory / "model", "--max-new-tokens", NEW, "--algorithm", "jacobi")
-    status, out, _ = run(*arguments, "--initial", "previous", "--previous", directory / "earlier.txt", "--length", "known", "--json")
+    arguments = (
+        "jacobi",
+        directory / "texts.txt",
+        "--model",
+        directory / "model",
+        "--max-new-tokens",
+        NEW,
+        "--algorithm",
+        "jacobi",
+    )
+    status, out, _ = run(
+        *arguments, "--initial", "previous", "--previous", directory / "earlier.txt", "--length", "known", "--json"
+    )
     mine = json.loads(out)["systems"][-1]
     assert status == 0
     assert mine["iterations"] == len(TEXTS)
@@ -147,7 +170,16 @@ def test_an_earlier_output_takes_one_iteration_a_text(run: Run, directory: Path,
 
 def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected: list[str]) -> None:
     metrics = pytest.importorskip("sacrebleu.metrics")
-    arguments = ("jacobi", directory / "texts.jsonl", "--model", directory / "model", "--max-new-tokens", NEW, "--target", "de")
+    arguments = (
+        "jacobi",
+        directory / "texts.jsonl",
+        "--model",
+        directory / "model",
+        "--max-new-tokens",
+        NEW,
+        "--target",
+        "de",
+    )
     status, out, _ = run(*arguments)
     assert status == 0
     assert "nrefs:1|case:mixed" in "".join(out.split())
@@ -176,7 +208,12 @@ def test_table_gives_bleu_with_its_signature(run: Run, directory: Path, expected
 def test_bad_input_ends_with_one_line(
     run: Run, directory: Path, monkeypatch: pytest.MonkeyPatch, file: str, arguments: Any, message: str
 ) -> None:
-    for name, text in (("short.txt", "a\n"), ("gap.txt", "a\n\nb\n"), ("empty.txt", ""), ("long.txt", "a\n" + "b" * 500 + "\n")):
+    for name, text in (
+        ("short.txt", "a\n"),
+        ("gap.txt", "a\n\nb\n"),
+        ("empty.txt", ""),
+        ("long.txt", "a\n" + "b" * 500 + "\n"),
+    ):
         (directory / name).write_text(text)
     monkeypatch.chdir(directory)
     status, out, err = run("jacobi", file, "--model", "model", *arguments)

@@ -35,7 +35,7 @@ from latticebpd import (
     generate,
 )
 from latticebpd.decoding.acceptance import walk
-from latticebpd.verification import Verified
+from latticebpd.target.forward import Verified
 from tests.helpers.tiny_families import tiny
 
 VOCABULARY = 6
@@ -44,7 +44,9 @@ PROMPT = [4, 9]
 
 def verified(logits: Tensor, device: str = "cpu") -> Verified:
     """``[rows, columns, vocab]`` logits as a verifier hands them on; only the hidden states' device matters."""
-    return Verified(torch.zeros(*logits.shape[:2], 1, device=device), lambda rows, columns: logits[list(rows), list(columns)])
+    return Verified(
+        torch.zeros(*logits.shape[:2], 1, device=device), lambda rows, columns: logits[list(rows), list(columns)]
+    )
 
 
 def accepted(rule: Acceptance, tree: DraftTree, logits: Tensor) -> tuple[list[int], int]:
@@ -97,7 +99,11 @@ def test_more_lenient_rules_never_accept_less(tree: DraftTree, seed: int) -> Non
         lengths = [len(accepted(rule, tree, logits)[0]) for rule in ladder]
         assert lengths == sorted(lengths)
         assert accepted(ladder[0], tree, logits) == accepted(Exact(), tree, logits)
-    assert accepted(TopBeta(1, 9.0), tree, logits) == accepted(TopBeta(9, 0.0), tree, logits) == accepted(Exact(), tree, logits)
+    assert (
+        accepted(TopBeta(1, 9.0), tree, logits)
+        == accepted(TopBeta(9, 0.0), tree, logits)
+        == accepted(Exact(), tree, logits)
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -143,7 +149,9 @@ def test_rules_keep_what_their_papers_say(tree: DraftTree, seed: int) -> None:
         ([2.0, 2.0, 1.0, 0.0], 1, Exact(), False),  # the lowest token
     ],
 )
-def test_equality_is_decided_as_the_papers_do(logits: list[float], drafted: int, rule: Acceptance, kept: bool, dtype: torch.dtype) -> None:
+def test_equality_is_decided_as_the_papers_do(
+    logits: list[float], drafted: int, rule: Acceptance, kept: bool, dtype: torch.dtype
+) -> None:
     lines = torch.tensor([logits, logits], dtype=dtype)
     assert accepted(rule, DraftTree.from_paths([[drafted]]), lines) == (([0], 0) if kept else ([], 0))
 
@@ -208,14 +216,22 @@ class BushyDrafter(NoDrafter):
         ({"repetition_penalty": 1.8, "top_p": 0.9}, {"temperature": 2.0}),
     ],
 )
-def test_sampled_texts_are_distributed_as_the_base_models(config: dict[str, float], arguments: dict[str, float]) -> None:
-    """Drafted for at every call with some of the likely tokens, so that drafts are accepted and rejected at both depths."""
+def test_sampled_texts_are_distributed_as_the_base_models(
+    config: dict[str, float], arguments: dict[str, float]
+) -> None:
+    """Drafted for at every call with some of the likely tokens, so that drafts are accepted and rejected at both
+    depths."""
     model: Any = tiny("gpt2", seed=1)
     for name, value in config.items():
         setattr(model.generation_config, name, value)
     exact = joint_distribution(model, arguments)
     rule = Sampling(**arguments, generator=torch.Generator().manual_seed(7))
-    assert assert_drawn_from(exact, model, BushyDrafter(*([token for token, _ in slot[:4]] for slot in marginals(exact))), rule) > 100
+    assert (
+        assert_drawn_from(
+            exact, model, BushyDrafter(*([token for token, _ in slot[:4]] for slot in marginals(exact))), rule
+        )
+        > 100
+    )
 
 
 class DrawingDrafter(NoDrafter):
@@ -241,9 +257,13 @@ def test_speculative_sampling_leaves_the_distribution_and_accepts_more_of_drawn_
     exact = joint_distribution(model, arguments)
     slots = [slot[:7] for slot in marginals(exact)]
     tokens = np.array([[token for token, _ in slot] for slot in slots])
-    lattice = SausageLattice(tokens, np.log([[share**0.7 for _, share in slot] for slot in slots]) + np.tile([0.0, 0.4], 4)[:7] - 2.0)
+    lattice = SausageLattice(
+        tokens, np.log([[share**0.7 for _, share in slot] for slot in slots]) + np.tile([0.0, 0.4], 4)[:7] - 2.0
+    )
     accepted = [
-        assert_drawn_from(exact, model, DrawingDrafter(lattice, paths), kind(**arguments, generator=torch.Generator().manual_seed(7)))
+        assert_drawn_from(
+            exact, model, DrawingDrafter(lattice, paths), kind(**arguments, generator=torch.Generator().manual_seed(7))
+        )
         for kind in (SpeculativeSampling, Sampling)
     ]
     assert accepted[0] > 1.1 * accepted[1] > 100
@@ -288,7 +308,8 @@ def joint_distribution(model: Any, arguments: dict[str, float]) -> dict[tuple[in
     def distribution(tokens: list[list[int]]) -> Tensor:
         ids = torch.tensor(tokens)
         out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1, output_scores=True, return_dict_in_generate=True,
+            ids, attention_mask=torch.ones_like(ids), do_sample=True, max_new_tokens=1, output_scores=True,
+            return_dict_in_generate=True,
             **arguments,
         )  # fmt: skip
         return out.scores[0].softmax(-1)
@@ -318,7 +339,8 @@ def marginals(exact: dict[tuple[int, ...], float]) -> list[list[tuple[int, float
 
 
 def assert_drawn_from(exact: dict[tuple[int, ...], float], model: Any, drafter: Drafter, rule: Acceptance) -> int:
-    """Chi-square of decoded texts against their exact distribution; returns how many calls committed more than a token."""
+    """Chi-square of decoded texts against their exact distribution; returns how many calls committed more than a
+    token."""
     rows, batches = 400, 10
     seen: Counter[tuple[int, ...]] = Counter()
     drafted = 0

@@ -1,4 +1,5 @@
-"""``model.generate(custom_generate=...)`` writes what ``model.generate()`` writes, or refuses by name what it cannot do."""
+"""``model.generate(custom_generate=...)`` writes what ``model.generate()`` writes, or refuses by name what it cannot
+do."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ from latticebpd import (
     TreeDrafter,
     custom_generate,
 )
-from latticebpd.models.bundle import MODEL, Bundle, load_bundle
-from latticebpd.models.pretrained import load_tokenizer
+from latticebpd.drafters.bundled import MODEL, Bundle, load_bundle
+from latticebpd.drafters.pretrained import load_tokenizer
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters
 
@@ -91,7 +92,10 @@ def test_settings_of_generate_hold(family: str, arguments: dict[str, Any]) -> No
     model = tiny(family, seed=3)
     expected = model.generate(**RAGGED, **limit, **arguments, do_sample=False)
     decoding = custom_generate(GoldDrafter(expected[:, 1 if family == "marian" else 4 :].tolist(), 4))
-    assert model.generate(**RAGGED, **limit, **arguments, do_sample=False, custom_generate=decoding).tolist() == expected.tolist()
+    assert (
+        model.generate(**RAGGED, **limit, **arguments, do_sample=False, custom_generate=decoding).tolist()
+        == expected.tolist()
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
@@ -111,7 +115,9 @@ def test_sampled_text_of_one_prompt_is_that_of_generate_under_the_same_seed(fami
 def test_several_texts_of_a_prompt_are_drawn_each_for_itself() -> None:
     decoding = custom_generate(PromptNgramDrafter())
     for family in ("llama", "bart"):
-        found = tiny(family).generate(PROMPT, do_sample=True, num_return_sequences=5, max_new_tokens=NEW, custom_generate=decoding)
+        found = tiny(family).generate(
+            PROMPT, do_sample=True, num_return_sequences=5, max_new_tokens=NEW, custom_generate=decoding
+        )
         assert len(found) == 5
         assert len({tuple(row) for row in found.tolist()}) > 1
 
@@ -120,7 +126,10 @@ def test_several_texts_of_a_prompt_are_drawn_each_for_itself() -> None:
 def test_output_object_is_the_one_that_generate_returns(family: str) -> None:
     model = tiny(family)
     arguments: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
-    expected, found = model.generate(PROMPT, **arguments), model.generate(PROMPT, **arguments, custom_generate=custom_generate(NoDrafter()))
+    expected, found = (
+        model.generate(PROMPT, **arguments),
+        model.generate(PROMPT, **arguments, custom_generate=custom_generate(NoDrafter())),
+    )
     assert type(found) is type(expected)
     assert found.sequences.tolist() == expected.sequences.tolist()
 
@@ -130,17 +139,28 @@ def test_decoder_may_begin_with_several_tokens() -> None:
     begun = torch.tensor([[1, 8, 5]])
     expected = model.generate(PROMPT, decoder_input_ids=begun, max_new_tokens=9, do_sample=False)
     found = model.generate(
-        PROMPT, decoder_input_ids=begun, max_new_tokens=9, do_sample=False, custom_generate=custom_generate(PromptNgramDrafter())
+        PROMPT,
+        decoder_input_ids=begun,
+        max_new_tokens=9,
+        do_sample=False,
+        custom_generate=custom_generate(PromptNgramDrafter()),
     )
     assert found.tolist() == expected.tolist()
 
 
-def test_streamers_are_given_the_prompt_once_and_every_token(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streamers_are_given_the_prompt_once_and_every_token(
+    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
     model: Any = bundle.model.base
     given = tokenizer("The history of the city", return_tensors="pt")
     drafter = TreeDrafter(bundle.model, bundle.lm_file, num_nodes=16)
-    arguments: dict[str, Any] = {**given, "max_new_tokens": 24, "do_sample": False, "custom_generate": custom_generate(drafter)}
+    arguments: dict[str, Any] = {
+        **given,
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "custom_generate": custom_generate(drafter),
+    }
     text = tokenizer.decode(model.generate(**arguments)[0])
     model.generate(**arguments, streamer=TextStreamer(tokenizer))
     assert capsys.readouterr().out.strip() == text.strip()
@@ -153,7 +173,9 @@ def test_stop_string_criterion_ends_the_text_where_generate_ends_it() -> None:
     model, tokenizer = tiny("llama", seed=3), letters()
     text = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW)[0].tolist()
     stop = StoppingCriteriaList([StopStringCriteria(tokenizer, tokenizer.decode(text[9:11]))])
-    assert_shorter = assert_same_text(model, {"inputs": PROMPT}, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop)
+    assert_shorter = assert_same_text(
+        model, {"inputs": PROMPT}, do_sample=False, max_new_tokens=NEW, stopping_criteria=stop
+    )
     assert assert_shorter.shape[1] < len(text)
 
 
@@ -184,7 +206,9 @@ def test_criterion_that_remembers_a_batch_is_taken_for_one_prompt_and_refused_fo
     model = tiny("llama", seed=3)
     expected = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)])
     decoding = custom_generate(PromptNgramDrafter())
-    found = model.generate(PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)], custom_generate=decoding)
+    found = model.generate(
+        PROMPT, do_sample=False, max_new_tokens=NEW, stopping_criteria=[OfABatch(1)], custom_generate=decoding
+    )
     assert found.tolist() == expected.tolist()
     for rows in (1, 3):
         with pytest.raises(ValueError, match=r"OfABatch; decode prompts one by one"):
@@ -206,9 +230,18 @@ REFUSED: dict[str, Callable[[Any], tuple[dict[str, Any], str]]] = {
     "a cache": lambda model: ({"past_key_values": cache(model)}, "without past_key_values"),
     "embeddings": lambda model: ({"inputs_embeds": model.get_input_embeddings()(PROMPT)}, "without inputs_embeds"),
     "positions": lambda model: ({"position_ids": torch.tensor([[3, 4, 5, 6]])}, "without position_ids"),
-    "a rule's own settings": lambda model: ({"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Sampling(0.5))}, "temp"),
-    "greedy sampling": lambda model: ({"custom_generate": custom_generate(NoDrafter(), Sampling())}, "do_sample=True with the rule Samp"),
-    "sampled greed": lambda model: ({"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Exact())}, "do_sample=False with"),
+    "a rule's own settings": lambda model: (
+        {"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Sampling(0.5))},
+        "temp",
+    ),
+    "greedy sampling": lambda model: (
+        {"custom_generate": custom_generate(NoDrafter(), Sampling())},
+        "do_sample=True with the rule Samp",
+    ),
+    "sampled greed": lambda model: (
+        {"do_sample": True, "custom_generate": custom_generate(NoDrafter(), Exact())},
+        "do_sample=False with",
+    ),
 }
 
 
@@ -283,7 +316,9 @@ def test_model_of_any_class_that_generates_will_do() -> None:
     class Own(GPT2LMHeadModel):
         """A subclass, as people have them."""
 
-    config: PretrainedConfig = GPT2Config(vocab_size=23, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    config: PretrainedConfig = GPT2Config(
+        vocab_size=23, n_positions=64, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5
+    )
     config.bos_token_id = config.eos_token_id = None
     torch.manual_seed(0)
     assert_same_text(Own(config).eval(), {"inputs": PROMPT}, max_new_tokens=NEW, do_sample=False)

@@ -75,7 +75,9 @@ def test_any_tree_of_guesses_leaves_the_text_as_it_is(model: BlockwiseLM, data: 
             return DraftTree.empty()
         done = len(state.tokens) - 2
         token = st.one_of(st.integers(0, 22), st.sampled_from(text[done:]))
-        return DraftTree.from_paths(data.draw(st.lists(st.lists(token, min_size=1, max_size=min(4, state.max_depth)), max_size=5)))
+        return DraftTree.from_paths(
+            data.draw(st.lists(st.lists(token, min_size=1, max_size=min(4, state.max_depth)), max_size=5))
+        )
 
     out = generate(model, [2, 9], ScriptedDrafter(arbitrary), max_new_tokens=16)
     assert out.sequences[0, 2:].tolist() == text
@@ -86,7 +88,9 @@ def test_end_of_text_inside_an_accepted_block_ends_the_text_there() -> None:
     stop = plain[9]
     model = tiny_model(1, eos_token_id=stop)
     expected = plain[: plain.index(stop) + 1]
-    right = ScriptedDrafter(lambda state: DraftTree.from_paths([plain[len(state.tokens) - 3 :][: min(6, state.max_depth)]]))
+    right = ScriptedDrafter(
+        lambda state: DraftTree.from_paths([plain[len(state.tokens) - 3 :][: min(6, state.max_depth)]])
+    )
     for drafter in (NoDrafter(), right, VanillaDrafter(model)):
         out = generate(model, [3, 1, 4], drafter, max_new_tokens=NEW)
         assert out.sequences[0, 3:].tolist() == expected == greedy(model, [3, 1, 4])
@@ -106,12 +110,23 @@ def test_plain_transformers_model_needs_no_heads() -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=19, n_positions=64, n_embd=16, n_layer=2, n_head=2, initializer_range=0.5, bos_token_id=None, eos_token_id=None
+            vocab_size=19,
+            n_positions=64,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            initializer_range=0.5,
+            bos_token_id=None,
+            eos_token_id=None,
         )
     ).eval()
-    reference = model.generate(torch.tensor([[1, 2, 3]]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)[0]
+    reference = model.generate(
+        torch.tensor([[1, 2, 3]]), do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
+    )[0]
     guesses = ScriptedDrafter(
-        lambda state: DraftTree.from_paths([[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else [])
+        lambda state: DraftTree.from_paths(
+            [[a, b] for a in range(19) for b in (0, 1, 2)] if state.max_depth > 1 else []
+        )
     )
     out = generate(model, [1, 2, 3], guesses, max_new_tokens=20, eos_token_id=[])
     assert out.sequences[0].tolist() == reference.tolist()
@@ -122,13 +137,17 @@ def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> 
     """Left or right padding, ragged acceptance, and counts that do not depend on batching."""
     prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
     lm = trigram()
-    alone = [generate(model, prompt, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW) for prompt in prompts]
+    alone = [
+        generate(model, prompt, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW) for prompt in prompts
+    ]
     for left in (True, False):
         pads = [[0] * (5 - len(prompt)) for prompt in prompts]
         ids = [pad + prompt if left else prompt + pad for pad, prompt in zip(pads, prompts, strict=True)]
         mask = [[1] * len(prompt) for prompt in prompts]
         mask = [[0] * len(pad) + ones if left else ones + [0] * len(pad) for pad, ones in zip(pads, mask, strict=True)]
-        out = generate(model, ids, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW, attention_mask=mask, trace=True)
+        out = generate(
+            model, ids, TreeDrafter(model, lm, num_nodes=12, k=4), max_new_tokens=NEW, attention_mask=mask, trace=True
+        )
         assert out.sequences[:, :5].tolist() == ids
         assert out.sequences[:, 5:].tolist() == [single.sequences[0, -NEW:].tolist() for single in alone]
         assert out.num_calls == sum(single.num_calls for single in alone)
@@ -136,7 +155,10 @@ def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> 
         assert out.verified_tokens == sum(single.verified_tokens for single in alone)
         assert out.trace is not None
         for row, single in enumerate(alone):
-            assert out.blocks(row) == [[int(out.sequences[row, 5])], *(step.committed for step in out.trace if step.row == row)]
+            assert out.blocks(row) == [
+                [int(out.sequences[row, 5])],
+                *(step.committed for step in out.trace if step.row == row),
+            ]
             assert single.num_calls == len(out.blocks(row)) - 1
 
 
@@ -179,7 +201,10 @@ def test_streamer_hears_the_prompt_and_every_token_once(model: BlockwiseLM) -> N
 @pytest.mark.parametrize(
     ("trees", "message"),
     [
-        ([DraftTree.from_paths([[3, 23]])], r"expected drafted tokens below 23 \(the model's vocabulary\), got 23 from Rogue"),
+        (
+            [DraftTree.from_paths([[3, 23]])],
+            r"expected drafted tokens below 23 \(the model's vocabulary\), got 23 from Rogue",
+        ),
         ([], "expected one tree for each of 1 states, got 0 from Rogue"),
     ],
 )

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd import DraftTree, State, generate
-from latticebpd.decoding.jacobi import gauss_seidel_jacobi
-from latticebpd.drafting import GoldDrafter, NoDrafter, PromptNgramDrafter
-from latticebpd.models.base import BaseModel
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.drafters import GoldDrafter, NoDrafter, PromptNgramDrafter
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.jacobi import gauss_seidel_jacobi
+from latticebpd.target.stock_model import BaseModel
 from tests.helpers.tiny_families import FAMILIES, tiny
 
 PROMPTS = torch.tensor([[3, 4, 5, 6, 7], [0, 0, 8, 9, 10], [11, 12, 13, 14, 15]])
@@ -33,7 +33,11 @@ def own_texts(model: PreTrainedModel) -> list[list[int]]:
 
 def padded(model: PreTrainedModel) -> torch.Tensor:
     """Padding stands on the right of sources."""
-    return torch.stack([row.roll(-int((row == 0).sum())) for row in PROMPTS]) if model.config.is_encoder_decoder else PROMPTS
+    return (
+        torch.stack([row.roll(-int((row == 0).sum())) for row in PROMPTS])
+        if model.config.is_encoder_decoder
+        else PROMPTS
+    )
 
 
 @contextmanager
@@ -78,9 +82,19 @@ def test_first_pass_reads_prompt_and_draft_together(family: str, use_cache: bool
     model.generation_config.pad_token_id = 0
     ids, expected = padded(model), own_texts(tiny(family))
     mask = (ids != 0).long()
-    late = generate(model, ids, Late(GoldDrafter(expected, 3)), max_new_tokens=NEW, attention_mask=mask, use_cache=use_cache)
+    late = generate(
+        model, ids, Late(GoldDrafter(expected, 3)), max_new_tokens=NEW, attention_mask=mask, use_cache=use_cache
+    )
     with passes(model) as count:
-        early = generate(model, ids, GoldDrafter(expected, 3), max_new_tokens=NEW, attention_mask=mask, use_cache=use_cache, trace=True)
+        early = generate(
+            model,
+            ids,
+            GoldDrafter(expected, 3),
+            max_new_tokens=NEW,
+            attention_mask=mask,
+            use_cache=use_cache,
+            trace=True,
+        )
     assert torch.equal(early.sequences, late.sequences)
     assert [row[early.prompt_length :] for row in early.sequences.tolist()] == expected
     # Twelve tokens by fours are three passes; after a prefill, eleven by fours are three more.
@@ -103,7 +117,9 @@ def test_hidden_state_is_unknown_before_the_prompt_is_read(model: BlockwiseLM) -
 
 def test_row_without_an_early_draft_has_a_prefill_and_its_counts_do_not_depend_on_the_batch(model: BlockwiseLM) -> None:
     repeating, fresh = [3, 4, 5, 3, 4, 5, 3, 4], [6, 7, 8, 9, 10, 11, 12, 13]
-    alone = [generate(model, prompt, PromptNgramDrafter(), max_new_tokens=8, trace=True) for prompt in (repeating, fresh)]
+    alone = [
+        generate(model, prompt, PromptNgramDrafter(), max_new_tokens=8, trace=True) for prompt in (repeating, fresh)
+    ]
     together = generate(model, [repeating, fresh], PromptNgramDrafter(), max_new_tokens=8, trace=True)
     assert [out.prefilled for out in alone] == [(False,), (True,)]
     assert together.prefilled == (False, True)
@@ -118,7 +134,12 @@ def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -
     generate(model, source, NoDrafter(), max_new_tokens=1)  # what kind of model it is, is found out the first time
     with passes(model) as count:
         greedy = generate(model, source, NoDrafter(), max_new_tokens=NEW)
-    assert (greedy.num_calls, greedy.prefilled, greedy.block_efficiency, greedy.block_efficiency_with_prefill) == (NEW - 1, (True,), 1, 1)
+    assert (greedy.num_calls, greedy.prefilled, greedy.block_efficiency, greedy.block_efficiency_with_prefill) == (
+        NEW - 1,
+        (True,),
+        1,
+        1,
+    )
     assert count[0] == NEW
     solved = gauss_seidel_jacobi(model, source, 1, max_new_tokens=NEW)
     assert solved.iteration_speedup == greedy.block_efficiency_with_prefill

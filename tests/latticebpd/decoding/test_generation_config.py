@@ -56,13 +56,17 @@ def configured(family: str, settings: dict[str, Any], eos: int | None = None) ->
     return model
 
 
-def assert_as_generate(model: Any, prompts: torch.Tensor, mask: torch.Tensor | None = None, **arguments: Any) -> list[list[int]]:
+def assert_as_generate(
+    model: Any, prompts: torch.Tensor, mask: torch.Tensor | None = None, **arguments: Any
+) -> list[list[int]]:
     """Our text, drafted for well and not at all, is that of the model's own ``generate()``."""
     mask = torch.ones_like(prompts) if mask is None else mask
     expected = model.generate(prompts, attention_mask=mask, do_sample=False, **arguments)
     start = 1 if model.config.is_encoder_decoder else prompts.shape[1]
     for drafter in (NoDrafter(), Guesses(expected[:, start:].tolist())):
-        assert generate(model, prompts, drafter, attention_mask=mask, **arguments).sequences.tolist() == expected.tolist()
+        assert (
+            generate(model, prompts, drafter, attention_mask=mask, **arguments).sequences.tolist() == expected.tolist()
+        )
     return [row.tolist() for row in expected]
 
 
@@ -152,8 +156,10 @@ def test_a_max_length_that_the_prompt_fills_is_refused() -> None:
 HARMLESS: dict[str, Any] = {
     "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.9,
     "prompt_lookup_num_tokens": 3, "max_matching_ngram_size": 2, "assistant_early_exit": 1, "assistant_lookbehind": 3,
-    "target_lookbehind": 3, "speculation_type": "dflash", "cache_config": {"nbits": 4}, "max_cache_len": 8, "use_cache": False,
-    "compile_config": None, "prefill_chunk_size": 2, "continuous_batching_config": None, "early_stopping": "never", "length_penalty": 3.0,
+    "target_lookbehind": 3, "speculation_type": "dflash", "cache_config": {"nbits": 4}, "max_cache_len": 8,
+    "use_cache": False,
+    "compile_config": None, "prefill_chunk_size": 2, "continuous_batching_config": None, "early_stopping": "never",
+    "length_penalty": 3.0,
     "transformers_version": "4.0.0",
 }  # fmt: skip
 
@@ -166,7 +172,8 @@ def test_field_without_effect_changes_nothing(name: str) -> None:
 
 
 ASKING: dict[str, Any] = {
-    "constraints": [object()], "force_words_ids": [[3]], "dola_layers": "high", "watermarking_config": {"bias": 1.0}, "token_healing": True,
+    "constraints": [object()], "force_words_ids": [[3]], "dola_layers": "high", "watermarking_config": {"bias": 1.0},
+    "token_healing": True,
     "is_assistant": True, "cache_implementation": "quantized",
 }  # fmt: skip
 
@@ -177,13 +184,18 @@ def test_what_only_generate_can_do_is_refused_by_name(name: str) -> None:
         model = configured("llama", {name: value})
         assert generate(model, PROMPT, NoDrafter(), max_new_tokens=2).num_tokens == 2
     model = configured("llama", {name: ASKING.get(name, 4)})
-    for decode in (lambda: generate(model, PROMPT, NoDrafter(), max_new_tokens=2), lambda: check_lossless(model, PROMPT)):
+    for decode in (
+        lambda: generate(model, PROMPT, NoDrafter(), max_new_tokens=2),
+        lambda: check_lossless(model, PROMPT),
+    ):
         with pytest.raises(ValueError, match=f"without {name}, got") as refused:
             decode()
         assert "\n" not in str(refused.value)
 
 
-def test_a_field_that_nobody_here_has_thought_about_is_refused_unless_it_is_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_field_that_nobody_here_has_thought_about_is_refused_unless_it_is_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     empty = GenerationConfig()
     empty.telepathy = None  # as a later version may have
     monkeypatch.setattr(generation_config, "_empty", lambda: empty)
@@ -203,13 +215,16 @@ COUNTING: dict[str, tuple[dict[str, Any], Any]] = {
         {"exponential_decay_length_penalty": (3, 1.5)}, lambda: ExponentialDecayLengthPenalty((3, 1.5), 12, 4),
     ),
     "begin_suppress_tokens": (
-        {"begin_suppress_tokens": list(range(5, 17))}, lambda: SuppressTokensAtBeginLogitsProcessor(list(range(5, 17)), 4),
+        {"begin_suppress_tokens": list(range(5, 17))},
+        lambda: SuppressTokensAtBeginLogitsProcessor(list(range(5, 17)), 4),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["config", "given"])
-@pytest.mark.parametrize(("name", "eos"), [(name, 12 if name.startswith(("forced_eos", "exp")) else 20) for name in COUNTING])
+@pytest.mark.parametrize(
+    ("name", "eos"), [(name, 12 if name.startswith(("forced_eos", "exp")) else 20) for name in COUNTING]
+)
 def test_what_counts_columns_counts_in_a_ragged_batch_as_in_generate(name: str, eos: int, given: bool) -> None:
     settings, processor = COUNTING[name]
     model = configured("llama", {} if given else settings, eos=eos)
@@ -227,13 +242,16 @@ def test_what_looks_at_a_rows_prompt_looks_at_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "criterion", [EosTokenCriteria(8), EosTokenCriteria([5, 21]), MaxLengthCriteria(9), MaxLengthCriteria(18), MaxTimeCriteria(0.0)]
+    "criterion",
+    [EosTokenCriteria(8), EosTokenCriteria([5, 21]), MaxLengthCriteria(9), MaxLengthCriteria(18), MaxTimeCriteria(0.0)],
 )
 def test_given_criterion_takes_the_place_of_the_configs(criterion: Any) -> None:
     text = configured("llama", {}).generate(PROMPT, do_sample=False, max_new_tokens=12)[0].tolist()
     model = configured("llama", {"eos_token_id": text[7], "max_time": 100.0})
     assert_as_generate(model, PROMPT, max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
-    assert_as_generate(configured("llama", {}), RAGGED, MASK, max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion]))
+    assert_as_generate(
+        configured("llama", {}), RAGGED, MASK, max_new_tokens=12, stopping_criteria=StoppingCriteriaList([criterion])
+    )
 
 
 def test_model_without_generate_of_its_own_is_decoded_all_the_same() -> None:

@@ -15,15 +15,24 @@ from tests.helpers.tiny_families import FAMILIES, tiny
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_text_of_every_family_is_lossless(family: str) -> None:
     model = tiny(family)
-    ids, mask = torch.tensor([[0, 0, 4, 9], [5, 6, 7, 8], [0, 3, 3, 3]]), torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    ids, mask = (
+        torch.tensor([[0, 0, 4, 9], [5, 6, 7, 8], [0, 3, 3, 3]]),
+        torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]),
+    )
     # Padding must be told from text: a token that no row writes.
     written = generate(model, ids, NoDrafter(), max_new_tokens=12, attention_mask=mask, eos_token_id=[]).sequences
     pad = next(token for token in range(23) if token not in written)
-    out = generate(model, ids, NoDrafter(), max_new_tokens=12, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad)
+    out = generate(
+        model, ids, NoDrafter(), max_new_tokens=12, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad
+    )
     if model.config.is_encoder_decoder:
-        report = check_lossless(model, out.sequences, input_ids=ids, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad)
+        report = check_lossless(
+            model, out.sequences, input_ids=ids, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad
+        )
     else:
-        report = check_lossless(model, out.sequences, 4, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad, batch_size=2)
+        report = check_lossless(
+            model, out.sequences, 4, attention_mask=mask, eos_token_id=[8, 12], pad_token_id=pad, batch_size=2
+        )
     assert report.lossless, str(report)
     assert report.tokens == out.num_tokens
     assert "all the base model's own" in str(report)
@@ -63,8 +72,10 @@ def test_approximate_acceptance_is_caught() -> None:
     [
         ({"sequences": [1, 2]}, r"expected sequences \[rows, length\]"),
         ({"sequences": [[1, 2]], "prompt_length": 3}, "1 <= prompt_length <= length"),
-        ({"sequences": [[1, 2]], "attention_mask": torch.ones(1, 2)}, r"attention_mask of shape \(1, 1\), got \(1, 2\)"),
-        ({"sequences": [[1, 2]], "input_ids": torch.ones(1, 2)}, "the sources, for an encoder–decoder and for no other model"),
+        ({"sequences": [[1, 2]], "attention_mask": torch.ones(1, 2)},
+        r"attention_mask of shape \(1, 1\), got \(1, 2\)"),
+        ({"sequences": [[1, 2]], "input_ids": torch.ones(1, 2)},
+        "the sources, for an encoder–decoder and for no other model"),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, object], message: str) -> None:

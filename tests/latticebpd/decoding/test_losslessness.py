@@ -1,4 +1,5 @@
-"""Random decodes against the base model's own ``generate(do_sample=False)``: every family, drafter, batch size and precision.
+"""Random decodes against the base model's own ``generate(do_sample=False)``: every family, drafter, batch size and
+precision.
 
 Each case is drawn from its number alone, so a failure names the case that reproduces it.  The quick form draws a few
 dozen, the slow one ten thousand.
@@ -43,7 +44,9 @@ class Scripted:
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return [
-            DraftTree.from_paths(self.script(list(self.texts[state.row][len(state.tokens) - state.prompt_length :]), state))
+            DraftTree.from_paths(
+                self.script(list(self.texts[state.row][len(state.tokens) - state.prompt_length :]), state)
+            )
             for state in states
         ]
 
@@ -52,7 +55,9 @@ class Scripted:
         assert all(tokens)
 
 
-def drafters(model: PreTrainedModel, texts: list[list[int]], rng: np.random.Generator) -> dict[str, Callable[[], Drafter]]:
+def drafters(
+    model: PreTrainedModel, texts: list[list[int]], rng: np.random.Generator
+) -> dict[str, Callable[[], Drafter]]:
     """Good ones, bad ones, hostile ones.  texts: the right continuations."""
 
     def heads() -> RandomHeads:
@@ -98,7 +103,8 @@ def continuations(
     def decoded(prompts: Tensor, kept: Tensor) -> list[list[int]]:
         start = 1 if model.config.is_encoder_decoder else prompts.shape[1]
         found = model.generate(
-            prompts, attention_mask=kept, do_sample=False, num_beams=1, max_new_tokens=new, eos_token_id=eos, pad_token_id=0,
+            prompts, attention_mask=kept, do_sample=False, num_beams=1, max_new_tokens=new, eos_token_id=eos,
+            pad_token_id=0,
             logits_processor=processors,
         )  # fmt: skip
         return [_until(row, eos) for row in found[:, start:].tolist()]
@@ -119,7 +125,10 @@ def check_case(number: int) -> None:
     rng = np.random.default_rng(number)
     family = list(FAMILIES)[number % len(FAMILIES)]
     model = model_of(
-        family, int(rng.integers(8)), [torch.float32, torch.float64][int(rng.integers(2))], ["sdpa", "eager"][int(rng.integers(2))]
+        family,
+        int(rng.integers(8)),
+        [torch.float32, torch.float64][int(rng.integers(2))],
+        ["sdpa", "eager"][int(rng.integers(2))],
     )
     rows, width, new = int(rng.integers(1, 6)), int(rng.integers(1, 9)), int(rng.integers(1, 15))
     ids = torch.from_numpy(rng.integers(3, VOCABULARY, (rows, width)))

@@ -15,25 +15,33 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd import DraftTree, State, check_lossless, generate
-from latticebpd.decoding.jacobi import jacobi
-from latticebpd.drafting import GoldDrafter, NoDrafter
+from latticebpd.drafters import GoldDrafter, NoDrafter
+from latticebpd.jacobi import jacobi
 from tests.helpers.model_families import POSITIONS, VOCABULARY, tiny_of
 
 QUICK = (
-    "llama", "roberta", "gemma3n_text", "llama4_text", "cohere", "gpt_neo", "bloom", "mamba", "led", "nllb-moe", "fsmt", "xlnet",
+    "llama", "roberta", "gemma3n_text", "llama4_text", "cohere", "gpt_neo", "bloom", "mamba", "led", "nllb-moe",
+    "fsmt", "xlnet",
     "prophetnet",
 )  # fmt: skip
 LONG = (
-    "afmoe", "apertus", "arcee", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bitnet", "blenderbot",
-    "codegen", "cohere2", "cpmant", "ctrl", "diffllama", "electra", "ernie", "exaone4", "falcon", "falcon_mamba", "gemma", "gemma2",
-    "gemma3_text", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium", "lfm2", "longt5",
-    "m2m_100", "marian", "mbart", "megatron-bert", "minimax", "mistral", "mixtral", "modernbert-decoder", "mpt", "mt5", "mvp", "nemotron",
-    "olmo", "olmo2", "openai-gpt", "opt", "pegasus", "pegasus_x", "persimmon", "phi", "phi3", "phimoe", "plbart", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "rembert", "roberta-prelayernorm", "roformer", "rwkv", "smollm3", "stablelm", "starcoder2", "switch_transformers",
+    "afmoe", "apertus", "arcee", "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bitnet",
+    "blenderbot",
+    "codegen", "cohere2", "cpmant", "ctrl", "diffllama", "electra", "ernie", "exaone4", "falcon", "falcon_mamba",
+    "gemma", "gemma2",
+    "gemma3_text", "glm", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "helium",
+    "lfm2", "longt5",
+    "m2m_100", "marian", "mbart", "megatron-bert", "minimax", "mistral", "mixtral", "modernbert-decoder", "mpt", "mt5",
+    "mvp", "nemotron",
+    "olmo", "olmo2", "openai-gpt", "opt", "pegasus", "pegasus_x", "persimmon", "phi", "phi3", "phimoe", "plbart",
+    "qwen2", "qwen2_moe",
+    "qwen3", "qwen3_moe", "rembert", "roberta-prelayernorm", "roformer", "rwkv", "smollm3", "stablelm", "starcoder2",
+    "switch_transformers",
     "t5", "trocr", "umt5", "vaultgemma", "xglm", "xlm", "xlm-roberta", "xlm-roberta-xl",
 )  # fmt: skip
 REFUSED = {
-    kind: f"expected a model that reads texts from left to right, got {kind}" for kind in ("xlnet", "prophetnet", "cpmant", "xlm", "fsmt")
+    kind: f"expected a model that reads texts from left to right, got {kind}"
+    for kind in ("xlnet", "prophetnet", "cpmant", "xlm", "fsmt")
 }
 PROMPTS = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 12, 13], [14, 15]]
 
@@ -50,7 +58,9 @@ class Branching:
             right = tree.tokens.tolist()
             wrong = self.rng.integers(VOCABULARY, size=len(right)).tolist()
             kept = int(self.rng.integers(len(right) + 1))
-            trees.append(DraftTree.from_paths([path for path in ([*right[:kept], *wrong[kept:]], wrong, right) if path]))
+            trees.append(
+                DraftTree.from_paths([path for path in ([*right[:kept], *wrong[kept:]], wrong, right) if path])
+            )
         return trees
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
@@ -94,13 +104,19 @@ def test_family_is_equal_to_generate_or_refused_in_one_line(kind: str) -> None:
     read = {"input_ids": ids} if model.config.is_encoder_decoder else {}
     checked = check_lossless(model, found.sequences, found.prompt_length, attention_mask=mask, **read)
     assert checked.lossless, str(checked)
-    assert checked.tokens == sum(len("".join(map(chr, text)).rstrip("\0")) for text in expected)  # padding at an end is not compared
+    assert checked.tokens == sum(
+        len("".join(map(chr, text)).rstrip("\0")) for text in expected
+    )  # padding at an end is not compared
 
 
 def long_rope(boundary: int) -> PreTrainedModel:
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4, "rope_theta": 10000.0}
     return tiny_of(
-        "phi3", original_max_position_embeddings=boundary, rope_scaling=factors, max_position_embeddings=256, initializer_range=0.3
+        "phi3",
+        original_max_position_embeddings=boundary,
+        rope_scaling=factors,
+        max_position_embeddings=256,
+        initializer_range=0.3,
     )
 
 
@@ -134,9 +150,13 @@ def test_source_beyond_the_encoders_positions_is_refused(kind: str) -> None:
     model = tiny_of(kind)
     source = [(7 * i) % 20 + 3 for i in range(POSITIONS + 1)]
     assert generate(model, source[:-1], NoDrafter(), max_new_tokens=3).num_tokens == 3
-    for decode in (lambda: generate(model, source, NoDrafter(), max_new_tokens=3), lambda: jacobi(model, source, max_new_tokens=3)):
+    for decode in (
+        lambda: generate(model, source, NoDrafter(), max_new_tokens=3),
+        lambda: jacobi(model, source, max_new_tokens=3),
+    ):
         with pytest.raises(
-            ValueError, match=f"expected sources of at most {POSITIONS} tokens \\(the encoder's positions\\), got {POSITIONS + 1}"
+            ValueError,
+            match=f"expected sources of at most {POSITIONS} tokens \\(the encoder's positions\\), got {POSITIONS + 1}",
         ):
             decode()
 

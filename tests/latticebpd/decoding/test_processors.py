@@ -52,7 +52,9 @@ def test_text_is_that_of_generate_under_the_same_processors(name: str, family: s
     assert reference.tolist() != model.generate(prompt, **settings).tolist()
     text = reference[0, -24:].tolist()
     for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
-        out = generate(model, prompt, drafter, max_new_tokens=24, logits_processor=LogitsProcessorList(PROCESSORS[name]))
+        out = generate(
+            model, prompt, drafter, max_new_tokens=24, logits_processor=LogitsProcessorList(PROCESSORS[name])
+        )
         assert out.sequences.tolist() == reference.tolist()
 
 
@@ -74,7 +76,9 @@ def test_processor_that_remembers_calls_is_refused() -> None:
 
 def test_processor_that_tells_rows_apart_is_refused_in_a_batch_only() -> None:
     only_five = LogitsProcessorList([PrefixConstrainedLogitsProcessor(lambda row, ids: [5], 1)])
-    assert generate(tiny("llama"), [3], NoDrafter(), max_new_tokens=3, logits_processor=only_five).sequences.tolist() == [[3, 5, 5, 5]]
+    assert generate(
+        tiny("llama"), [3], NoDrafter(), max_new_tokens=3, logits_processor=only_five
+    ).sequences.tolist() == [[3, 5, 5, 5]]
     with pytest.raises(ValueError, match="expected one prompt with PrefixConstrainedLogitsProcessor"):
         generate(tiny("llama"), [[3], [4]], NoDrafter(), logits_processor=only_five)
 

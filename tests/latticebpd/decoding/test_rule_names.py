@@ -63,7 +63,12 @@ def test_what_is_no_name_is_refused_with_all_that_are(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("top-k:0", "k >= 1, got 0"), ("beta:0,1", "beta >= 1"), ("min-block:0", "length >= 1"), ("min-block:2,top-k:0", "k >= 1")],
+    [
+        ("top-k:0", "k >= 1, got 0"),
+        ("beta:0,1", "beta >= 1"),
+        ("min-block:0", "length >= 1"),
+        ("min-block:2,top-k:0", "k >= 1"),
+    ],
 )
 def test_number_out_of_range_is_refused_by_the_rule(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

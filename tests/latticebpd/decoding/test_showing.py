@@ -46,7 +46,17 @@ def decode(rows: int = 1, length: int = 6, trace: bool = True) -> Generated:
     tree = DraftTree(np.array([1, 2, 3]), np.array([-1, 0, 0]))
     steps = [Step(0, row, tree, [0, 1], list(range(1, 1 + length))) for row in range(rows)]
     sequences = torch.tensor([[5, 6, 0, *range(1, 1 + length)]] * rows)
-    return Generated(sequences, 2, np.array([0, 0, 1]), rows, rows, rows * (1 + length), 3 * rows, (True,) * rows, steps if trace else None)
+    return Generated(
+        sequences,
+        2,
+        np.array([0, 0, 1]),
+        rows,
+        rows,
+        rows * (1 + length),
+        3 * rows,
+        (True,) * rows,
+        steps if trace else None,
+    )
 
 
 def test_lattice_draws_its_best_arcs_and_says_what_it_left_out() -> None:

@@ -1,4 +1,5 @@
-"""Where texts end: end-of-text ids, stop strings, criteria, length and the model's positions; tokens and counts alike."""
+"""Where texts end: end-of-text ids, stop strings, criteria, length and the model's positions; tokens and counts
+alike."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ PROMPT = [4, 9, 5]
 
 def greedy(family: str = "llama", new: int = 30, prompt: Sequence[int] = PROMPT, **settings: object) -> list[int]:
     ids = torch.tensor([list(prompt)])
-    out = tiny(family).generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=new, **settings)
+    out = tiny(family).generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=new, **settings
+    )
     return [int(token) for token in out[0, len(prompt) :]]
 
 
@@ -47,7 +50,9 @@ def test_stop_string_ends_the_text_where_generate_ends_it(which: int) -> None:
     stop = tokenizer.decode(text[6:8])  # of two tokens
     expected = greedy(stop_strings=[stop], tokenizer=tokenizer)
     assert len(expected) < len(text)
-    out = generate(tiny("llama"), PROMPT, drafters(text)[which], max_new_tokens=30, stop_strings=stop, tokenizer=tokenizer)
+    out = generate(
+        tiny("llama"), PROMPT, drafters(text)[which], max_new_tokens=30, stop_strings=stop, tokenizer=tokenizer
+    )
     assert out.sequences[0, 3:].tolist() == expected
     assert counted(out) == len(expected) - sum(out.prefilled)
 
@@ -61,7 +66,11 @@ def test_stop_strings_need_a_tokenizer() -> None:
 def test_stopping_criterion_is_asked_after_every_token(which: int) -> None:
     text = greedy()
     out = generate(
-        tiny("llama"), PROMPT, drafters(text)[which], max_new_tokens=30, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(11)])
+        tiny("llama"),
+        PROMPT,
+        drafters(text)[which],
+        max_new_tokens=30,
+        stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(11)]),
     )
     assert out.sequences[0].tolist() == [*PROMPT, *text[:8]]
     assert counted(out) == 8 - sum(out.prefilled)

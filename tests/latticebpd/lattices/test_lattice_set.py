@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from latticebpd import LatticeSet
-from latticebpd.analysis import blocks
-from latticebpd.analysis.stream import Shard
+from latticebpd.measuring import blocks
+from latticebpd.measuring.lattice_files import Shard
 
 
 def _lattice_set(n: int = 3) -> LatticeSet:
@@ -30,7 +30,13 @@ def _lattice_set(n: int = 3) -> LatticeSet:
 
 def test_lattice_file_round_trips(tmp_path: Path) -> None:
     plain = _lattice_set()
-    told = replace(plain, sequence=np.array([0, 0, 1]), entropy=np.ones((3, 3), np.float32), fingerprint="v", origin="model, its text")
+    told = replace(
+        plain,
+        sequence=np.array([0, 0, 1]),
+        entropy=np.ones((3, 3), np.float32),
+        fingerprint="v",
+        origin="model, its text",
+    )
     transitions = np.random.default_rng(1).normal(size=(3, 1, 4, 4))
     transitions[1, 0, 2, 3] = -np.inf
     tied = [replace(plain, transitions=transitions.astype(dtype)) for dtype in (np.float16, np.float32)]
@@ -41,7 +47,9 @@ def test_lattice_file_round_trips(tmp_path: Path) -> None:
             for again in (LatticeSet.load(tmp_path / "l.npz"), streamed):
                 for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
                     np.testing.assert_array_equal(getattr(again, name), getattr(lattices, name))
-                    assert getattr(getattr(again, name), "dtype", None) == getattr(getattr(lattices, name), "dtype", None)
+                    assert getattr(getattr(again, name), "dtype", None) == getattr(
+                        getattr(lattices, name), "dtype", None
+                    )
                 assert (again.fingerprint, again.origin) == (lattices.fingerprint, lattices.origin)
     assert [path.name for path in tmp_path.iterdir()] == ["l.npz"]
 
@@ -62,7 +70,7 @@ def test_large_lattices_are_read_in_smaller_blocks(tmp_path: Path, monkeypatch: 
     lattices = replace(_lattice_set(7), transitions=np.zeros((7, 1, 4, 4), np.float32))
     lattices.save(tmp_path / "l.npz")
     row = sum(getattr(lattices, name)[0].nbytes for name in (*LatticeSet.ARRAYS, "transitions"))
-    monkeypatch.setattr("latticebpd.analysis.stream.LARGEST_BLOCK", 3 * row)
+    monkeypatch.setattr("latticebpd.measuring.lattice_files.LARGEST_BLOCK", 3 * row)
     found = list(blocks([tmp_path / "l.npz"]))
     assert [len(block) for block in found] == [3, 3, 1]
     assert LatticeSet.joined(found) == lattices
@@ -170,7 +178,9 @@ def test_damaged_headers_are_one_line_by_file(tmp_path: Path, header: bytes, rea
 
 @pytest.mark.parametrize("read", [_read, _stream])
 @pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_foreign_compression_is_one_line_by_file(tmp_path: Path, compression: int, read: Callable[[Path], object]) -> None:
+def test_foreign_compression_is_one_line_by_file(
+    tmp_path: Path, compression: int, read: Callable[[Path], object]
+) -> None:
     members = _members(tmp_path / "l.npz")
     _zip_of(tmp_path / "l.npz", members, compression)
     with pytest.raises(ValueError, match=r"l\.npz: .* encrypted, or packed otherwise than numpy does"):
@@ -219,7 +229,9 @@ def test_arrays_of_several_lengths_are_refused(tmp_path: Path) -> None:
     good = _lattice_set()
     arrays = {field: getattr(good, field) for field in LatticeSet.ARRAYS}
     np.savez(tmp_path / "l.npz", **{**arrays, "context": arrays["context"][:2]})
-    with pytest.raises(ValueError, match="expected arrays of one length, got tokens 3, log_probs 3, continuation 3, context 2"):
+    with pytest.raises(
+        ValueError, match="expected arrays of one length, got tokens 3, log_probs 3, continuation 3, context 2"
+    ):
         list(blocks([tmp_path / "l.npz"]))
 
 

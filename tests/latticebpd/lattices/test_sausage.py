@@ -31,7 +31,9 @@ def test_from_logits_takes_torch_and_numpy_alike() -> None:
 
 
 def test_from_logits_accepts_half_precision() -> None:
-    assert SausageLattice.from_logits(torch.zeros(2, 4, dtype=torch.bfloat16), k=4).tokens.tolist() == [[0, 1, 2, 3]] * 2
+    assert (
+        SausageLattice.from_logits(torch.zeros(2, 4, dtype=torch.bfloat16), k=4).tokens.tolist() == [[0, 1, 2, 3]] * 2
+    )
 
 
 @pytest.mark.parametrize("dtype", [*"bBhHiIqQ", np.float16, np.float32, np.float64])
@@ -57,7 +59,10 @@ def test_masked_arcs_are_kept_as_minus_infinity(mask: float) -> None:
     lattice = SausageLattice([[1, 2], [3, 4]], log_probs)
     assert lattice.log_probs.tolist() == [[-1.0, -math.inf], [-math.inf, -2.0]]
     assert lattice.num_paths == 1
-    for lm in (None, NgramModel.from_table(NgramTable([np.array([[1], [2], [3]])], [np.log([0.2, 0.3, 0.5])], [np.zeros(3)]))):
+    for lm in (
+        None,
+        NgramModel.from_table(NgramTable([np.array([[1], [2], [3]])], [np.log([0.2, 0.3, 0.5])], [np.zeros(3)])),
+    ):
         assert rescore(lattice, lm, p=4).tokens.tolist() == [[1, 4]]
         assert draft_tree(lattice, lm, num_nodes=4).tokens.tolist() == [1, 4]
     with pytest.raises(ValueError, match="slot 0: expected at least one arc"):
@@ -133,9 +138,14 @@ def paths_of(lattice: SausageLattice) -> list[tuple[tuple[int, ...], float]]:
 
 def test_transitions_are_kept_as_read_only_float32_and_compared() -> None:
     plain = SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)))
-    lattice = SausageLattice([[1, 2], [3, 4]], np.zeros((2, 2)), torch.tensor([[[0.5, -1e30], [1.0, -math.inf]]], dtype=torch.bfloat16))
+    lattice = SausageLattice(
+        [[1, 2], [3, 4]], np.zeros((2, 2)), torch.tensor([[[0.5, -1e30], [1.0, -math.inf]]], dtype=torch.bfloat16)
+    )
     assert lattice.transitions is not None
-    assert (lattice.transitions.dtype, lattice.transitions.tolist()) == (np.float32, [[[0.5, -math.inf], [1.0, -math.inf]]])
+    assert (lattice.transitions.dtype, lattice.transitions.tolist()) == (
+        np.float32,
+        [[[0.5, -math.inf], [1.0, -math.inf]]],
+    )
     assert not lattice.transitions.flags.writeable
     assert plain != lattice == SausageLattice(lattice.tokens, lattice.log_probs, lattice.transitions)
     assert SausageLattice([[1, 2]], [[0.0, 0.0]], np.zeros((0, 2, 2))).num_paths == 2
@@ -147,7 +157,10 @@ def test_transitions_are_kept_as_read_only_float32_and_compared() -> None:
         (np.zeros((2, 2)), r"expected transitions \[slots - 1, k, k\] \(1, 2, 2\), got \(2, 2\)"),
         (np.zeros((2, 2, 2)), r"got \(2, 2, 2\)"),
         (np.array([[["a", "b"]] * 2]), "expected real transitions"),
-        ([[[0.0, 0.0], [0.0, math.nan]]], "slot 1, arc 1 behind arc 1: expected a transition of at most 1e.30, got nan"),
+        (
+            [[[0.0, 0.0], [0.0, math.nan]]],
+            "slot 1, arc 1 behind arc 1: expected a transition of at most 1e.30, got nan",
+        ),
         ([[[0.0, math.inf], [0.0, 0.0]]], "slot 1, arc 1 behind arc 0: .* got inf"),
         ([[[0.0, 0.0], [1e300, 0.0]]], "slot 1, arc 0 behind arc 1: .* got inf"),
     ],
@@ -158,7 +171,9 @@ def test_malformed_transitions_are_refused_by_name(transitions: object, message:
 
 
 def test_transitions_of_arcs_that_are_none_may_be_anything() -> None:
-    lattice = SausageLattice([[1, -1], [3, 4]], [[0.0, 0.0], [0.0, -math.inf]], [[[0.5, math.nan], [math.inf, math.nan]]])
+    lattice = SausageLattice(
+        [[1, -1], [3, 4]], [[0.0, 0.0], [0.0, -math.inf]], [[[0.5, math.nan], [math.inf, math.nan]]]
+    )
     assert paths_of(lattice) == [((1, 3), 0.5)]
 
 
@@ -181,7 +196,9 @@ def test_order_of_arcs_and_cuts_keep_transitions_with_their_arcs(seed: int) -> N
     assert sorted(paths_of(lattice.top_arcs(9))) == sorted(paths_of(lattice))
     best = lattice.top_arcs(2)
     kept = [set(row[weights > -np.inf].tolist()) for row, weights in zip(best.tokens, best.log_probs, strict=True)]
-    assert paths_of(best) == [each for each in paths_of(lattice) if all(token in row for token, row in zip(each[0], kept, strict=True))]
+    assert paths_of(best) == [
+        each for each in paths_of(lattice) if all(token in row for token, row in zip(each[0], kept, strict=True))
+    ]
     for slots in (1, 2, 3):
         short = lattice.first_slots(slots)
         tree = draft_tree(short, None, 10_000)
@@ -199,7 +216,9 @@ def test_oracle_path_has_the_longest_matching_prefix_of_all_paths(data: st.DataO
     continuation = data.draw(st.lists(st.integers(0, 3), max_size=slots + 1))
 
     def matched(path: tuple[int, ...]) -> int:
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, continuation, strict=False)))
+        return sum(
+            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(path, continuation, strict=False))
+        )
 
     best = max(matched(path) for path in itertools.product(*lattice.tokens.tolist()))
     found = tuple(oracle_path(lattice, continuation).tolist())

@@ -23,12 +23,16 @@ def test_a_number_of_shards_beyond_all_files_costs_nothing(tmp_path: Path) -> No
     texts().save(tmp_path / "shard-00002.npz")
     (tmp_path / SETTINGS).write_text(json.dumps({"num_shards": 10**15}))
     started = time.process_time()
-    with pytest.raises(ValueError, match=r"of 1000000000000000 shards are missing, first shard-00001\.npz; run the same"):
+    with pytest.raises(
+        ValueError, match=r"of 1000000000000000 shards are missing, first shard-00001\.npz; run the same"
+    ):
         shard_files(tmp_path)
     assert time.process_time() - started < 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"num_shards": 0}', '{"num_shards": 2.0}', '{"num_shards": true}', "[" * 10**5])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"num_shards": 0}', '{"num_shards": 2.0}', '{"num_shards": true}', "[" * 10**5]
+)
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path, content: str) -> None:
     (tmp_path / SETTINGS).write_text(content)
     with pytest.raises(ValueError, match=r"lattices\.json: expected settings as `latticebpd lattices` writes them"):
@@ -60,7 +64,9 @@ def test_only_shards_of_a_directory_of_ours_are_made_anew(tmp_path: Path) -> Non
         directory.renew()
 
 
-@pytest.mark.parametrize(("rank", "text", "expected"), [(None, None, (0, 1)), (("2", "4"), None, (2, 4)), (("2", "4"), "0/3", (0, 3))])
+@pytest.mark.parametrize(
+    ("rank", "text", "expected"), [(None, None, (0, 1)), (("2", "4"), None, (2, 4)), (("2", "4"), "0/3", (0, 3))]
+)
 def test_part_is_the_given_one_or_torchruns(
     rank: tuple[str, str] | None, text: str | None, expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +87,12 @@ def test_files_of_texts_of_either_making_are_read(tmp_path: Path, compressed: bo
     """What `lattices` wrote was compressed, what `distill` wrote was not."""
     text = texts()
     save = np.savez_compressed if compressed else np.savez
-    save(tmp_path / "t.npz", tokens=text.tokens.astype(dtype), starts=text.starts, prompt_lengths=text.prompt_lengths.astype(np.int64))
+    save(
+        tmp_path / "t.npz",
+        tokens=text.tokens.astype(dtype),
+        starts=text.starts,
+        prompt_lengths=text.prompt_lengths.astype(np.int64),
+    )
     again = Texts.load(tmp_path / "t.npz")
     assert list(again.items()) == list(text.items())
     assert again.fingerprint() == text.fingerprint()
@@ -94,7 +105,12 @@ def test_fingerprints_tell_texts_apart() -> None:
 
 
 def test_a_small_file_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "t.npz", tokens=np.zeros(1 << 27, np.uint8), starts=np.array([0, 1 << 27]), prompt_lengths=np.array([1]))
+    np.savez_compressed(
+        tmp_path / "t.npz",
+        tokens=np.zeros(1 << 27, np.uint8),
+        starts=np.array([0, 1 << 27]),
+        prompt_lengths=np.array([1]),
+    )
     with pytest.raises(ValueError, match=r"t\.npz: expected texts .* would unpack to"):
         Texts.load(tmp_path / "t.npz")
 

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 from latticebpd import BlockwiseLM, TreeDrafter, generate
-from latticebpd.analysis.calls import read_calls, scorer_of
-from latticebpd.analysis.collecting import CollectOptions, collect_shards
-from latticebpd.decoding.jacobi import RandomTokens
-from latticebpd.decoding.jacobi.sentence import look_into
-from latticebpd.decoding.jacobi.statistics import corpus_statistics
+from latticebpd.jacobi import RandomTokens
+from latticebpd.jacobi.sentence import look_into
+from latticebpd.jacobi.wait_statistics import corpus_statistics
 from latticebpd.lattices.texts import Texts
-from latticebpd.report import DataSet, Options, TracedDecode, kit, make_report, measure, trace_page
-from latticebpd.report.graphs import graphs_page
+from latticebpd.measuring.call_records import read_calls, scorer_of
+from latticebpd.measuring.collect import CollectOptions, collect_shards
+from latticebpd.report import DataSet, Options, TracedDecode, make_report, measure, page_templates, trace_page
+from latticebpd.report.dependency_page import graphs_page
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters
@@ -37,18 +37,32 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of every kind."""
     directory = tmp_path_factory.mktemp("pages")
     prompts = np.random.default_rng(0).integers(0, 23, (8, 4)).tolist()
-    collect_shards(model, Texts.of_rows(prompts, [4] * 8), directory / "d", CollectOptions(k=4, max_new_tokens=16), shard_texts=3)
-    measured = measure([DataSet("tiny", (directory / "d",))], {"3-gram": as_scorer(trigram())}, Options(latency=False, tuning_examples=2))
+    collect_shards(
+        model, Texts.of_rows(prompts, [4] * 8), directory / "d", CollectOptions(k=4, max_new_tokens=16), shard_texts=3
+    )
+    measured = measure(
+        [DataSet("tiny", (directory / "d",))],
+        {"3-gram": as_scorer(trigram())},
+        Options(latency=False, tuning_examples=2),
+    )
     make_report(measured, word=lambda token: f"word {token}").write(directory)
     drafter = TreeDrafter(model, trigram(), num_nodes=24, k=5)
     out = generate(model, [3, 1, 4], drafter, max_new_tokens=40, trace=True)
     calls = read_calls(model, [3, 1, 4], out, scorer_of(drafter))
-    decodes = [TracedDecode(f"Decode {i}", "a prompt of some words", out.sequences[0, 3:].tolist(), calls) for i in range(2)]
-    page = trace_page("A decode", "how", decodes, lambda tokens: " ".join(f"word{t}" for t in tokens), lambda token: f" word{token}")
-    kit.write(directory / "trace.html", page.replace("<details", "<details open"))
+    decodes = [
+        TracedDecode(f"Decode {i}", "a prompt of some words", out.sequences[0, 3:].tolist(), calls) for i in range(2)
+    ]
+    page = trace_page(
+        "A decode", "how", decodes, lambda tokens: " ".join(f"word{t}" for t in tokens), lambda token: f" word{token}"
+    )
+    page_templates.write(directory / "trace.html", page.replace("<details", "<details open"))
     initial = RandomTokens(VOCABULARY, 4)
-    sentences = [look_into(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")]
-    kit.write(directory / "graphs.html", graphs_page(sentences, corpus_statistics(sentences), "settings | of | some length"))
+    sentences = [
+        look_into(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")
+    ]
+    page_templates.write(
+        directory / "graphs.html", graphs_page(sentences, corpus_statistics(sentences), "settings | of | some length")
+    )
     return directory
 
 
@@ -71,7 +85,8 @@ frame.onload = () => {
   const page = frame.contentDocument, width = frame.contentWindow.innerWidth, wide = [];
   for (const element of page.querySelectorAll("body *")) {
     const inside = element.parentElement.closest(".scroll, svg");
-    if (!inside && element.getBoundingClientRect().right > width + 0.5) wide.push(element.tagName + "." + element.className);
+    if (!inside && element.getBoundingClientRect().right > width + 0.5)
+    wide.push(element.tagName + "." + element.className);
   }
   const found = {width, scroll: page.scrollingElement.scrollWidth, wide, plots: page.querySelectorAll("svg").length};
   document.documentElement.dataset.found = JSON.stringify(found);
@@ -84,12 +99,23 @@ document.body.append(frame);
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)")
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize(("page", "pictures"), [("report.html", 7), ("trace.html", 4), ("graphs.html", 1)])
-def test_nothing_overflows_in_a_browser(served: str, pages: Path, page: str, pictures: int, width: int, tmp_path: Path) -> None:
+def test_nothing_overflows_in_a_browser(
+    served: str, pages: Path, page: str, pictures: int, width: int, tmp_path: Path
+) -> None:
     (pages / "probe.html").write_text(PROBE, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ]
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--window-size=1400,1000"]
     url = f"{served}/probe.html?width={width}&page={page}"
-    done = subprocess.run([str(CHROMIUM), *flags, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True
+    )
     match = re.search(r'data-found="([^"]*)"', done.stdout)
     assert match is not None, done.stdout[:500]
     found = json.loads(match[1].replace("&quot;", '"'))

@@ -1,4 +1,5 @@
-"""Reports: numbers that come from the analyses, the same bytes every time, a page that needs nothing and fits any window."""
+"""Reports: numbers that come from the analyses, the same bytes every time, a page that needs nothing and fits any
+window."""
 
 from __future__ import annotations
 
@@ -15,20 +16,20 @@ import numpy as np
 import pytest
 
 import fst
-from latticebpd.analysis import blocks, compare, rescoring_latency, tally
-from latticebpd.analysis.calibrating import calibrate
-from latticebpd.analysis.collecting import CollectOptions, collect_shards
-from latticebpd.analysis.excluding import without_any
-from latticebpd.analysis.hardware import ModelShape
-from latticebpd.analysis.latency import _shaped
-from latticebpd.analysis.theme import COLOURS, css_colours
-from latticebpd.analysis.tuning import lattices_fingerprint, without
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.blockwise import BlockwiseLM
-from latticebpd.report import DataSet, Measurements, Options, machine, make_report, measure
+from latticebpd.measuring import blocks, compare, rescoring_latency, tally
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.collect import CollectOptions, collect_shards
+from latticebpd.measuring.fitted_records import without_any
+from latticebpd.measuring.hardware_cost import ModelShape
+from latticebpd.measuring.latency import _shaped
+from latticebpd.measuring.tuning import lattices_fingerprint, without
+from latticebpd.report import DataSet, Measurements, Options, machine_sections, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
-from latticebpd.report.measure import NODES, PATHS
+from latticebpd.report.measurements import NODES, PATHS
+from latticebpd.report.theme import COLOURS, css_colours
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.neural import NeuralRescorer
 from latticebpd.scoring.ngram import NgramScorer
@@ -47,7 +48,9 @@ OPTIONS = Options(latency=False, tuning_examples=2)
 def lattices(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = np.random.default_rng(0).integers(0, 23, (8, 4)).tolist()
     directory = tmp_path_factory.mktemp("report") / "d"
-    collect_shards(model, Texts.of_rows(prompts, [4] * 8), directory, CollectOptions(k=4, max_new_tokens=16), shard_texts=3)
+    collect_shards(
+        model, Texts.of_rows(prompts, [4] * 8), directory, CollectOptions(k=4, max_new_tokens=16), shard_texts=3
+    )
     return directory
 
 
@@ -67,7 +70,9 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements, lattices: Path, written: Path) -> None:
+def test_numbers_are_those_of_the_analyses_less_the_examples(
+    found: Measurements, lattices: Path, written: Path
+) -> None:
     measured = found.sets[0]
     tunings = {tuning.system: tuning for tuning in measured.tunings["3-gram"]}
     assert set(tunings) == {*(f"{p}-best" for p in PATHS), *(f"{n}-tree" for n in NODES)}  # each at a weight of its own
@@ -78,7 +83,10 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(found: Measurements
     assert measured.texts == 6
     assert as_scorer(measured.models["3-gram"], system="64-tree").alpha == tunings["64-tree"].alpha
     kept = list(without(blocks([lattices]), tuning))
-    oracle, comparison = tally(kept, [1, 2, 4], [3, 5]), compare(kept, ["16-best", "64-tree:0-gram"], trigram(), tuning.alpha)
+    oracle, comparison = (
+        tally(kept, [1, 2, 4], [3, 5]),
+        compare(kept, ["16-best", "64-tree:0-gram"], trigram(), tuning.alpha),
+    )
     assert {int(row["k"]) for row in rows_of(written / "oracle.csv")} == {1, 2, 4}
     for row in rows_of(written / "oracle.csv"):
         i, j = oracle.ks.index(int(row["k"])), oracle.heads.index(int(row["heads"]))
@@ -129,7 +137,16 @@ def test_every_table_and_plot_of_the_page_stands_beside_it(written: Path) -> Non
     names = set(re.findall(r'<figure(?: class="table")? id="([^"]+)"', page))
     assert names == {path.stem for path in written.iterdir()} - {"report"}
     assert {path.suffix for path in written.iterdir()} == {".html", ".csv", ".png", ".svg"}
-    expected = {"oracle-tiny", "paths-tiny", "trade-off-tiny", "accepted-tiny", "losses-tiny", "entropy-tiny", "alpha-tiny", "lattice"}
+    expected = {
+        "oracle-tiny",
+        "paths-tiny",
+        "trade-off-tiny",
+        "accepted-tiny",
+        "losses-tiny",
+        "entropy-tiny",
+        "alpha-tiny",
+        "lattice",
+    }
     assert expected <= names
     for path in written.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -153,7 +170,9 @@ def test_plots_have_axes_legends_and_follow_the_readers_colours(written: Path) -
         words = re.findall(r"<text[^>]*>([^<]+)</text>", plot)
         assert any("tokens per call" in word or "(%)" in word or "nats" in word or "vanilla" in word for word in words)
         assert "var(--ink)" in plot
-        assert not [colour.name for colour in COLOURS if colour.light in plot.lower()]  # none is left that dark ground would swallow
+        assert not [
+            colour.name for colour in COLOURS if colour.light in plot.lower()
+        ]  # none is left that dark ground would swallow
     styles = css_colours()
     assert styles.count("--c1:") == 2
     assert "prefers-color-scheme: dark" in styles
@@ -175,7 +194,9 @@ def test_colours_stand_out_from_their_ground() -> None:
             assert ratio >= least, (colour.name, which, ratio)
 
 
-def test_the_same_input_gives_the_same_bytes(found: Measurements, lattices: Path, written: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes(
+    found: Measurements, lattices: Path, written: Path, tmp_path: Path
+) -> None:
     again = measure([DataSet("tiny", (lattices,))], MODELS, OPTIONS)
     make_report(again, title="<b>not bold</b> & so on", word=lambda token: f"w{token} <i>").write(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in written.iterdir())
@@ -187,13 +208,19 @@ def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements
     tuning = replace(found.sets[0].tunings["3-gram"][0], alpha=0.5, examples=(0, 1, 2))
     elsewhere = replace(tuning, lattices="sha256:other")
     for stored, left in ((tuning, (5, 3)), (elsewhere, (8, 0))):
-        measured = measure([DataSet("tiny", (lattices,))], {"3-gram": Tuned(MODELS["3-gram"], (stored,))}, OPTIONS).sets[0]
+        measured = measure(
+            [DataSet("tiny", (lattices,))], {"3-gram": Tuned(MODELS["3-gram"], (stored,))}, OPTIONS
+        ).sets[0]
         assert (measured.comparison.signature.alpha, measured.texts, measured.set_aside) == ("0.5", *left)
-    given = measure([DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)).sets[0]
+    given = measure(
+        [DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)
+    ).sets[0]
     assert (given.comparison.signature.alpha, given.texts, given.set_aside, given.tunings) == ("2", 8, 0, {})
 
 
-def test_calibrated_trees_have_rows_and_their_texts_are_left_out(run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path) -> None:
+def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
+    run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path
+) -> None:
     lm = tmp_path / "lm.fst"
     trigram().save(lm)
     found, _ = calibrate([lattices], trigram(), examples=3)
@@ -201,13 +228,25 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(run: Run, latti
     measured = measure([DataSet("tiny", (lattices,))], {"3-gram": lm, "other": MODELS["other"]}, OPTIONS).sets[0]
     assert set(found.examples) <= {number for record in measured.aside for number in record.examples}
     assert measured.texts == 8 - measured.set_aside
-    assert not [tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system]  # they have no weight to tune
+    assert not [
+        tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system
+    ]  # they have no weight to tune
     kept = list(without_any(blocks([lattices]), measured.aside))
     expected = compare(kept, [f"{n}-calibrated" for n in NODES], lm)
     for name, value in zip(expected.systems, expected.block_efficiency.tolist(), strict=True):
         assert measured.efficiency[name] == value
     model.save_pretrained(tmp_path / "model")
-    arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={lm}", "--model", tmp_path / "model", "--no-timings", "--decode-texts", 1)
+    arguments = (
+        "report",
+        f"tiny={lattices}",
+        "--lm",
+        f"3-gram={lm}",
+        "--model",
+        tmp_path / "model",
+        "--no-timings",
+        "--decode-texts",
+        1,
+    )
     assert run(*arguments, "-o", tmp_path / "out")[0] == 0
     label = "64-node calibrated tree, 3-gram"
     assert label in {row["system"] for row in rows_of(tmp_path / "out" / "systems-tiny.csv")}
@@ -246,7 +285,14 @@ def test_latency_is_that_of_the_clock_and_of_every_shape(lattices: Path) -> None
     ticks = iter(range(10**6))
     block = next(blocks([lattices]))
     found = rescoring_latency(
-        block, NgramScorer(trigram()), ps=(1, 2), slots=(2, 4, 6), ks=(2, 4, 8), count=5, repeats=2, clock=lambda: next(ticks)
+        block,
+        NgramScorer(trigram()),
+        ps=(1, 2),
+        slots=(2, 4, 6),
+        ks=(2, 4, 8),
+        count=5,
+        repeats=2,
+        clock=lambda: next(ticks),
     )
     assert found.by_p.tolist() == [1000, 1000]  # the clock goes on by one second between two looks
     assert np.isnan(found.by_shape[:, 2]).all()  # there are no 8 arcs
@@ -262,7 +308,11 @@ def test_latency_of_lattices_end_to_end_is_that_of_their_own_transitions() -> No
     tokens = np.stack([np.stack([rng.permutation(9)[:4] for _ in range(3)]) for _ in range(4)]).astype(np.int32)
     transitions = rng.normal(0, 2, (4, 2, 4, 4)).astype(np.float32)
     lattices = LatticeSet(
-        tokens, rng.normal(-2, 1, tokens.shape).astype(np.float32), tokens[:, :, 0], tokens[:, 0], transitions=transitions
+        tokens,
+        rng.normal(-2, 1, tokens.shape).astype(np.float32),
+        tokens[:, :, 0],
+        tokens[:, 0],
+        transitions=transitions,
     )
     joined = _shaped(lattices, 5, 2, 2)
     for row in range(2):
@@ -279,7 +329,9 @@ def test_tables_show_dashes_for_what_is_not_known() -> None:
     assert table.csv() == "a,b\n,\nx,1234.5\n"
 
 
-def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path) -> None:
+def test_command_writes_a_report_with_decodes_of_the_model(
+    run: Run, lattices: Path, model: BlockwiseLM, tmp_path: Path
+) -> None:
     model.save_pretrained(tmp_path / "model")
     trigram().save(tmp_path / "lm.fst")
     arguments = ("report", f"tiny={lattices}", "--lm", f"3-gram={tmp_path / 'lm.fst'}", "--model", tmp_path / "model")
@@ -287,12 +339,22 @@ def test_command_writes_a_report_with_decodes_of_the_model(run: Run, lattices: P
     assert status == 0, err
     assert "report.html:written" in "".join(err.split())  # the console may break the line anywhere in a long path
     decodes = {row["system"]: row for row in rows_of(tmp_path / "out" / "decoded.csv")}
-    assert set(decodes) == {"vanilla", "16-best, no LM", "64-node tree, no LM", "16-best, 3-gram", "64-node tree, 3-gram", "oracle"}
+    assert set(decodes) == {
+        "vanilla",
+        "16-best, no LM",
+        "64-node tree, no LM",
+        "16-best, 3-gram",
+        "64-node tree, 3-gram",
+        "oracle",
+    }
     assert {row["other texts"] for row in decodes.values()} == {"0"}
     assert (tmp_path / "out" / "hardware-model.csv").exists()
     assert not (tmp_path / "out" / "latency-paths.csv").exists()
     examples = (0, 1, 2, 3, 4, 6, 7)
-    store_tunings(tmp_path / "lm.fst", [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", examples, 0, lattices_fingerprint([lattices]))])
+    store_tunings(
+        tmp_path / "lm.fst",
+        [Tuning(0.5, "16-best", (0.5,), (1.0,), "text", examples, 0, lattices_fingerprint([lattices]))],
+    )
     assert run(*arguments, "-o", tmp_path / "one", "--no-timings", "--decode-texts", 8)[0] == 0
     (summary,) = rows_of(tmp_path / "one" / "summary.csv")
     for row in rows_of(tmp_path / "one" / "decoded.csv"):  # of the one text that no weight was tuned on
@@ -322,7 +384,9 @@ def test_a_full_disk_leaves_the_report_that_was_there(
         with pytest.raises(OSError, match="No space left on device") as caught:
             report.write(tmp_path / name)
         assert caught.value.filename == str(tmp_path / name)
-    old, first = ({path.name: path.read_bytes() for path in directory.iterdir()} for directory in (tmp_path / "old", written))
+    old, first = (
+        {path.name: path.read_bytes() for path in directory.iterdir()} for directory in (tmp_path / "old", written)
+    )
     assert old == first
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -330,12 +394,14 @@ def test_a_full_disk_leaves_the_report_that_was_there(
 def test_the_hardware_cost_of_a_models_own_neural_rescorer_is_in_the_table(lattices: Path, model: BlockwiseLM) -> None:
     small = NeuralRescorer(tiny("gpt2"))
     measured = measure([DataSet("tiny", (lattices,))], {"small": small}, replace(OPTIONS, tuning_examples=0))
-    section = machine.hardware(measured, ModelShape.of(model))
+    section = machine_sections.hardware(measured, ModelShape.of(model))
     table = next(item for item in section.items if item.name == "hardware-model")
     parameters = dict(zip((column.title for column in table.columns), table.rows[0], strict=True))
     own = 4 * sum(parameter.numel() for parameter in (*model.base.parameters(), *model.heads.parameters()))
     rescorers = 4 * sum(parameter.numel() for parameter in small.model.parameters())
     efficiency = measured.sets[0].efficiency
-    assert parameters["1-best, small"] == pytest.approx((own + 4 * rescorers) / efficiency["1-best"] / 1e6)  # once for each of 4 slots
+    assert parameters["1-best, small"] == pytest.approx(
+        (own + 4 * rescorers) / efficiency["1-best"] / 1e6
+    )  # once for each of 4 slots
     assert parameters["vanilla"] == pytest.approx(own / efficiency["vanilla"] / 1e6)
     assert "32 bits a number" in table.caption

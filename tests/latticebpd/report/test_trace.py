@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from latticebpd import BlockwiseLM, TopK, TreeDrafter, generate
-from latticebpd.analysis.calls import read_calls
+from latticebpd.measuring.call_records import read_calls
 from latticebpd.report import TracedDecode, trace_page
 from tests.helpers.pages import check_page
 from tests.helpers.trigrams import trigram
@@ -20,7 +20,9 @@ def test_page_holds_every_call_and_loads_nothing(model: BlockwiseLM) -> None:
     calls = read_calls(model, PROMPT, out, lm)
     written = out.sequences[0, 3:].tolist()
     decodes = [TracedDecode(title, "a <b>", written, calls) for title in ("One & only", "Another")]
-    page = trace_page("A & B", "by <hand>", decodes, lambda tokens: "".join(f" w{t}<i>" for t in tokens), lambda t: f"w{t}<i>")
+    page = trace_page(
+        "A & B", "by <hand>", decodes, lambda tokens: "".join(f" w{t}<i>" for t in tokens), lambda t: f"w{t}<i>"
+    )
     tags = check_page(page)
     assert not {"script", "link", "img"} & tags
     assert page.count('<details class="call"') == 2 * len(calls)

@@ -1,4 +1,5 @@
-"""The scorer of calibrated trees: texts that grow are read once, records are stored beside the model, names reach it."""
+"""The scorer of calibrated trees: texts that grow are read once, records are stored beside the model, names reach
+it."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ import pytest
 
 import fst
 from latticebpd import SausageLattice
-from latticebpd.drafting.defaults import default_block_system, default_system
-from latticebpd.drafting.names import strategy_named
-from latticebpd.drafting.strategies import Tree
+from latticebpd.drafters import bundled
+from latticebpd.drafters.default_systems import default_block_system, default_system
+from latticebpd.drafters.strategies import Tree
+from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
-from latticebpd.models import bundle
 from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -45,9 +46,20 @@ def test_trees_are_the_cores_whatever_else_is_asked_before() -> None:
         for each, context, tree in zip(lattices, contexts, found, strict=True):
             index = fst.TextIndex()
             index.extend(context)
-            histories, transitions = np.array([context[-8:]], np.int64), None if each.transitions is None else each.transitions[None]
+            histories, transitions = (
+                np.array([context[-8:]], np.int64),
+                None if each.transitions is None else each.transitions[None],
+            )
             tokens, parents, log_probs, _ = fst.calibrated_tree_batch(
-                each.tokens[None], each.log_probs[None], LM, [index], WEIGHTS.table, 12, histories, further=11, transitions=transitions
+                each.tokens[None],
+                each.log_probs[None],
+                LM,
+                [index],
+                WEIGHTS.table,
+                12,
+                histories,
+                further=11,
+                transitions=transitions,
             )
             assert tree.tokens.tolist() == tokens[0].tolist()
             assert tree.parents.tolist() == parents[0].tolist()
@@ -133,7 +145,8 @@ def test_a_weight_is_refused(stored: Path) -> None:
         *(json.dumps({"format_version": 1, "features": list(fst.FEATURES), **asdict(WEIGHTS), **change}) for change in (
             {"format_version": 1}, {"features": ["log_prob"]}, {"weights": []}, {"weights": [[1.0]]},
             {"weights": [["a"] * len(fst.FEATURES)]},
-            {"weights": [[float("nan")] * len(fst.FEATURES)]}, {"weights": [[1e9] * len(fst.FEATURES)]}, {"unit": "word"},
+            {"weights": [[float("nan")] * len(fst.FEATURES)]}, {"weights": [[1e9] * len(fst.FEATURES)]},
+            {"unit": "word"},
             {"examples": ["a"]}, {"examples": 3}, {"more": 1},
             {"further": 1}, {"weights": [[0.0] * len(fst.FEATURES)]},
         )),
@@ -151,7 +164,10 @@ def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
     assert default_system(stored, None) == "16-calibrated"
     assert default_system(stored, 0.5) == "copies+16-tree"  # whoever gives a weight wants it used
     assert default_system(LM, None) == "copies+16-tree"
-    assert [default_system(lm, None, by_cost=True) for lm in (stored, LM)] == ["64-calibrated", "64-tree"]  # trees that can be cut
+    assert [default_system(lm, None, by_cost=True) for lm in (stored, LM)] == [
+        "64-calibrated",
+        "64-tree",
+    ]  # trees that can be cut
     assert [default_block_system(lm) for lm in (stored, LM, None)] == ["16-calibrated", "16-tree", "16-tree"]
     assert default_block_system(stored, 0.5) == "16-tree"
 
@@ -159,13 +175,22 @@ def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
 def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Path) -> None:
     """The text is greedy's; the page holds copies, which no slot has."""
     lm = tmp_path / "lm.fst"
-    shutil.copy(bundle.LM, lm)
+    shutil.copy(bundled.LM, lm)
     weights = np.zeros((2, len(fst.FEATURES)))
-    weights[:, [fst.FEATURES.index(name) for name in ("log_prob", "ngram", "match_1", "match_2", "match_10")]] = 1, 0.5, 1, 3, 5
+    weights[:, [fst.FEATURES.index(name) for name in ("log_prob", "ngram", "match_1", "match_2", "match_10")]] = (
+        1,
+        0.5,
+        1,
+        3,
+        5,
+    )
     replace(WEIGHTS, weights=tuple(map(tuple, weights.tolist())), k=16).save(calibration_path(lm))
     arguments = ("generate", "The history of the city and the history of the", "--max-new-tokens", 32, "--json")
     texts = {}
-    for name, options in (("calibrated", ("--lm", lm, "--trace", tmp_path / "page.html")), ("greedy", ("--system", "greedy"))):
+    for name, options in (
+        ("calibrated", ("--lm", lm, "--trace", tmp_path / "page.html")),
+        ("greedy", ("--system", "greedy")),
+    ):
         status, printed, told = run(*arguments, *options)
         assert status == 0, told
         texts[name] = json.loads(printed)

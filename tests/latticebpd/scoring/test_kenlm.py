@@ -41,7 +41,10 @@ def test_kenlm_and_the_automaton_agree(arpa: Path, context: list[int], tied: boo
         if transitions is not None:
             transitions[1, 2, :] = -np.inf
         lattice = SausageLattice(tokens, rng.normal(-2, 1, (4, 4)), transitions)
-        expected, got = rescore(lattice, ours, p=20, alpha=0.7, context=context), rescore(lattice, theirs, p=20, alpha=0.7, context=context)
+        expected, got = (
+            rescore(lattice, ours, p=20, alpha=0.7, context=context),
+            rescore(lattice, theirs, p=20, alpha=0.7, context=context),
+        )
         np.testing.assert_allclose(got.scores, expected.scores, atol=1e-4)
         assert got.tokens.tolist() == expected.tokens.tolist()
         tree, their_tree = (draft_tree(lattice, lm, 25, 0.7, context) for lm in (ours, theirs))

@@ -27,8 +27,8 @@ from latticebpd import (
     generate,
     rescore,
 )
-from latticebpd.scoring.neural.base import CausalRescorer, first_kept
-from latticebpd.scoring.neural.reader import CachedReader, RecomputingReader
+from latticebpd.scoring.neural.causal_rescorer import CausalRescorer, first_kept
+from latticebpd.scoring.neural.prefix_reader import CachedReader, RecomputingReader
 from latticebpd.scoring.rescoring import check_vocabulary
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
@@ -75,7 +75,9 @@ def log_probs_after(model: PreTrainedModel, text: Sequence[int]) -> np.ndarray:
     return found
 
 
-def enumerated(model: PreTrainedModel, lattice: SausageLattice, alpha: float, context: list[int]) -> list[tuple[float, tuple[int, ...]]]:
+def enumerated(
+    model: PreTrainedModel, lattice: SausageLattice, alpha: float, context: list[int]
+) -> list[tuple[float, tuple[int, ...]]]:
     """All paths and their scores, best first."""
     arcs = arcs_of(lattice)
     scored = []
@@ -94,7 +96,9 @@ def greedy_path(model: PreTrainedModel, lattice: SausageLattice, alpha: float, c
     return chosen
 
 
-def prefix_weights(model: PreTrainedModel, lattice: SausageLattice, alpha: float, context: list[int]) -> dict[tuple[int, ...], float]:
+def prefix_weights(
+    model: PreTrainedModel, lattice: SausageLattice, alpha: float, context: list[int]
+) -> dict[tuple[int, ...], float]:
     """The log-probability of every prefix of a path."""
     weights: dict[tuple[int, ...], float] = {(): 0.0}
     for slot, arcs in enumerate(arcs_of(lattice)):
@@ -126,9 +130,13 @@ def test_drafts_are_the_best_of_all_paths_where_the_beam_holds_every_prefix(
 
 @settings(max_examples=8, deadline=None)
 @given(batches(), st.integers(1, 40), st.sampled_from([0.0, 0.3, 2.5]))
-def test_tree_is_the_most_probable_set_of_prefixes(batch: tuple[list[SausageLattice], list[list[int]]], nodes: int, alpha: float) -> None:
+def test_tree_is_the_most_probable_set_of_prefixes(
+    batch: tuple[list[SausageLattice], list[list[int]]], nodes: int, alpha: float
+) -> None:
     lattices, contexts = batch
-    for lattice, context, tree in zip(lattices, contexts, NeuralRescorer(LLAMA, alpha).trees(lattices, contexts, nodes), strict=True):
+    for lattice, context, tree in zip(
+        lattices, contexts, NeuralRescorer(LLAMA, alpha).trees(lattices, contexts, nodes), strict=True
+    ):
         weights = prefix_weights(LLAMA, lattice, alpha, context)
         assert tree.log_probs is not None
         np.testing.assert_allclose(tree.log_probs, sorted(weights.values(), reverse=True)[:nodes], atol=1e-4)
@@ -178,17 +186,21 @@ def test_only_new_tokens_and_prefixes_are_read_in_a_decode() -> None:
     assert out.trace is not None
     slots = [step.tree.lattice.slots for step in out.trace if step.tree.lattice is not None]
     committed = [len(step.committed) for step in out.trace]
-    # The first pass reads the prompt and the prefill's token, every later call's first what was committed; then two beams a slot.
+    # The first pass reads the prompt and the prefill's token, every later call's first what was committed; then two
+    # beams a slot.
     expected = [[new, *[2] * (count - 1)] for new, count in zip([len(prompt) + 1, *committed], slots, strict=False)]
     assert read == [tokens for call in expected for tokens in call]
 
 
 def test_model_that_caps_its_logits_and_looks_back_a_little_way_is_rescored_with_as_it_is() -> None:
-    """Its logits are not the output embedding's product alone, and half of its layers see no further than eight tokens."""
+    """Its logits are not the output embedding's product alone, and half of its layers see no further than eight
+    tokens."""
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=8, max_position_embeddings=POSITIONS, sliding_window=8, attn_logit_softcapping=None, final_logit_softcapping=2.0,
+        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, intermediate_size=32, num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8, max_position_embeddings=POSITIONS, sliding_window=8, attn_logit_softcapping=None,
+        final_logit_softcapping=2.0,
         initializer_range=0.6, attn_implementation="eager",
     )  # fmt: skip
     model, rng = Gemma2ForCausalLM(config).eval(), np.random.default_rng(15)
@@ -221,7 +233,9 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
         arcs, guess, settled, rounds = arcs_of(lattice), lattice.top_arcs(1).tokens[:, 0].tolist(), 0, 0
         while settled < 5:
             said = [log_probs_after(model, [*context, *guess[:slot]]) for slot in range(5)]
-            values = [{token: arcs[slot][token] + alpha * said[slot][token] for token in arcs[slot]} for slot in range(5)]
+            values = [
+                {token: arcs[slot][token] + alpha * said[slot][token] for token in arcs[slot]} for slot in range(5)
+            ]
             chosen = [max(each, key=lambda token, each=each: each[token]) for each in values]
             settled = min(5, 1 + next((slot for slot in range(5) if chosen[slot] != guess[slot]), 5))
             guess, rounds = chosen, rounds + 1
@@ -235,8 +249,8 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
 
 @pytest.mark.parametrize("kind", [NeuralRescorer, ParallelNeuralRescorer])
 def test_batched_rescoring_is_rescoring_one_by_one(kind: type[CausalRescorer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("latticebpd.scoring.neural.base.ROWS", 4)
-    monkeypatch.setattr("latticebpd.scoring.neural.outputs.PROJECTED", 3)
+    monkeypatch.setattr("latticebpd.scoring.neural.causal_rescorer.ROWS", 4)
+    monkeypatch.setattr("latticebpd.scoring.neural.candidate_scores.PROJECTED", 3)
     rng = np.random.default_rng(5)
     rescorer = kind(tiny("gpt2", seed=4), alpha=0.6)
     lattices = [random_lattice(rng, rng.integers(1, 5), 3) for _ in range(9)]
@@ -269,7 +283,9 @@ def test_constants_of_a_slot_change_nothing(kind: type[CausalRescorer]) -> None:
     one, other = (rescore(each, rescorer, p=6, context=[3, 4]) for each in (lattice, moved))
     assert one.tokens.tolist() == other.tokens.tolist()
     np.testing.assert_allclose(one.scores - 4.5, other.scores, atol=1e-4)
-    assert prefixes_of(draft_tree(lattice, rescorer, 30, context=[3, 4])) == prefixes_of(draft_tree(moved, rescorer, 30, context=[3, 4]))
+    assert prefixes_of(draft_tree(lattice, rescorer, 30, context=[3, 4])) == prefixes_of(
+        draft_tree(moved, rescorer, 30, context=[3, 4])
+    )
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -281,7 +297,12 @@ def test_parallel_rescoring_conditions_on_the_unrescored_draft(family: str) -> N
         found = rescorer.rescored(lattices, contexts)
         for lattice, context, mended in zip(lattices, contexts, found, strict=True):
             draft = lattice.top_arcs(1).tokens[:, 0].tolist()
-            said = np.stack([log_probs_after(model, [*context, *draft[:slot]])[lattice.tokens[slot]] for slot in range(lattice.slots)])
+            said = np.stack(
+                [
+                    log_probs_after(model, [*context, *draft[:slot]])[lattice.tokens[slot]]
+                    for slot in range(lattice.slots)
+                ]
+            )
             np.testing.assert_allclose(mended.log_probs, lattice.log_probs + 0.7 * said, atol=1e-4)
             best = rescore(lattice, rescorer, p=5, context=context)
             assert best.tokens.tolist() == rescore(mended, None, p=5).tokens.tolist()
@@ -351,7 +372,11 @@ def test_rescorer_that_knows_the_truth_fills_every_block(name: str) -> None:
     calls = 4
     out = generate(model, [3, 1], drafter, max_new_tokens=1 + calls * model.num_heads)
     assert out.accept_counts.tolist() == [0] * model.num_heads + [calls]
-    assert out.block_efficiency == model.num_heads > generate(model, [3, 1], VanillaDrafter(model), max_new_tokens=31).block_efficiency
+    assert (
+        out.block_efficiency
+        == model.num_heads
+        > generate(model, [3, 1], VanillaDrafter(model), max_new_tokens=31).block_efficiency
+    )
 
 
 def test_long_context_is_cut_to_the_last_tokens_that_fit() -> None:
@@ -364,7 +389,9 @@ def test_long_context_is_cut_to_the_last_tokens_that_fit() -> None:
         assert (POSITIONS - 4) / 2 < len(kept) <= POSITIONS - 4
         found = rescore(lattice, rescorer, p=1, context=text[:length])
         assert found.tokens.tolist() == [greedy_path(model, lattice, 1.0, kept)]
-        np.testing.assert_allclose(found.scores, rescore(lattice, recomputing, p=1, context=text[:length]).scores, atol=1e-4)
+        np.testing.assert_allclose(
+            found.scores, rescore(lattice, recomputing, p=1, context=text[:length]).scores, atol=1e-4
+        )
     with pytest.raises(ValueError, match=f"more than {POSITIONS} positions"):
         rescore(random_lattice(rng, POSITIONS, 2), rescorer, p=1, context=[1])
 
@@ -405,7 +432,14 @@ def test_directory_of_any_causal_lm_is_a_rescorer_of_weight_one(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "{}", '{"format_version": 1, "alpha": -1}', '{"format_version": 1, "alpha": "x"}', '{"format_version": 1, "beta": 1}'],
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"format_version": 1, "alpha": -1}',
+        '{"format_version": 1, "alpha": "x"}',
+        '{"format_version": 1, "beta": 1}',
+    ],
 )
 def test_damaged_settings_are_named(tmp_path: Path, text: str) -> None:
     LLAMA.save_pretrained(tmp_path)
@@ -428,7 +462,9 @@ def test_rescorer_of_another_vocabulary_is_refused() -> None:
         TreeDrafter(model, NeuralRescorer(LLAMA, tokenizer_fingerprint="sha256:bb"))
     with pytest.raises(ValueError, match=f"over 19 tokens .* got one over {VOCABULARY}"):
         PathsDrafter(model, NeuralRescorer(LLAMA))
-    check_vocabulary(NeuralRescorer(LLAMA, tokenizer_fingerprint="sha256:aa"), "sha256:aa", 30)  # one vocabulary, padded differently
+    check_vocabulary(
+        NeuralRescorer(LLAMA, tokenizer_fingerprint="sha256:aa"), "sha256:aa", 30
+    )  # one vocabulary, padded differently
     with pytest.raises(ValueError, match=f"token ids below {VOCABULARY}"):
         rescore(random_lattice(np.random.default_rng(0), 2, 2), NeuralRescorer(LLAMA), context=[VOCABULARY])
 
@@ -443,7 +479,11 @@ def test_token_that_the_rescorer_lacks_comes_last(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"alpha": -1.0}, "to 1e.30, got -1"), ({"alpha": float("nan")}, "to 1e.30, got nan"), ({"beams": 0}, "beams >= 1")],
+    [
+        ({"alpha": -1.0}, "to 1e.30, got -1"),
+        ({"alpha": float("nan")}, "to 1e.30, got nan"),
+        ({"beams": 0}, "beams >= 1"),
+    ],
 )
 def test_bad_settings_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -469,7 +509,9 @@ def test_rescoring_that_was_broken_off_leaves_no_false_memory(monkeypatch: pytes
     rescorer.paths(lattices, texts, 1)
     longer = [[*text, 9] for text in texts[::-1]]
     with monkeypatch.context() as broken:
-        broken.setattr("latticebpd.verification.TreeVerifier.verify", lambda *_: (_ for _ in ()).throw(MemoryError))
+        broken.setattr(
+            "latticebpd.target.tree_attention.TreeVerifier.verify", lambda *_: (_ for _ in ()).throw(MemoryError)
+        )
         with pytest.raises(MemoryError):
             rescorer.paths(lattices, longer, 1)
     again, expected = rescorer.paths(lattices, longer, 1), fresh.paths(lattices, longer, 1)

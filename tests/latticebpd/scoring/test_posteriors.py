@@ -31,7 +31,9 @@ class Opaque:
 
 def test_posteriors_of_all_paths_are_exact_and_those_of_a_beam_are_its_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
-    lattice = SausageLattice(np.stack([rng.permutation(23)[:3] for _ in range(4)]), np.log(rng.dirichlet(np.ones(3), 4)))
+    lattice = SausageLattice(
+        np.stack([rng.permutation(23)[:3] for _ in range(4)]), np.log(rng.dirichlet(np.ones(3), 4))
+    )
     assert lattice.num_paths < posteriors.BEAM
     exact = arc_posteriors(lattice, NgramScorer(trigram(), 0.8), context=[3, 1])
     assert arc_posteriors(lattice, Opaque(), context=[3, 1]) == pytest.approx(exact, abs=1e-6)

@@ -47,7 +47,9 @@ def enumerate_paths(
 
 @settings(max_examples=60, deadline=None)
 @given(lattices(), st.integers(1, 300), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3), st.booleans())
-def test_drafts_are_the_best_of_all_paths(lattice: SausageLattice, p: int, alpha: float, context: list[int], with_lm: bool) -> None:
+def test_drafts_are_the_best_of_all_paths(
+    lattice: SausageLattice, p: int, alpha: float, context: list[int], with_lm: bool
+) -> None:
     lm = LM if with_lm else None
     everything = enumerate_paths(lattice, lm, alpha, context)
     drafts = rescore(lattice, lm, p=p, alpha=alpha, context=context)
@@ -61,7 +63,9 @@ def test_drafts_are_the_best_of_all_paths(lattice: SausageLattice, p: int, alpha
 
 @settings(max_examples=60, deadline=None)
 @given(lattices(), st.integers(1, 200), st.floats(0, 3), st.lists(st.integers(0, 6), max_size=3))
-def test_tree_is_the_most_probable_set_of_prefixes(lattice: SausageLattice, nodes: int, alpha: float, context: list[int]) -> None:
+def test_tree_is_the_most_probable_set_of_prefixes(
+    lattice: SausageLattice, nodes: int, alpha: float, context: list[int]
+) -> None:
     tree = draft_tree(lattice, LM, num_nodes=nodes, alpha=alpha, context=context)
     weights: dict[tuple[int, ...], float] = {(): 0.0}
     for slot in range(lattice.slots):
@@ -179,7 +183,8 @@ def test_model_of_another_vocabulary_is_refused_with_both_names() -> None:
 def test_batch_of_several_shapes_is_each_lattice_alone() -> None:
     rng = np.random.default_rng(3)
     lattices = [
-        SausageLattice(rng.permutation(6)[None, :k].repeat(slots, 0), -rng.random((slots, k))) for slots, k in ((2, 3), (4, 3), (2, 3))
+        SausageLattice(rng.permutation(6)[None, :k].repeat(slots, 0), -rng.random((slots, k)))
+        for slots, k in ((2, 3), (4, 3), (2, 3))
     ]
     scorer = as_scorer(LM, 0.8)
     for contexts in ([[], [], []], [[1], [], [2, 3]]):
@@ -187,5 +192,8 @@ def test_batch_of_several_shapes_is_each_lattice_alone() -> None:
         for row, (lattice, context) in enumerate(zip(lattices, contexts, strict=True)):
             assert drafts[row].tokens.tolist() == rescore(lattice, LM, 4, 0.8, context).tokens.tolist()
             alone = draft_tree(lattice, LM, 6, 0.8, context)
-            assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (alone.tokens.tolist(), alone.parents.tolist())
+            assert (trees[row].tokens.tolist(), trees[row].parents.tolist()) == (
+                alone.tokens.tolist(),
+                alone.parents.tolist(),
+            )
             assert trees[row].lattice is lattice

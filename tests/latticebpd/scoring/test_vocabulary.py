@@ -27,7 +27,12 @@ def model_file(folder: Path, kind: str) -> Path:
     if kind == "words in ARPA":
         (folder / "lm.arpa").write_text(WORDS)
         return folder / "lm.arpa"
-    size, fingerprint = {"words": (2, None), "more ids": (11, None), "another hash": (10, "sha256:1"), "fits": (10, "sha256:0")}[kind]
+    size, fingerprint = {
+        "words": (2, None),
+        "more ids": (11, None),
+        "another hash": (10, "sha256:1"),
+        "fits": (10, "sha256:0"),
+    }[kind]
     rows = np.arange(size, dtype=np.int32)[:, None]
     symbols = ["the", "cat"] if kind == "words" else None
     table = fst.NgramTable([rows], [np.full(size, -np.log(size))], [np.zeros(size)], symbols, fingerprint)

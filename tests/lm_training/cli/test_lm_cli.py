@@ -48,7 +48,9 @@ def test_unknown_words_have_mass_only_where_that_is_asked_for(run: Run, text: Pa
         assert (model.log_prob(999) == -1000) != bool(options)
 
 
-@pytest.mark.parametrize("smoothing", ["katz", "katz-opengrm", "katz-srilm", "witten-bell", "absolute", "stupid-backoff"])
+@pytest.mark.parametrize(
+    "smoothing", ["katz", "katz-opengrm", "katz-srilm", "witten-bell", "absolute", "stupid-backoff"]
+)
 def test_every_smoothing_method_has_a_name(run: Run, text: Path, tmp_path: Path, smoothing: str) -> None:
     status, _, err = run("lm", "train", text, "--words", "--smoothing", smoothing, "-o", tmp_path / "lm.arpa.gz")
     assert status == 0, err
@@ -57,7 +59,18 @@ def test_every_smoothing_method_has_a_name(run: Run, text: Path, tmp_path: Path,
 
 def test_tokenizers_ids_are_stored_with_their_fingerprint(run: Run, text: Path, tmp_path: Path) -> None:
     train_tokenizer([TEXT], vocab_size=300).save(str(tmp_path / "tokenizer.json"))
-    command = ("lm", "train", text, "--tokenizer", tmp_path / "tokenizer.json", "--engine", "duckdb", "--memory", "300M", "-o")
+    command = (
+        "lm",
+        "train",
+        text,
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+        "--engine",
+        "duckdb",
+        "--memory",
+        "300M",
+        "-o",
+    )
     assert run(*command, tmp_path / "lm.fst")[0] == 0
     info = json.loads(run("lm", "info", tmp_path / "lm.fst", "--json")[1])
     assert info["fingerprint"].startswith("sha256:")
@@ -67,7 +80,10 @@ def test_tokenizers_ids_are_stored_with_their_fingerprint(run: Run, text: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("the", "cat"), "expected the ids of a tokenizer as words, got words such as 'the'; convert without a tokenizer"),
+        (
+            ("the", "cat"),
+            "expected the ids of a tokenizer as words, got words such as 'the'; convert without a tokenizer",
+        ),
         (("0", "007"), "expected the ids of a tokenizer as words, got words such as '0'"),  # "007" is no number of ours
         (("0", "{size}"), "expected token ids below {size}, the tokenizer's size, got {size}"),
         (("0", "299"), None),
@@ -83,7 +99,9 @@ def test_words_that_are_no_ids_of_the_tokenizer_are_not_stamped_with_it(
     assert size == 300
     lines = "".join(f"-0.5\t{word}\n".format(size=size) for word in words)
     (tmp_path / "lm.arpa").write_text(f"\\data\\\nngram 1=2\n\n\\1-grams:\n{lines}\n\\end\\\n")
-    status, _, err = run("lm", "arpa2fst", tmp_path / "lm.arpa", tmp_path / "lm.fst", "--tokenizer", tmp_path / "tokenizer.json")
+    status, _, err = run(
+        "lm", "arpa2fst", tmp_path / "lm.arpa", tmp_path / "lm.fst", "--tokenizer", tmp_path / "tokenizer.json"
+    )
     if message is None:
         assert status == 0, err
         assert fst.NgramModel.load(tmp_path / "lm.fst").fingerprint is not None
@@ -109,14 +127,19 @@ def test_tokenizer_directories_are_read_by_autotokenizer(run: Run, text: Path, t
 def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path, tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("a bird ran\nthe bird sat\n" * 20)
     for name in ("a", "b"):
-        assert run("lm", "train", tmp_path / f"{name}.txt", "--words", "--order", 2, "-o", tmp_path / f"{name}.fst")[0] == 0
+        assert (
+            run("lm", "train", tmp_path / f"{name}.txt", "--words", "--order", 2, "-o", tmp_path / f"{name}.fst")[0]
+            == 0
+        )
     mix = ("lm", "interpolate", tmp_path / "a.fst", tmp_path / "b.fst", "-o", tmp_path / "mixed.fst")
     status, _, err = run(*mix, "--weight", 0.25)
     assert status == 0, err
     ours, theirs, mixed = (fst.NgramModel.load(tmp_path / f"{name}.fst") for name in ("a", "b", "mixed"))
     for word in ("the", "bird", "mat"):
         parts = [math.exp(m.log_prob(m.symbols.index(word))) if word in m.symbols else 0.0 for m in (ours, theirs)]
-        assert math.exp(mixed.log_prob(mixed.symbols.index(word))) == pytest.approx(0.25 * parts[0] + 0.75 * parts[1], rel=1e-5)
+        assert math.exp(mixed.log_prob(mixed.symbols.index(word))) == pytest.approx(
+            0.25 * parts[0] + 0.75 * parts[1], rel=1e-5
+        )
     status, _, err = run(*mix, "--held-out", text)
     assert status == 0, err
     assert float(err.rsplit(": ", 1)[1]) > 0.9  # the text that the first was made from
@@ -137,7 +160,9 @@ def test_models_of_words_are_mixed_whatever_their_numbering(run: Run, text: Path
         ((), "give --tokenizer or --words"),
     ],
 )
-def test_mistaken_options_end_with_one_line(run: Run, text: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+def test_mistaken_options_end_with_one_line(
+    run: Run, text: Path, tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
     words = () if not options or "--tokenizer" in options else ("--words",)
     before = sorted(path.name for path in tmp_path.iterdir())
     status, out, err = run("lm", "train", text, *words, *options, "-o", tmp_path / "lm.fst")
@@ -161,7 +186,9 @@ def test_unseen_ids_score_what_the_help_says(run: Run, tmp_path: Path) -> None:
         assert (model.log_prob(8) == -1000) == (9 not in options or "floor" in options)
 
 
-def test_sentence_starts_are_known_behind_the_token_that_a_decoder_begins_with(run: Run, text: Path, tmp_path: Path) -> None:
+def test_sentence_starts_are_known_behind_the_token_that_a_decoder_begins_with(
+    run: Run, text: Path, tmp_path: Path
+) -> None:
     tokenizer = train_tokenizer([TEXT], vocab_size=300)
     tokenizer.add_special_tokens(["<pad>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -169,7 +196,15 @@ def test_sentence_starts_are_known_behind_the_token_that_a_decoder_begins_with(r
     the, start = tokenizer.encode("the").ids[0], tokenizer.token_to_id("<pad>")
     log_probs = []
     for options in ((), ("--start-token", start)):
-        command = ("lm", "train", tmp_path / "lines.jsonl", "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "lm.fst")
+        command = (
+            "lm",
+            "train",
+            tmp_path / "lines.jsonl",
+            "--tokenizer",
+            tmp_path / "tokenizer.json",
+            "-o",
+            tmp_path / "lm.fst",
+        )
         status, _, err = run(*command, *options)
         assert status == 0, err
         log_probs.append(fst.NgramModel.load(tmp_path / "lm.fst").log_prob(the, context=[start]))
@@ -253,7 +288,8 @@ def test_damaged_inputs_are_named_in_one_line_and_leave_nothing(run: Run, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "options", [("--memory", "²"), ("--memory", "9" * 30 + "T"), ("--min-count", "9" * 5000), ("--min-count", "1" + "0" * 20)]
+    "options",
+    [("--memory", "²"), ("--memory", "9" * 30 + "T"), ("--min-count", "9" * 5000), ("--min-count", "1" + "0" * 20)],
 )
 def test_numbers_within_texts_are_of_ordinary_size(run: Run, tmp_path: Path, options: tuple[str, str]) -> None:
     np.save(tmp_path / "ids.npy", np.array([1, 2, 0] * 9))

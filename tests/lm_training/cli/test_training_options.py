@@ -1,4 +1,5 @@
-"""Options of the commands that train: made of dataclasses, checked alike on the command line and in Python; progress in logs."""
+"""Options of the commands that train: made of dataclasses, checked alike on the command line and in Python; progress in
+logs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from lm_training.cli.drafter import drafter
 from lm_training.cli.options import with_options
 from lm_training.cli.rescorer import rescorer
 from lm_training.cli.translation import translation
-from lm_training.neural.options import (
+from lm_training.training.training_options import (
     BlockwiseTraining,
     DrafterTraining,
     HeadTraining,
@@ -32,7 +33,9 @@ KINDS: list[tuple[Any, type[LoopOptions]]] = [
 
 
 @pytest.mark.parametrize(("command", "kind"), KINDS)
-def test_every_option_with_a_help_text_is_the_commands_and_has_its_default(command: Any, kind: type[LoopOptions]) -> None:
+def test_every_option_with_a_help_text_is_the_commands_and_has_its_default(
+    command: Any, kind: type[LoopOptions]
+) -> None:
     parameters = inspect.signature(command).parameters
     for each in fields(kind):
         assert (each.name in parameters) == bool(each.metadata["help"]), each.name
@@ -65,6 +68,8 @@ def test_a_command_hands_the_dataclass_on() -> None:
         (DrafterTraining, {"windows": 0}, "expected windows >= 1, got 0"),
     ],
 )
-def test_impossible_options_are_refused_in_python_too(kind: type[LoopOptions], change: dict[str, Any], message: str) -> None:
+def test_impossible_options_are_refused_in_python_too(
+    kind: type[LoopOptions], change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**change)

@@ -16,10 +16,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
-from latticebpd.drafting import PromptNgramDrafter
+from latticebpd.drafters import PromptNgramDrafter
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.base import BaseModel
-from latticebpd.models.blockwise import BlockwiseLM
+from latticebpd.target.stock_model import BaseModel
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
 from lm_training.data.hidden_states import load_states
 from lm_training.data.writing import Greedy
@@ -78,7 +78,9 @@ def test_text_ends_with_the_end_of_text_token_and_prompts_do_not_contain_it(tmp_
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "t5", "marian", "bart"])
 @pytest.mark.parametrize("num_beams", [1, 3])
-def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone(family: str, num_beams: int, tmp_path: Path) -> None:
+def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone(
+    family: str, num_beams: int, tmp_path: Path
+) -> None:
     """Batches of prompts that differ in length, padded by `distill`, against one prompt at a time without padding."""
     base, given = tiny(family, seed=3, eos=7), uneven()
     distill(base, given, tmp_path, replace(OPTIONS, num_beams=num_beams), batch_size=3)
@@ -89,7 +91,11 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
         prompt = given[index][:length].astype(np.int64)
         assert text[index][:length].tolist() == prompt.tolist()
         out = base.generate(
-            torch.from_numpy(prompt)[None], attention_mask=torch.ones(1, length), do_sample=False, num_beams=num_beams, max_new_tokens=7
+            torch.from_numpy(prompt)[None],
+            attention_mask=torch.ones(1, length),
+            do_sample=False,
+            num_beams=num_beams,
+            max_new_tokens=7,
         )
         assert text[index][length:].tolist() == out[0, behind or length :].tolist()
 
@@ -106,7 +112,9 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
         text = load_distilled(tmp_path / str(drafter is None))
         for index, (tokens, length) in enumerate(text.items()):
             prompt = torch.tensor([tokens[:length]])
-            expected = base.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7)  # type: ignore[operator]
+            expected = base.generate(
+                prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7
+            )  # type: ignore[operator]
             assert tokens[length:] == expected[0, 1 if base.config.is_encoder_decoder else length :].tolist(), index
     assert base.generation_config is config
     assert config.num_beams == 4
@@ -145,7 +153,9 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
 def test_beams_are_those_of_generate(model: BlockwiseLM, tmp_path: Path) -> None:
     distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=3), batch_size=5)
     text = load_distilled(tmp_path)
-    expected = model.base.generate(torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7)
+    expected = model.base.generate(
+        torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7
+    )
     assert text[0].tolist() == expected[0].tolist()
 
 
@@ -164,7 +174,9 @@ def test_run_killed_in_a_shard_goes_on_with_that_shard(model: BlockwiseLM, tmp_p
     with pytest.raises(ValueError, match=r"2 of 3 shards are missing, first shard-00001\.npz"):
         load_distilled(tmp_path / "cut")
     resumed: list[int] = []
-    distill(model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=lambda prompts, tokens: resumed.append(tokens))
+    distill(
+        model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=lambda prompts, tokens: resumed.append(tokens)
+    )
     assert resumed[0] == 0  # the finished shard is not written again
     np.testing.assert_array_equal(load_distilled(tmp_path / "cut").tokens, load_distilled(tmp_path / "whole").tokens)
 
@@ -204,7 +216,10 @@ def test_prompts_of_another_vocabulary_are_refused(model: BlockwiseLM, tmp_path:
 def test_text_longer_than_the_model_reads_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at most 128 tokens .* got 5 \+ 124"):
         distill(model.base, prompts(), tmp_path, replace(OPTIONS, max_new_tokens=124))
-    with pytest.raises(ValueError, match=r"sources of at most 96 tokens .* texts of at most 95, got a source of 5 and texts of up to 96"):
+    with pytest.raises(
+        ValueError,
+        match=r"sources of at most 96 tokens .* texts of at most 95, got a source of 5 and texts of up to 96",
+    ):
         distill(tiny("marian"), prompts(), tmp_path, replace(OPTIONS, max_new_tokens=96))
     assert not any(tmp_path.iterdir())
 
@@ -213,7 +228,8 @@ def test_large_vocabularies_are_stored_whole(tmp_path: Path) -> None:
     """A corpus may hold small ids only; what the model writes need not."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=70000, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, eos_token_id=None,
+        vocab_size=70000, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4,
+        eos_token_id=None,
         bos_token_id=None,
     )  # fmt: skip
     base = LlamaForCausalLM(config).eval()
@@ -226,7 +242,15 @@ def test_large_vocabularies_are_stored_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"options": {"num_beams": 0}}', b'{"options": {"beams": 2}}', b'{"options": {}, "prompts": "x"}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"options": {"num_beams": 0}}',
+        b'{"options": {"beams": 2}}',
+        b'{"options": {}, "prompts": "x"}',
+    ],
 )
 def test_damaged_settings_are_a_value_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "distill.json").write_bytes(content)
@@ -245,7 +269,9 @@ def test_damaged_shard_is_a_value_error(model: BlockwiseLM, tmp_path: Path) -> N
 
 
 @given(st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=6), max_size=8), st.data())
-def test_sequences_round_trip_and_join(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], data: st.DataObject) -> None:
+def test_sequences_round_trip_and_join(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], data: st.DataObject
+) -> None:
     arrays = [np.array(row, np.uint16) for row in rows]
     lengths = [data.draw(st.integers(1, len(row))) for row in rows]
     whole = Texts.of_rows(arrays, lengths, np.uint16)
@@ -284,7 +310,15 @@ def test_corpus_of_sequences_has_every_label_with_its_history_and_ends_each_text
     assert text.corpus(end_of_text=0, history=0).tolist() == [4, 5, 0, 7, 0, 9, 0]
     assert text.corpus(0, 2).dtype == np.uint16
     assert text.answers(start=22).corpus(end_of_text=0, history=2).tolist() == [22, 4, 5, 0, 22, 7, 0, 22, 9, 0]
-    assert text.answers(start=0).corpus(end_of_text=0, history=2).tolist() == [4, 5, 0, 7, 0, 9, 0]  # one token between texts
+    assert text.answers(start=0).corpus(end_of_text=0, history=2).tolist() == [
+        4,
+        5,
+        0,
+        7,
+        0,
+        9,
+        0,
+    ]  # one token between texts
     assert [text.prompts()[index].tolist() for index in range(3)] == [[1, 2, 3], [6], [8]]
 
 
@@ -325,8 +359,19 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
 def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:
     tiny_model(eos_token_id=0).save_pretrained(tmp_path / "model")
     np.save(tmp_path / "corpus.npy", corpus())
-    command = ["distill", str(tmp_path / "corpus.npy"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--prompts", "6"]
-    result = CliRunner().invoke(app, [*command, "--prompt-tokens", "5", "--corpus", str(tmp_path / "w.npy")], catch_exceptions=False)
+    command = [
+        "distill",
+        str(tmp_path / "corpus.npy"),
+        "--model",
+        str(tmp_path / "model"),
+        "-o",
+        str(tmp_path / "out"),
+        "--prompts",
+        "6",
+    ]
+    result = CliRunner().invoke(
+        app, [*command, "--prompt-tokens", "5", "--corpus", str(tmp_path / "w.npy")], catch_exceptions=False
+    )
     assert result.exit_code == 0
     np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), load_distilled(tmp_path / "out").corpus(0, 3))
 
@@ -343,7 +388,16 @@ def test_command_lets_an_encoder_decoder_answer_sources(tmp_path: Path) -> None:
     np.testing.assert_array_equal(text.tokens, load_distilled(tmp_path / "same").tokens)
     np.testing.assert_array_equal(np.load(tmp_path / "w.npy"), text.answers(1).corpus(7, 3))
     # What was distilled serves as sources again.
-    again = ["distill", str(tmp_path / "out"), "--model", str(tmp_path / "model"), "-o", str(tmp_path / "again"), "--max-new-tokens", "2"]
+    again = [
+        "distill",
+        str(tmp_path / "out"),
+        "--model",
+        str(tmp_path / "model"),
+        "-o",
+        str(tmp_path / "again"),
+        "--max-new-tokens",
+        "2",
+    ]
     assert CliRunner().invoke(app, again, catch_exceptions=False).exit_code == 0
     assert load_distilled(tmp_path / "again").prompt_lengths.tolist() == text.prompt_lengths.tolist()
     np.save(tmp_path / "corpus.npy", corpus())

@@ -1,4 +1,5 @@
-"""Files of records become token sequences: every kind of file, every task's prompt, the same bytes however many encode."""
+"""Files of records become token sequences: every kind of file, every task's prompt, the same bytes however many
+encode."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ from tests.helpers.commands import Run
 from tests.helpers.tokenizers import TEMPLATE
 
 QUESTIONS: list[dict[str, Any]] = [
-    {"question": f"Who is number {index}?", "context": f"Number {index} is known.\nSo it is.", "answers": {"text": [f"Nobody {index}"]}}
+    {
+        "question": f"Who is number {index}?",
+        "context": f"Number {index} is known.\nSo it is.",
+        "answers": {"text": [f"Nobody {index}"]},
+    }
     for index in range(23)
 ]
 SQUAD = TASKS["squad"]
@@ -60,7 +65,9 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("name", ["squad.jsonl", "squad.jsonl.gz", "squad.parquet", "saved"])
-def test_prompts_of_every_kind_of_file_are_the_tasks_and_only_answers_are_learnt(name: str, tmp_path: Path, bpe: Tokenizer) -> None:
+def test_prompts_of_every_kind_of_file_are_the_tasks_and_only_answers_are_learnt(
+    name: str, tmp_path: Path, bpe: Tokenizer
+) -> None:
     path = tmp_path / name
     if name == "saved":
         datasets = pytest.importorskip("datasets")
@@ -86,11 +93,16 @@ def test_documents_of_every_kind_of_file_are_packed_into_one_corpus(tmp_path: Pa
     (tmp_path / "b.txt").write_text("context\n\nquestion\n")
     paths = [tmp_path / name for name in ("saved", "a.jsonl", "b.txt")]
     for text_lines, texts in ((False, ["context\n\nquestion\n"]), (True, ["context", "question"])):
-        write_encoded(encode_files(paths, bpe, Encoding(end_of_text_id(bpe), text_lines=text_lines)), tmp_path / "out.npy")
+        write_encoded(
+            encode_files(paths, bpe, Encoding(end_of_text_id(bpe), text_lines=text_lines)), tmp_path / "out.npy"
+        )
         wanted = ["Who is\r\nnumber 1?", "known", "Nobody", *texts]
         ids = [token for text in wanted for token in (*bpe.encode(text).ids, end_of_text_id(bpe))]
         assert np.load(tmp_path / "out.npy").tolist() == ids
-    assert corpus_ids([tmp_path / "saved", tmp_path / "a.jsonl"], bpe).tolist() == ids[: len(corpus_ids([*paths[:2]], bpe))]
+    assert (
+        corpus_ids([tmp_path / "saved", tmp_path / "a.jsonl"], bpe).tolist()
+        == ids[: len(corpus_ids([*paths[:2]], bpe))]
+    )
 
 
 def test_shards_are_the_same_to_the_byte_whatever_the_number_of_workers(tmp_path: Path, bpe: Tokenizer) -> None:
@@ -105,11 +117,15 @@ def test_shards_are_the_same_to_the_byte_whatever_the_number_of_workers(tmp_path
     assert bad[0] == bad[1]
     assert texts_of(tmp_path / "1", bpe) == EXPECTED
     # Of one shard, of many, or in one file: the same sequences.
-    write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe), SQUAD), bad=BadRecords(False)), tmp_path / "whole.npz")
+    write_encoded(
+        encode_files([path], bpe, Encoding(end_of_text_id(bpe), SQUAD), bad=BadRecords(False)), tmp_path / "whole.npz"
+    )
     np.testing.assert_array_equal(load_texts(tmp_path / "whole.npz", 0).tokens, load_encoded(tmp_path / "2").tokens)
 
 
-def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
+def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(
+    tmp_path: Path, bpe: Tokenizer, run: Run
+) -> None:
     good = json.dumps(QUESTIONS[0]).encode()
     lines = [
         good,
@@ -148,7 +164,9 @@ def test_bad_records_are_counted_and_named_and_strict_stops_at_the_first(tmp_pat
 
 
 @pytest.mark.parametrize("half", [r"\ud800", r"\uDfff", r"\ud800\u0041"])
-def test_half_of_a_surrogate_pair_is_a_bad_record_and_a_whole_one_is_not(half: str, tmp_path: Path, bpe: Tokenizer) -> None:
+def test_half_of_a_surrogate_pair_is_a_bad_record_and_a_whole_one_is_not(
+    half: str, tmp_path: Path, bpe: Tokenizer
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "known {half}", "q": "x"}}\n{{"text": "known \\ud83d\\ude00", "q": "x"}}\n')
     bad = BadRecords(strict=False)
@@ -180,7 +198,9 @@ def test_a_full_disk_leaves_no_tokenizer(tmp_path: Path, run: Run, monkeypatch: 
 
 def test_records_that_are_all_bad_are_an_error(tmp_path: Path, bpe: Tokenizer) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"body": "x"}] * 3)
-    with pytest.raises(ValueError, match=r"got 3 that cannot, first: .*a\.jsonl:1: expected text under 'question', got nothing"):
+    with pytest.raises(
+        ValueError, match=r"got 3 that cannot, first: .*a\.jsonl:1: expected text under 'question', got nothing"
+    ):
         write_encoded(encode_files([path], bpe, Encoding(0, SQUAD), bad=BadRecords(False)), tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
 
@@ -199,7 +219,9 @@ def test_pairs_are_those_of_the_translators(tmp_path: Path) -> None:
     pairs = [Pair(f"a man {index} walks", f"ein Mann {index} geht") for index in range(7)]
     bpe = train_pair_tokenizer((text for pair in pairs for text in (pair.source, pair.target)), 300)
     path = write_lines(tmp_path / "a.jsonl", [{"en": pair.source, "de": pair.target} for pair in pairs])
-    write_encoded(encode_files([path], bpe, Encoding(end_of_text_id(bpe), Template("{en}", ("de",)))), tmp_path / "out.npz")
+    write_encoded(
+        encode_files([path], bpe, Encoding(end_of_text_id(bpe), Template("{en}", ("de",)))), tmp_path / "out.npz"
+    )
     found, expected = load_texts(tmp_path / "out.npz", 0), encode_pairs(pairs, bpe)
     for name in ("tokens", "starts", "prompt_lengths"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -210,14 +232,26 @@ def test_prompts_carry_the_tokenizers_special_tokens_and_answers_do_not(tmp_path
     begins.post_processor = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, 0)])
     path = write_lines(tmp_path / "a.jsonl", [{"q": "known", "a": "Nobody"}])
     write_encoded(encode_files([path], begins, Encoding(0, Template("{q}", ("a",), "\n"))), tmp_path / "out.npz")
-    assert load_texts(tmp_path / "out.npz", 0)[0].tolist() == [0, *bpe.encode("known\n").ids, *bpe.encode("Nobody").ids, 0]
+    assert load_texts(tmp_path / "out.npz", 0)[0].tolist() == [
+        0,
+        *bpe.encode("known\n").ids,
+        *bpe.encode("Nobody").ids,
+        0,
+    ]
 
 
 def test_command_encodes_prompts_of_the_users_own(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
     bpe.save(str(tmp_path / "tokenizer.json"))
     path = write_lines(tmp_path / "a.jsonl", QUESTIONS)
     start = ["train", "encode", path, "--tokenizer", tmp_path / "tokenizer.json", "-o"]
-    own = ["--prompt-template", r"{context}\n{question}", "--answer-field", "answers.text.0", "--separator", r"\nAnswer: "]
+    own = [
+        "--prompt-template",
+        r"{context}\n{question}",
+        "--answer-field",
+        "answers.text.0",
+        "--separator",
+        r"\nAnswer: ",
+    ]
     assert run(*start, tmp_path / "own.npz", *own)[0] == 0
     assert texts_of(tmp_path / "own.npz", bpe)[1] == (
         "Number 1 is known.\nSo it is.\nWho is number 1?\nAnswer: ",
@@ -240,7 +274,9 @@ def test_command_encodes_prompts_of_the_users_own(tmp_path: Path, bpe: Tokenizer
         assert message in errors
 
 
-def test_directory_of_something_else_is_not_overwritten_and_one_of_ours_is_made_anew(tmp_path: Path, bpe: Tokenizer) -> None:
+def test_directory_of_something_else_is_not_overwritten_and_one_of_ours_is_made_anew(
+    tmp_path: Path, bpe: Tokenizer
+) -> None:
     path = write_lines(tmp_path / "a.jsonl", QUESTIONS)
     out = tmp_path / "out"
     for records in (2, 20):
@@ -301,11 +337,26 @@ OPENING, FIRST = "<s>system\nBe kind.</s>\n", "<s>user\nHi</s>\n<s>assistant\n"
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_conversations_end_with_the_last_answer_in_the_chat_template(tmp_path: Path, bpe: Tokenizer, run: Run, workers: int) -> None:
+def test_conversations_end_with_the_last_answer_in_the_chat_template(
+    tmp_path: Path, bpe: Tokenizer, run: Run, workers: int
+) -> None:
     chat = chat_tokenizer(tmp_path, bpe)
     given = [{"role": "system", "content": "Shout."}, *HELLO]
-    path = write_lines(tmp_path / "chats.jsonl", [{"messages": messages} for messages in (HELLO, AGAIN, HELLO[:1], given, "no")])
-    line = ["train", "encode", path, "--chat", "--tokenizer", tmp_path / "tokenizer.json", "--workers", workers, "-o", tmp_path / "out.npz"]
+    path = write_lines(
+        tmp_path / "chats.jsonl", [{"messages": messages} for messages in (HELLO, AGAIN, HELLO[:1], given, "no")]
+    )
+    line = [
+        "train",
+        "encode",
+        path,
+        "--chat",
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+        "--workers",
+        workers,
+        "-o",
+        tmp_path / "out.npz",
+    ]
     status, _, err = run(*line)
     assert status == 0, err
     assert "2 bad records left out" in err
@@ -322,7 +373,18 @@ def test_conversations_end_with_the_last_answer_in_the_chat_template(tmp_path: P
 def test_prompts_of_a_template_become_the_users_turn(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
     chat = chat_tokenizer(tmp_path, bpe)
     path = write_lines(tmp_path / "squad.jsonl", QUESTIONS[:2])
-    line = ["train", "encode", path, "--chat", "--task", "squad", "--tokenizer", tmp_path / "tokenizer.json", "-o", tmp_path / "out.npz"]
+    line = [
+        "train",
+        "encode",
+        path,
+        "--chat",
+        "--task",
+        "squad",
+        "--tokenizer",
+        tmp_path / "tokenizer.json",
+        "-o",
+        tmp_path / "out.npz",
+    ]
     assert run(*line, "--system-prompt", "Be brief.")[0] == 0
     text, length = next(load_texts(tmp_path / "out.npz", 0).items())
     asked, answer = EXPECTED[0]
@@ -330,7 +392,9 @@ def test_prompts_of_a_template_become_the_users_turn(tmp_path: Path, bpe: Tokeni
     assert chat.decode(text[length:]) == answer.replace(END_OF_TEXT, "</s>")
 
 
-def test_prompts_of_conversations_need_no_answer_and_a_chat_needs_a_template(tmp_path: Path, bpe: Tokenizer, run: Run) -> None:
+def test_prompts_of_conversations_need_no_answer_and_a_chat_needs_a_template(
+    tmp_path: Path, bpe: Tokenizer, run: Run
+) -> None:
     chat = chat_tokenizer(tmp_path / "chat", bpe)
     path = write_lines(tmp_path / "chats.jsonl", [{"messages": HELLO}, {"messages": HELLO[:1]}])
     line = ["train", "encode", path, "--chat", "--prompts-only", "-o", tmp_path / "out.npz", "--tokenizer"]
@@ -340,6 +404,8 @@ def test_prompts_of_conversations_need_no_answer_and_a_chat_needs_a_template(tmp
     status, _, err = run(*line, tmp_path / "tokenizer.json")
     assert status == 2
     assert "expected a tokenizer with a chat template" in err
-    status, _, err = run(*[part for part in line if part != "--chat"], tmp_path / "tokenizer.json", "--system-prompt", "x")
+    status, _, err = run(
+        *[part for part in line if part != "--chat"], tmp_path / "tokenizer.json", "--system-prompt", "x"
+    )
     assert status == 2
     assert "expected --chat with --system-prompt" in err

@@ -12,25 +12,29 @@ import torch
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
+from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.models.base import BaseModel
-from latticebpd.models.blockwise import BlockwiseLM, new_heads
+from latticebpd.target.stock_model import BaseModel
 from lm_training.data.hidden_states import HiddenStates, add_states, load_states, states_directory
 from lm_training.data.shortlist import coverage, shortlist_of
-from lm_training.neural.blockwise import HeadData
-from lm_training.neural.heads import load_head_data, train_heads
-from lm_training.neural.options import HeadTraining
+from lm_training.families.blockwise import HeadData
+from lm_training.families.heads import load_head_data, train_heads
+from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 
-QUICK = HeadTraining(steps=5, batch_size=4, warmup_steps=2, validation_every=5, checkpoint_every=5, serving_prompts=0, learning_rate=1e-2)
+QUICK = HeadTraining(
+    steps=5, batch_size=4, warmup_steps=2, validation_every=5, checkpoint_every=5, serving_prompts=0, learning_rate=1e-2
+)
 
 
 def texts(count: int = 11, seed: int = 0) -> Texts:
     """Prompts of 1 to 5 tokens and what follows them, 3 to 12 more."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, count)
-    return Texts.of_rows([rng.integers(2, 23, length + rng.integers(3, 13)) for length in lengths], lengths.tolist(), np.uint16)
+    return Texts.of_rows(
+        [rng.integers(2, 23, length + rng.integers(3, 13)) for length in lengths], lengths.tolist(), np.uint16
+    )
 
 
 def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
@@ -49,7 +53,8 @@ def test_states_are_those_that_each_written_token_was_chosen_from(family: str, t
     for index, (text, prompt) in enumerate(data.items()):
         with torch.no_grad():
             if stock.encodes:
-                out = base(torch.tensor([text[:prompt]]), decoder_input_ids=torch.tensor([[stock.start_id, *text[prompt:-1]]]),
+                out = base(torch.tensor([text[:prompt]]),
+                decoder_input_ids=torch.tensor([[stock.start_id, *text[prompt:-1]]]),
                            output_hidden_states=True)  # fmt: skip
                 layers, begin = out.decoder_hidden_states, 0
             else:
@@ -97,7 +102,9 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: P
     """Against losses token by token, over the list's tokens alone."""
     base, data = tiny_model().base, texts()
     tokens = shortlist_of(data, 23, 12)
-    counts = np.bincount(np.concatenate([data[index][length:] for index, length in enumerate(data.prompt_lengths)]), minlength=23)
+    counts = np.bincount(
+        np.concatenate([data[index][length:] for index, length in enumerate(data.prompt_lengths)]), minlength=23
+    )
     assert sorted(counts[tokens].tolist(), reverse=True) == sorted(counts.tolist(), reverse=True)[:12]
     assert coverage(data, tokens) == pytest.approx(counts[tokens].sum() / counts.sum())
     torch.manual_seed(0)
@@ -136,7 +143,9 @@ def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         add_states(base, data, directory, shard_texts=4, part=(0, 2), on_text=killed)
-    with pytest.raises(ValueError, match=r"2 of 3 shards are missing, first shard-00001\.safetensors; run the same `latticebpd"):
+    with pytest.raises(
+        ValueError, match=r"2 of 3 shards are missing, first shard-00001\.safetensors; run the same `latticebpd"
+    ):
         load_states(tmp_path / "parts.npz", data)
     assert sorted(path.name for path in directory.path.iterdir()) == ["hidden.json", "shard-00000.safetensors"]
     for index in range(2):
@@ -166,10 +175,14 @@ def test_states_of_other_texts_models_or_layers_are_refused(tmp_path: Path) -> N
         train_heads(model, HeadData(data, states), data, tmp_path / "out", QUICK, progress=False)
     model = BlockwiseLM(tiny_model().base, new_heads(base, "stern", 3))
     with pytest.raises(ValueError, match="expected a frozen base model with kept hidden states"):
-        train_heads(model, HeadData(data, states), data, tmp_path / "out", replace(QUICK, fine_tune=True), progress=False)
+        train_heads(
+            model, HeadData(data, states), data, tmp_path / "out", replace(QUICK, fine_tune=True), progress=False
+        )
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"num_shards": 3}', b'{"num_shards": 3, "model": 1, "shard_texts": 0}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"num_shards": 3}', b'{"num_shards": 3, "model": 1, "shard_texts": 0}']
+)
 def test_damaged_settings_are_a_value_error(tmp_path: Path, content: bytes) -> None:
     data = texts()
     kept(tiny_model().base, tmp_path / "t.npz", data)
@@ -183,7 +196,13 @@ def test_damaged_shards_are_a_value_error(tmp_path: Path) -> None:
     kept(tiny_model().base, tmp_path / "t.npz", data)
     shard = tmp_path / "t.hidden/shard-00001.safetensors"
     whole = shard.read_bytes()
-    for damaged in (b"", whole[:100], whole[:-1], whole.replace(b"last", b"lost"), whole.replace(b'"texts"', b'"taxes"')):
+    for damaged in (
+        b"",
+        whole[:100],
+        whole[:-1],
+        whole.replace(b"last", b"lost"),
+        whole.replace(b'"texts"', b'"taxes"'),
+    ):
         shard.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"shard-00001\.safetensors: expected hidden states"):
             load_states(tmp_path / "t.npz", data)
@@ -194,10 +213,35 @@ def test_commands_keep_states_and_train_from_them(tmp_path: Path) -> None:
     for name, count in (("t", 11), ("v", 4)):
         texts(count, len(name)).save(tmp_path / f"{name}.npz")
     files = [str(tmp_path / "t.npz"), str(tmp_path / "v.npz")]
-    result = CliRunner().invoke(app, ["train", "hidden", *files, "--model", str(tmp_path / "model")], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["train", "hidden", *files, "--model", str(tmp_path / "model")], catch_exceptions=False
+    )
     assert result.exit_code == 0
-    command = ["train", "heads", files[0], "--validation", files[1], "--model", str(tmp_path / "model"), "-o", str(tmp_path / "out")]
-    more = ["--num-heads", "4", "--steps", "4", "--shortlist", "15", "--serving-prompts", "1", "--warmup-steps", "1", "--device", "cpu"]
+    command = [
+        "train",
+        "heads",
+        files[0],
+        "--validation",
+        files[1],
+        "--model",
+        str(tmp_path / "model"),
+        "-o",
+        str(tmp_path / "out"),
+    ]
+    more = [
+        "--num-heads",
+        "4",
+        "--steps",
+        "4",
+        "--shortlist",
+        "15",
+        "--serving-prompts",
+        "1",
+        "--warmup-steps",
+        "1",
+        "--device",
+        "cpu",
+    ]
     result = CliRunner().invoke(app, command + more, catch_exceptions=False)
     assert result.exit_code == 0
     said = " ".join(result.output.split())
@@ -228,9 +272,14 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     joined = HiddenStates.joined([whole, whole])
     joined.require_whole([1])
     assert torch.equal(joined.of_text(len(data) + 2), whole.of_text(2))
-    with pytest.raises(ValueError, match=r"expected hidden states of whole texts and of layers 1, 2, got whole texts without layers \[2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"expected hidden states of whole texts and of layers 1, 2, got whole texts without layers \[2\]",
+    ):
         joined.require_whole([1, 2])
-    with pytest.raises(ValueError, match="got written tokens only; make them with `latticebpd train hidden --whole --layers 1`"):
+    with pytest.raises(
+        ValueError, match="got written tokens only; make them with `latticebpd train hidden --whole --layers 1`"
+    ):
         written.require_whole([1])
     with pytest.raises(ValueError, match="expected a decoder-only model for states of whole texts"):
         add_states(tiny("t5", eos=7), data, states_directory(tmp_path / "t5.npz"), whole=True)

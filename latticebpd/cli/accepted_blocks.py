@@ -1,0 +1,52 @@
+"""Text with the blocks in which it was written: what each call of the model committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class BlockWriter:
+    """A streamer: every block behind a bar, in alternating colours, as soon as the model has committed it.
+
+    Args:
+        console: what to write on.
+        decode: tokens from the first block on -> text. Whole prefixes are decoded, because a block may end inside a
+            character, which then waits for the next block.
+        before: text to begin with, dimmed: the prompt, where the text continues it.
+    """
+
+    def __init__(self, console: Console, decode: Callable[[list[int]], str], before: str = "") -> None:
+        self._console, self._decode, self._before = console, decode, before
+        self._blocks = 0
+        self._tokens: list[int] = []
+        self._shown = ""
+
+    def put(self, tokens: Tensor) -> None:
+        """Take the prompt, at the first call, or a block."""
+        if self._blocks:
+            self._tokens += tokens.flatten().tolist()
+            text = Text("┃", style="dim").append(self._new(self._decode(self._tokens).rstrip("\ufffd")), self._style)
+        else:
+            text = Text(self._before, style="dim")
+        self._blocks += 1
+        self._console.print(text, end="", soft_wrap=True)
+
+    def end(self) -> None:
+        """Take note that the text is complete."""
+        self._console.print(Text(self._new(self._decode(self._tokens)), self._style), soft_wrap=True)
+
+    @property
+    def _style(self) -> str:
+        return ("green", "cyan")[self._blocks % 2]
+
+    def _new(self, so_far: str) -> str:
+        """What of the text has not been shown yet."""
+        new, self._shown = so_far[len(self._shown) :], so_far if len(so_far) > len(self._shown) else self._shown
+        return new

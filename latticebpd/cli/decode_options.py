@@ -1,0 +1,195 @@
+"""Decodes by a model: the option that all commands have, and what ``compare`` and ``report`` decode beside what
+lattices tell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from latticebpd.console import err, progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from latticebpd.drafters import Source
+    from latticebpd.drafters.system_names import Models
+    from latticebpd.measuring.fitted_records import SetAside
+    from latticebpd.measuring.model_decodes import Decoded
+    from latticebpd.target.stock_model import Model
+
+M = TypeVar("M", bound="Model")
+N = TypeVar("N", bound="Model | nn.Module")
+
+IGNORE_BEAMS: Any = typer.Option(
+    False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
+)
+RULE: Any = typer.Option(
+    ["exact"],
+    "--rule",
+    help="With --model: what is accepted, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated.",
+)
+MEASURE: Any = typer.Option(
+    [],
+    "--measure",
+    help=(
+        "With --model: quality of what it writes: exact-match, f1, rouge-l, bleu, or perplexity, its own of what it"
+        " wrote; or reference-perplexity: the model's of the references, Kim's measure of language models, whatever"
+        " drafts. May be repeated."
+    ),
+)
+REFERENCES: Any = typer.Option(
+    None,
+    help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself.",
+)
+NARROW: Any = typer.Option(
+    False,
+    "--narrow",
+    help="Compute the model by kernels made for few tokens, on a CPU in float32: quicker, greedy decoding as well.",
+)
+FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
+
+
+def without_beams(model: M, ignored: bool) -> M:
+    """The model as ``--ignore-beams`` says."""
+    from latticebpd.decoding.generation_config import ignore_beams
+
+    if ignored:
+        ignore_beams(model)
+    return model
+
+
+def narrowed(model: N, wanted: bool) -> N:
+    """The model, or drafter, as ``--narrow`` says."""
+    from latticebpd.cpu.kernels import narrow
+
+    return narrow(model) if wanted else model
+
+
+def decode_again(
+    directory: Path,
+    model: Model,
+    source: Source,
+    paths: Sequence[Path],
+    tunings: Sequence[SetAside],
+    systems: Sequence[str],
+    lm: Models,
+    alpha: float | None,
+    given_text: bool,
+    limit: int,
+    rules: Sequence[str] = ("exact",),
+    measures: Sequence[str] = (),
+    references: Path | None = None,
+    field: str = "reference",
+    prompt_context: bool = True,
+) -> tuple[Decoded, dict[str, list[float]]]:
+    """Decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality.
+
+    Args:
+        directory: where the model's tokenizer lies.
+        model: that decodes.  source: what it drafts from.
+    """
+    from latticebpd.decoding.rule_names import parse_rule
+    from latticebpd.drafters.pretrained import load_tokenizer
+    from latticebpd.lattices.shards import text_ends, texts_of
+    from latticebpd.measuring.fitted_records import numbered_without
+    from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
+    from latticebpd.target.stock_model import BaseModel
+
+    check_measures(measures)
+    accepted = {name: parse_rule(name) for name in rules}
+    numbered = list(islice(numbered_without(paths, tunings), limit))
+    wanted: list[list[str]] = []
+    right: list[tuple[list[int], int]] = []
+    tokenizer: Any = None
+    if set(measures) - {PERPLEXITY}:
+        tokenizer = load_tokenizer(directory)
+        if references is not None:
+            everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
+            wanted = [everything[number] for number, _ in numbered]
+            first = [each[0] for each in wanted]
+            spelled = (
+                tokenizer(text_target=first)
+                if BaseModel.of(model).encodes
+                else tokenizer(first, add_special_tokens=False)
+            )
+            right = [
+                ([*text[:length], *ids], length)
+                for ids, (_, (text, length)) in zip(spelled["input_ids"], numbered, strict=True)
+            ]
+        elif given_text:
+            wanted = [[_words(tokenizer, text[length:])] for _, (text, length) in numbered]
+            right = [text for _, text in numbered]
+        else:
+            raise ValueError(
+                "expected --references with --measure, since the lattices are of the model's own text; got none"
+            )
+    drafters = system_drafters(source, systems, lm, alpha, prompt_context)
+    with progress() as bar:
+        task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
+        decoded = decode(
+            model,
+            [text for _, text in numbered],
+            drafters,
+            lambda: bar.advance(task),
+            given_text,
+            accepted,
+            text_ends(paths[0]),
+        )
+    exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
+    if any(exact):
+        err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
+    return decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
+
+
+def _words(tokenizer: Any, tokens: list[int]) -> str:
+    return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
+
+
+def read_references(path: Path, field: str, count: int) -> list[list[str]]:
+    """Of every text, its references.
+
+    Raises:
+        ValueError: not ``count`` lines, or a record without the field.
+    """
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(lines) != count:
+        raise ValueError(f"{path}: expected one line for each of the lattices' {count} texts, got {len(lines)}")
+    if path.suffix != ".jsonl":
+        return [[line] for line in lines]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)[field]
+            each = [value] if isinstance(value, str) else list(value)
+            if not each or not all(isinstance(text, str) for text in each):
+                raise ValueError(f"{field} is {value!r}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{path}: line {number}: expected an object with {field!r}, a text or a list of texts: {error}"
+            ) from error
+        found.append(each)
+    return found
+
+
+def decoded_rows(decoded: Decoded, quality: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """One row for every drafter and rule."""
+    calls = decoded.calls
+    return [
+        {
+            "system": name,
+            "block_efficiency": None if not calls[i] else float(decoded.block_efficiency[i]),
+            "block_efficiency_with_prefill": float(decoded.block_efficiency_with_prefill[i]),
+            "calls": int(calls[i]),
+            "tokens": int(decoded.tokens[i]),
+            "verified_tokens": int(decoded.verified[i]),
+            "texts": decoded.texts,
+            "differing_texts": int(decoded.differing[i]),
+            **{measure: values[i] for measure, values in quality.items()},
+        }
+        for i, name in enumerate(decoded.names)
+    ]

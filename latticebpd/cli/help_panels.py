@@ -1,0 +1,47 @@
+"""How help is laid out: commands in panels by what they are for, and of a command with many options those first that
+are used most."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LONG = 8
+"""More options than these stand in two panels."""
+REST = "More options"
+FIRST = {
+    "demo": "model prompts max_new_tokens threads json",
+    "generate": "model system max_new_tokens show_blocks trace",
+    "lattices": "output prompts model k max_new_tokens",
+    "oracle": "k heads model json plot",
+    "compare": "lm system model json csv",
+    "report": "output lm model title",
+    "spec-bench": "model system limit max_new_tokens json",
+    "jacobi": "model algorithm source target json",
+    "ddg": "model output limit json",
+    "distill": "model output prompts max_new_tokens batch_size corpus_output",
+    "profile": "model output columns narrow threads json",
+    "lm train": "output order smoothing tokenizer max_ngrams",
+    "lm kenlm": "output order prune tokenizer",
+    "train block-drafter": "model output validation num_layers block_size shortlist steps",
+    "train drafter": "model output validation block_size steps batch_tokens",
+    "train encode": "tokenizer output task prompt_template answer_field chat",
+    "train rescorer": "tokenizer output validation preset steps batch_size",
+    "train translation": "source target output validation shape steps",
+    "train blockwise": "tokenizer output validation steps batch_size",
+    "train heads": "model output validation num_heads shortlist steps batch_size",
+}
+"""Of every command with many options, those used most, by their names in Python."""
+
+
+def laid_out(command: Any, words: str, panel: str | None = None) -> Any:
+    """The command, or group of them, with its own panel in the list of commands and its options in theirs."""
+    command.rich_help_panel = panel
+    for name, each in getattr(command, "commands", {}).items():
+        laid_out(each, f"{words} {name}")
+    if words in FIRST:
+        first = FIRST[words].split()
+        command.params.sort(key=lambda each: first.index(each.name) if each.name in first else len(first))  # stable
+        for each in command.params:
+            if each.param_type_name == "option" and each.name not in first:
+                each.rich_help_panel = REST
+    return command

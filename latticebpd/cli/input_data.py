@@ -1,0 +1,129 @@
+"""Data sets as commands take them: text, JSONL, conversations, Spec-Bench questions, token ids, sequences -> prompts
+and what follows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from latticebpd.lattices.texts import Texts
+    from latticebpd.target.chat import ChatTemplate, PlainText
+
+
+def read_texts(
+    path: Path,
+    prompts: PlainText | ChatTemplate,
+    max_prompt_tokens: int,
+    max_following: int,
+    field: str = "text",
+    limit: int | None = None,
+    sources: bool = False,
+) -> Texts:
+    """The prompts of a data set, each with what follows it there.
+
+    ``.npy`` token ids are cut into windows; where there are more than ``limit``, windows are taken from all over the
+    array. ``.npz`` sequences (``latticebpd distill`` writes them) know their prompts. Of Spec-Bench's questions the
+    first turn is the prompt. Conversations (``messages``) go up to the model's last turn, which follows. Every other
+    text is cut: its first tokens are the prompt.
+
+    Args:
+        prompts: tokenizer of text, and how questions and conversations become prompts.
+        max_prompt_tokens: where a text is cut; of prompts that are longer by themselves, the end is kept. What a chat
+            template has written is never cut.
+        max_following: tokens behind the prompt to keep, at most.
+        field: JSONL field that holds the text.
+        limit: texts, at most.
+        sources: the prompts are an encoder–decoder's sources, so none is cut.
+
+    Raises:
+        ValueError: the file cannot be read as what its name says, or holds no text.
+    """
+    from latticebpd.lattices.texts import Texts
+
+    if sources and path.suffix == ".npy":
+        raise ValueError(
+            f"{path}: expected text or sequences (.npz) as an encoder–decoder's sources, got an array of token ids"
+        )
+    if path.suffix == ".npy":
+        pairs = _windows(path, max_prompt_tokens, max_following, limit)
+    elif path.suffix == ".npz":
+        pairs = Texts.load(path).items()
+    elif (kind := _records_of(path)) is not None:
+        pairs = _questions(path, prompts) if kind == "questions" else _conversations(path, prompts)
+        if prompts.eos_ids is not None:
+            max_prompt_tokens = sys.maxsize
+    else:
+        pairs = _documents(path, prompts, field, None if sources else max_prompt_tokens)
+    rows, lengths = [], []
+    for text, prompt_length in islice(pairs, limit):
+        begin = 0 if sources else max(0, prompt_length - max_prompt_tokens)
+        rows.append(text[begin : prompt_length + max_following])
+        lengths.append(prompt_length - begin)
+    if not rows:
+        raise ValueError(f"{path}: expected at least one text of one token, found none")
+    return Texts.of_rows(rows, lengths)
+
+
+def _documents(
+    path: Path, prompts: PlainText | ChatTemplate, field: str, max_prompt_tokens: int | None
+) -> Iterator[tuple[list[int], int]]:
+    from lm_training.data.corpus import read_documents
+
+    for document in read_documents([path], field):
+        if ids := prompts.document(document.text):
+            yield ids, len(ids) if max_prompt_tokens is None else min(len(ids), max_prompt_tokens)
+
+
+def _windows(path: Path, prompt_tokens: int, following: int, limit: int | None) -> Iterable[tuple[list[int], int]]:
+    from lm_training.data.corpus import load_tokens
+
+    ids = load_tokens([path])
+    size = prompt_tokens + following
+    count = len(ids) // size
+    if not count:
+        raise ValueError(f"{path}: expected at least {size} token ids (one window), got {len(ids)}")
+    starts = np.arange(count) * size
+    if limit is not None and limit < count:
+        starts = starts[np.arange(limit) * count // limit]
+    return ((ids[start : start + size].tolist(), prompt_tokens) for start in starts.tolist())
+
+
+def _questions(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
+    from latticebpd.measuring.spec_bench import read_questions
+
+    for question in read_questions(path):
+        ids = prompts.prompt(question.turns[:1])
+        yield ids, len(ids)
+
+
+def _conversations(path: Path, prompts: PlainText | ChatTemplate) -> Iterator[tuple[list[int], int]]:
+    from latticebpd.target.chat import ChatTemplate, read_messages
+
+    if not isinstance(prompts, ChatTemplate):
+        raise ValueError(f"{path}: expected a tokenizer with a chat template for conversations, got none, or --no-chat")
+    for messages, answer in read_messages(path):
+        ids = prompts.prompt_of(messages)
+        following = [] if answer is None else [*prompts.ids(answer), *prompts.turn_ends]
+        yield [*ids, *following], len(ids)
+
+
+def _records_of(path: Path) -> str | None:
+    """What the first line of a JSONL file is: one of Spec-Bench's questions, a conversation's messages, or None of
+    these."""
+    if path.suffix != ".jsonl":
+        return None
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        try:
+            record = json.loads(next((line for line in file if line.strip()), "null"))
+        except (ValueError, RecursionError):
+            return None  # the reader of documents says what is wrong, and where
+    if not isinstance(record, dict):
+        return None
+    return "questions" if {"turns", "question_id"} <= record.keys() else "messages" if "messages" in record else None

@@ -1,0 +1,264 @@
+"""``latticebpd oracle | merge``: how much the lattices hold, counted in parts or at once."""
+
+from __future__ import annotations
+
+import csv as csv_module
+import json as json_module
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from latticebpd.cli.decode_options import IGNORE_BEAMS
+from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, model_and_source
+from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from latticebpd.drafters import Source
+    from latticebpd.measuring import OracleTally
+    from latticebpd.measuring.counts import Counts
+    from latticebpd.measuring.model_decodes import Decoded
+    from latticebpd.scoring.weights import Tuning
+    from latticebpd.target.stock_model import Model
+
+
+BY: Any = typer.Option(
+    None,
+    help=(
+        "Count the calls of decodes (decode, the default) or all positions (position, where files do not number their"
+        " texts)."
+    ),
+)
+EXCLUDE: Any = typer.Option(
+    None,
+    help=(
+        "Leave out the examples of this tuning, too (.json); those of weights stored with the models are left out"
+        " anyway."
+    ),
+)
+
+
+def oracle(
+    files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
+    k: str = typer.Option("1,2,4,8,16", "-k", "--k", help="Arcs per slot to try, separated by commas."),
+    heads: str | None = typer.Option(
+        None, help="Numbers of heads to try, head 1 included, such as 3,6,9; all by default."
+    ),
+    json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
+    shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
+    tally: Path | None = typer.Option(
+        None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."
+    ),
+    by: str | None = BY,
+    exclude: Path | None = EXCLUDE,
+    model: Path | None = typer.Option(
+        None, help="The lattices' own model: decode their texts again; needs directories of lattices."
+    ),
+    limit: int = typer.Option(8, min=1, help="Texts to decode with --model."),
+    drafter_model: Path | None = DRAFTER_MODEL,
+    bigram: bool = BIGRAM,
+    ignore_beams: bool = IGNORE_BEAMS,
+) -> None:
+    """Oracle top-k block efficiency: what perfect rescoring of the lattices would reach.
+
+    k = 1 is vanilla blockwise decoding. Counts the calls of decodes of each text, or with --by position all positions
+    of the greedy text. "At best" is the fewest calls possible. With --model the first texts are decoded by the model
+    itself, with an oracle that knows them.
+
+    Example: [bold]latticebpd oracle lattices.npz --k 1,4,16 --heads 3,6,9 --plot oracle.png[/bold]
+    """
+    from latticebpd.measuring import Shard, blocks
+    from latticebpd.measuring import tally as count
+    from latticebpd.measuring.fitted_records import without_any
+    from latticebpd.measuring.lattice_files import num_lattices, watched
+
+    widths = positive_numbers("--k", k)
+    numbers = positive_numbers("--heads", heads) if heads else []
+    part, tunings = Shard.parse(shard), excluded(exclude)
+    with progress() as bar:
+        task = bar.add_task("lattices", total=num_lattices(files))
+        read = without_any(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
+        found = count(part.select(read), widths, numbers, by)
+    decoded = None
+    if model is not None:
+        quiet_transformers()
+        served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
+        decoded = _decode(files, served, source_of, widths, limit, tunings, found.signature.given_text)
+    show_oracle(found, json, csv, plot, tally, decoded)
+
+
+def excluded(path: Path | None) -> list[Tuning]:
+    """The tunings of ``--exclude``."""
+    from latticebpd.scoring.weights import Tuning
+
+    return [] if path is None else list(Tuning.load(path))
+
+
+def _decode(
+    files: list[Path],
+    model: Model,
+    source_of: Callable[[int], Source],
+    ks: list[int],
+    limit: int,
+    tunings: list[Tuning],
+    given_text: bool,
+) -> Decoded:
+    from itertools import islice
+
+    from latticebpd.lattices.shards import text_ends
+    from latticebpd.measuring.fitted_records import texts_without
+    from latticebpd.measuring.model_decodes import decode, oracle_drafters
+
+    texts = list(islice(texts_without(files, tunings), limit))
+    with progress() as bar:
+        task = bar.add_task("decoding", total=len(texts) * len(ks))
+        return decode(
+            model,
+            texts,
+            oracle_drafters(source_of, ks),
+            lambda: bar.advance(task),
+            given_text,
+            eos_ids=text_ends(files[0]),
+        )
+
+
+def table_of(title: str, first: str, *columns: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table.add_column(first)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def number_or_none(value: float) -> float | None:
+    """NaN, which JSON does not have, as None."""
+    return None if value != value else float(value)
+
+
+def number(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def print_csv(rows: list[dict[str, Any]]) -> None:
+    """Columns whose values are lists are left out."""
+    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
+    writer = csv_module.DictWriter(sys.stdout, names, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def write_tally(found: Counts, path: Path | None) -> None:
+    from fst.files import replacing
+
+    if path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(json_module.dumps(found.to_json()) + "\n", encoding="utf-8")
+
+
+def show_oracle(
+    found: OracleTally, json: bool, csv: bool, plot: Path | None, tally: Path | None, decoded: Decoded | None = None
+) -> None:
+    if json and csv:
+        raise ValueError("expected one of --json and --csv, got both")
+    rows = _rows(found)
+    write_tally(found, tally)
+    if plot is not None:
+        from latticebpd.report.plots import oracle_curves, save
+
+        save(oracle_curves(found), plot)
+        err.print(f"{plot}: written")
+    if json:
+        lost = [
+            {"head": head, "misranked": misranked, "not_in_lattice": absent, "text_ended": ended}
+            for head, (misranked, absent, ended) in enumerate(found.lost.tolist(), 2)
+        ]
+        record = {
+            "signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices,
+            "rows": rows,
+            "vanilla_drafts_end": lost,
+        }  # fmt: skip
+        print_json(record if decoded is None else {**record, "decoded": _decoded_rows(decoded)})
+    elif csv:
+        print_csv(rows)
+    else:
+        _print_tables(found, rows)
+        if decoded is not None:
+            _print_decoded(decoded)
+        err.print(str(found.signature), style="dim")
+
+
+def _decoded_rows(decoded: Decoded) -> list[dict[str, Any]]:
+    """One row for every width, of decodes with the model itself."""
+    return [
+        {
+            "k": int(name.removeprefix("k=")),
+            "block_efficiency": number_or_none(decoded.block_efficiency[i]),
+            "calls": int(decoded.calls[i]),
+            "tokens": int(decoded.tokens[i]),
+            "verified_tokens": int(decoded.verified[i]),
+            "accept_counts": decoded.counts[i].tolist(),
+            "texts": decoded.texts,
+            "differing_texts": int(decoded.differing[i]),
+        }
+        for i, name in enumerate(decoded.names)
+    ]
+
+
+def _print_decoded(decoded: Decoded) -> None:
+    table = table_of(f"decoded by the model, {decoded.texts} texts", "k", "tokens/call", "calls", "tokens")
+    for row in _decoded_rows(decoded):
+        table.add_row(f"{row['k']}", number(row["block_efficiency"], ".3f"), f"{row['calls']}", f"{row['tokens']}")
+    out.print(table)
+    if decoded.differing.any():
+        err.print(
+            f"{int(decoded.differing.max())} texts differ from the files'; are the lattices of another model?",
+            style="yellow",
+        )
+
+
+def _rows(found: OracleTally) -> list[dict[str, Any]]:
+    """One row for every width and number of heads; None stands for what the files do not tell."""
+    efficiency, best = found.block_efficiency, found.best_block_efficiency
+    return [
+        {
+            "k": k,
+            "heads": heads,
+            "by": found.signature.by,
+            "block_efficiency": float(efficiency[i, j]),
+            "best_block_efficiency": number_or_none(best[i, j]),
+            "accept_counts": found.counts[i, j].tolist(),
+        }
+        for i, k in enumerate(found.ks)
+        for j, heads in enumerate(found.heads)
+    ]
+
+
+def _print_tables(found: OracleTally, rows: list[dict[str, Any]]) -> None:
+    steps, by = found.signature.steps, found.signature.counted
+    table = table_of(
+        f"oracle block efficiency {by}, {found.num_lattices} lattices", "k", "heads", "tokens/call", "at best"
+    )
+    for row in rows:
+        numbers = [row["block_efficiency"], row["best_block_efficiency"]]
+        table.add_row(f"{row['k']}", f"{row['heads']}", *(number(value, ".3f") for value in numbers))
+    out.print(table)
+    lengths = [f"{length}" for length in range(found.counts.shape[2])]
+    table = table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
+    for row, shares in zip(rows, found.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
+        table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{share:.1f}" for share in shares))
+    out.print(table)
+    if not found.lost.any():
+        return
+    columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
+    table = table_of(f"where vanilla drafts end, % of {steps}", *columns)
+    for head, causes in enumerate(found.lost_share.tolist(), 2):
+        table.add_row(f"{head}", *(f"{cause:.1f}" for cause in causes))
+    out.print(table)

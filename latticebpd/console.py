@@ -1,0 +1,156 @@
+"""What the commands share: consoles, progress, JSON."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from fst.files import require_writable
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+LINE_EVERY = 60.0
+"""Seconds between two lines of progress in a log file."""
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """A ``tokenizers`` tokenizer from its file.
+
+    Raises:
+        ValueError: there is no such file, or it is no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    if not path.is_file():
+        raise ValueError(f"{path}: expected a tokenizer.json, found no such file")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+
+
+def progress_bytes() -> Progress:
+    """The same, counting bytes."""
+    return _progress(
+        (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()), lambda count: decimal(int(count))
+    )
+
+
+def progress() -> Progress:
+    """How far long work has come, on standard error: a bar that vanishes when done; in a log file, a line a minute."""
+    return _progress((MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()), lambda count: f"{count:,.0f}")
+
+
+def _progress(columns: tuple[ProgressColumn, ...], written: Callable[[float], str]) -> Progress:
+    if not err.is_terminal:
+        return LogLines(written)
+    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=err, transient=True)
+
+
+class LogLines(Progress):
+    """A line for every unfinished task each `LINE_EVERY` seconds, whether or not anything has moved.
+
+    Args:
+        written: how counts are written.
+    """
+
+    def __init__(self, written: Callable[[float], str]) -> None:
+        super().__init__(console=err, disable=True, speed_estimate_period=600)
+        self._written = written
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="log lines", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(LINE_EVERY):
+            for task in self.tasks:
+                if not task.finished:
+                    err.print(self._line(task), soft_wrap=True, markup=False)
+
+    def _line(self, task: Task) -> str:
+        total = "" if task.total is None else f" of {self._written(task.total)}"
+        left = "" if task.time_remaining is None else f", about {timedelta(seconds=int(task.time_remaining))} left"
+        return (
+            f"{task.description}: {self._written(task.completed)}{total},"
+            f" {timedelta(seconds=int(task.elapsed or 0))}{left}"
+        )
+
+
+def print_json(record: Any) -> None:
+    """One JSON value on standard output and nothing else."""
+    print(json.dumps(record, ensure_ascii=False))
+
+
+PathValue = TypeVar("PathValue", Path, Path | None, list[Path])
+
+
+def writable_file(value: PathValue) -> PathValue:
+    """The callback of an option that names a file to write: where that cannot be, it is refused before any work is
+    done."""
+    for path in value if isinstance(value, list) else [value]:
+        if path is not None:
+            require_writable(path, "file")
+    return value
+
+
+def writable_folder(path: Path | None) -> Path | None:
+    """The callback of an option that names a folder to fill."""
+    if path is not None:
+        require_writable(path, "folder")
+    return path
+
+
+def writable(path: Path) -> Path:
+    """The callback of an option that names either."""
+    require_writable(path, "file", "folder")
+    return path
+
+
+def positive_numbers(option: str, text: str, most: int | None = None) -> list[int]:
+    """The numbers of an option such as ``1,1,2,4``, none above ``most``; ValueError where it holds anything else."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1 or max(numbers) > (2**31 - 1 if most is None else most):
+        allowed = ">= 1" if most is None else f"from 1 to {most}"
+        raise ValueError(
+            f"expected {option} as numbers {allowed} separated by commas, such as 1,2,4, got {text[:60]!r}"
+        )
+    return numbers
+
+
+def quiet_transformers() -> None:
+    """Keep ``transformers``' own progress bars and advice off the terminal."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,37 @@
+"""The one table of this package's names, and of where each is."""
+
+from .block.block_lattices import DrafterHeads as DrafterHeads
+from .copies.previous_output import PreviousOutputDrafter as PreviousOutputDrafter
+from .copies.prompt_lookup import PromptNgramDrafter as PromptNgramDrafter
+from .drafter import Drafter as Drafter
+from .drafter import State as State
+from .drafter import needs_hidden as needs_hidden
+from .drafter import needs_layers as needs_layers
+from .known_text import GoldDrafter as GoldDrafter
+from .lattice_drafter import GadDrafter as GadDrafter
+from .lattice_drafter import GadPathsDrafter as GadPathsDrafter
+from .lattice_drafter import GadTreeDrafter as GadTreeDrafter
+from .lattice_drafter import LatticeDrafter as LatticeDrafter
+from .lattice_drafter import OracleDrafter as OracleDrafter
+from .lattice_drafter import PathsDrafter as PathsDrafter
+from .lattice_drafter import SavedTopKDrafter as SavedTopKDrafter
+from .lattice_drafter import TreeDrafter as TreeDrafter
+from .lattice_drafter import VanillaDrafter as VanillaDrafter
+from .lattice_sources import Blocks as Blocks
+from .lattice_sources import HasHeads as HasHeads
+from .lattice_sources import Heads as Heads
+from .lattice_sources import Masks as Masks
+from .lattice_sources import SavedTopK as SavedTopK
+from .lattice_sources import Source as Source
+from .lattice_sources import load_top_k as load_top_k
+from .mixture import MixtureDrafter as MixtureDrafter
+from .no_drafts import NoDrafter as NoDrafter
+from .strategies import Best as Best
+from .strategies import GreedyChain as GreedyChain
+from .strategies import Oracle as Oracle
+from .strategies import Strategy as Strategy
+from .strategies import Tree as Tree
+from .strategies import Vanilla as Vanilla
+from .system_names import drafter_named as drafter_named
+from .system_names import strategy_named as strategy_named
+from .top_k import lattices_from_logits as lattices_from_logits

@@ -1,0 +1,104 @@
+"""Drafting along an earlier output, for decoding an edited prompt again.
+
+A small change to a prompt leaves much of the answer as it was.  The earlier answer is drafted in order; where the new
+one departs from it, the drafter looks for the place to go on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from latticebpd.drafters.copies.text_matches import SuffixIndex, weighted_tree
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.known_text import by_row
+from latticebpd.lattices.drafts import DraftTree
+
+
+@dataclass
+class _Reading:
+    """One row's earlier output: how many of the row's tokens are seen, and where the earlier one is taken to go on."""
+
+    index: SuffixIndex
+    seen: int
+    places: list[int] = field(default_factory=lambda: [0])
+
+
+class PreviousOutputDrafter:
+    """Continues along the output that an earlier prompt had.
+
+    While the new text follows the earlier one, the draft is what comes next there. After a mismatch the last tokens are
+    looked up in the earlier text: the longest match wins, then the one nearest to where the reading stood, up to
+    ``max_places`` of them as branches of one tree.  Without a match the new tokens are taken to have replaced as
+    many old ones.
+
+    Args:
+        texts: earlier outputs, prompts left out, one for every row of the batch; of a single row, just its tokens.
+        block_size: tokens drafted per call.
+        num_nodes: nodes of the tree, where several places compete.
+        max_ngram: longest match looked for after a mismatch.
+        max_places: places tried at once.
+        keep: as for ``PromptNgramDrafter``.
+    """
+
+    needs_hidden = False
+
+    def __init__(
+        self,
+        texts: Sequence[int] | Sequence[Sequence[int]],
+        block_size: int = 8,
+        num_nodes: int = 12,
+        max_ngram: int = 4,
+        max_places: int = 3,
+        keep: float = 0.9,
+    ) -> None:
+        if min(block_size, num_nodes, max_places) < 1:
+            raise ValueError(
+                f"expected block_size, num_nodes and max_places >= 1, got {block_size}, {num_nodes} and {max_places}"
+            )
+        if not 0 < keep < 1:
+            raise ValueError(f"expected 0 < keep < 1, got {keep}")
+        self.block_size, self.num_nodes, self.max_places, self.keep = block_size, num_nodes, max_places, keep
+        self._indexes = []
+        for text in by_row(texts):
+            self._indexes.append(SuffixIndex(max_ngram))
+            self._indexes[-1].extend(text)
+        self._readings: dict[int, _Reading] = {}
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        return [self._tree(state) for state in states]
+
+    def _tree(self, state: State) -> DraftTree:
+        if not state.row < len(self._indexes):
+            raise ValueError(
+                f"expected an earlier output for row {state.row} as well, got {len(self._indexes)}; [] stands for none"
+            )
+        if state.is_first or state.row not in self._readings:
+            self._readings[state.row] = _Reading(self._indexes[state.row], state.prompt_length)
+        reading = self._readings[state.row]
+        self._follow(reading, state)
+        old = reading.index.tokens
+        depth = min(self.block_size, state.max_depth)
+        paths = [old[place : place + depth] for place in reading.places if place < len(old)]
+        # Earlier named places are likelier: each weighs twice the next.
+        return weighted_tree(paths, [0.5**rank for rank in range(len(paths))], self.keep, self.num_nodes)
+
+    def _follow(self, reading: _Reading, state: State) -> None:
+        """Move on by what has been committed since the last draft."""
+        new = list(state.tokens[reading.seen :])
+        reading.seen = len(state.tokens)
+        old = reading.index.tokens
+        for place in reading.places:
+            if old[place : place + len(new)] == new:
+                reading.places = [place + len(new)]
+                return
+        expected = reading.places[0] + len(new)
+        # Of the new text alone: the prompt is no part of what the earlier output could go on from.
+        tail = state.tokens[max(state.prompt_length, len(state.tokens) - reading.index.max_length) :]
+        for _, places in reading.index.matches(tail):
+            reading.places = sorted(places, key=lambda place: abs(place - expected))[: self.max_places]
+            return
+        reading.places = [expected]
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        pass

@@ -1,0 +1,78 @@
+"""Prompt lookup: what followed the last few tokens where they stood before.
+
+Texts quote their prompts (summaries, answers, edits) and repeat themselves. The drafter needs no heads and no training:
+it finds the longest suffix of the text that occurs earlier in prompt or output, and copies on from there. Several
+occurrences make a small tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
+from latticebpd.drafters.drafter import State
+from latticebpd.lattices.drafts import DraftTree
+
+
+class PromptNgramDrafter:
+    """Copies from the prompt and the text so far.
+
+    Args:
+        max_ngram: longest suffix looked up.
+        min_ngram: shortest suffix that may match; 1 drafts most often, higher only where a copy is likelier.
+        block_size: tokens copied from each occurrence.
+        num_nodes: nodes of the tree; ``block_size`` of them are the best match's alone.
+        max_matches: occurrences that compete for the nodes, longest match first, latest first.
+        keep: chance that a copied token is right where those before it were; the price of depth against breadth.
+        longer: how many times more a match weighs for every token it is longer.
+        novelty: weight of a continuation seen nowhere; a match of one token weighs ``longer``.
+    """
+
+    needs_hidden = False
+
+    def __init__(
+        self,
+        max_ngram: int = 4,
+        min_ngram: int = 1,
+        block_size: int = 8,
+        num_nodes: int = 12,
+        max_matches: int = 8,
+        keep: float = 0.8,
+        longer: float = 3.0,
+        novelty: float = 3.0,
+    ) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ValueError(f"expected 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
+        if min(block_size, num_nodes, max_matches) < 1:
+            raise ValueError(
+                f"expected block_size, num_nodes and max_matches >= 1, got {block_size}, {num_nodes} and {max_matches}"
+            )
+        if not (0 < keep < 1 and longer >= 1 and novelty >= 0):
+            raise ValueError(f"expected 0 < keep < 1, longer >= 1 and novelty >= 0, got {keep}, {longer} and {novelty}")
+        self.max_ngram, self.min_ngram, self.block_size, self.num_nodes = max_ngram, min_ngram, block_size, num_nodes
+        self.max_matches, self.keep, self.longer, self.novelty = max_matches, keep, longer, novelty
+        self._indexes: dict[int, SuffixIndex] = {}
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        return [self._tree(state) for state in states]
+
+    def _tree(self, state: State) -> DraftTree:
+        if state.is_first or state.row not in self._indexes:
+            self._indexes[state.row] = SuffixIndex(
+                self.max_ngram, self.max_matches + 1
+            )  # the text's own end is one place
+        index = self._indexes[state.row]
+        index.extend(state.tokens[len(index.tokens) :])
+        depth = min(self.block_size, state.max_depth)
+        paths: list[list[int]] = []
+        weights: list[float] = []
+        for length, places in index.matches(index.tokens, self.min_ngram):
+            for place in reversed(places[len(paths) - self.max_matches :]):
+                paths.append(copied(index.tokens, place, depth))
+                weights.append(self.longer**length)
+            if len(paths) == self.max_matches:
+                break
+        return weighted_tree(paths, weights, self.keep, self.num_nodes, self.novelty)
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        pass

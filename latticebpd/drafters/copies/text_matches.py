@@ -1,0 +1,115 @@
+"""Where a text has been before: the index behind the drafters that copy, and the trees that they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from latticebpd.lattices.drafts import ROOT, DraftTree
+
+
+class SuffixIndex:
+    """Finds where the last tokens of a text occur in an indexed text, and grows with it.
+
+    Every n-gram of up to ``max_length`` tokens is filed under where it ends, so adding a token costs ``max_length``
+    entries and a look-up at most ``max_length`` probes, however long the text is.
+
+    Args:
+        max_length: longest match looked for, >= 1.
+        max_places: places remembered per n-gram, the latest ones; None for all.
+    """
+
+    def __init__(self, max_length: int, max_places: int | None = None) -> None:
+        if max_length < 1:
+            raise ValueError(f"expected a match of at least one token, got max_length {max_length}")
+        if max_places is not None and max_places < 1:
+            raise ValueError(f"expected at least one place per n-gram, got max_places {max_places}")
+        self.max_length, self.max_places = max_length, max_places
+        self.tokens: list[int] = []
+        self._places: dict[tuple[int, ...], list[int]] = {}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the indexed text."""
+        for token in tokens:
+            self.tokens.append(token)
+            end = len(self.tokens)
+            for length in range(1, min(self.max_length, end) + 1):
+                places = self._places.setdefault(tuple(self.tokens[end - length : end]), [])
+                places.append(end)
+                if self.max_places is not None and len(places) > self.max_places:
+                    del places[0]
+
+    def matches(self, text: Sequence[int], min_length: int = 1) -> list[tuple[int, list[int]]]:
+        """Matches of the text's suffixes: ``(length, places)``, longest first.
+
+        A place is the position right after the match, so that ``tokens[place]`` is what came next there; the end of the
+        indexed text, where nothing came next, is left out.  A place stands under its longest match only; places rise.
+        """
+        end = len(self.tokens)
+        seen: set[int] = {end}
+        found: list[tuple[int, list[int]]] = []
+        for length in range(min(self.max_length, len(text)), min_length - 1, -1):
+            places = [place for place in self._places.get(tuple(text[len(text) - length :]), ()) if place not in seen]
+            if places:
+                found.append((length, places))
+                seen.update(places)
+        return found
+
+
+def copied(source: Sequence[int], place: int, length: int) -> list[int]:
+    """``length`` tokens copied from ``place`` on.
+
+    Where the source ends, the copy goes on with its own beginning, as in LZ77: a text that repeats with a period
+    shorter than ``length`` is continued past its end.
+    """
+    copy = list(source[place : place + length])
+    period = len(copy)
+    while copy and len(copy) < length:
+        copy.append(copy[len(copy) - period])
+    return copy
+
+
+def weighted_tree(
+    paths: Sequence[Sequence[int]], weights: Sequence[float], keep: float, num_nodes: int, other: float = 0.0
+) -> DraftTree:
+    """The ``num_nodes`` likeliest prefixes of weighted guesses.
+
+    A node's probability is the share of weight of the paths through it, times ``keep`` for every token of its depth:
+    the chance that one more copied token is right where all before it were.  As ``keep < 1``, a node comes before its
+    children, so the likeliest nodes form a tree; ties go to the path named first.
+
+    Args:
+        paths: guessed continuations.
+        weights: one for each, > 0.
+        keep: between 0 and 1.
+        num_nodes: at most so many nodes.
+        other: weight of everything that no path guesses.
+    """
+    if not paths:
+        return DraftTree.empty()
+    children: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    shares: list[float] = []
+    total = sum(weights) + other
+    for path, weight in zip(paths, weights, strict=True):
+        node, share = ROOT, weight / total
+        for token in path:
+            share *= keep
+            child = children.get((node, token))
+            if child is None:
+                child = children[node, token] = len(tokens)
+                tokens.append(token)
+                parents.append(node)
+                shares.append(0.0)
+            shares[child] += share
+            node = child
+    best = sorted(range(len(tokens)), key=lambda node: -shares[node])[:num_nodes]
+    place = {node: index for index, node in enumerate(best)}
+    place[ROOT] = ROOT
+    return DraftTree(
+        np.array([tokens[node] for node in best], dtype=np.int32),
+        np.array([place[parents[node]] for node in best], dtype=np.int32),
+        np.log([shares[node] for node in best]),
+    )

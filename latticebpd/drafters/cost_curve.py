@@ -1,0 +1,96 @@
+"""What a call costs by its size: the curve that decides how many tokens a draft should have, and whether there should
+be one.
+
+A pass over ``rows`` texts of ``columns`` tokens each, the next token and the drafted ones, takes ``seconds``; between
+the sizes that were measured it is taken to rise evenly. Making the drafts takes ``drafting``, whatever is left of them.
+``latticebpd profile`` measures both; trees that are cut by them are ``latticebpd.drafters.strategies.Sized``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fst.files import replacing
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a call.
+
+    rows, columns: the sizes measured, rising.  seconds: ``[rows][columns]`` of a pass.
+    about: model, machine, threads, tokens of context. drafting: ``[rows]`` seconds of making the drafts; empty where
+        nobody knows.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    about: dict[str, str] = field(default_factory=dict)
+    drafting: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, sizes in (("rows", self.rows), ("columns", self.columns)):
+            if not sizes or min(sizes) < 1 or list(sizes) != sorted(set(sizes)):
+                raise ValueError(f"expected {name} of at least 1, rising, got {sizes}")
+        table = np.array(self.seconds, np.float64)
+        if table.shape != (len(self.rows), len(self.columns)) or not (np.isfinite(table).all() and (table > 0).all()):
+            raise ValueError(f"expected seconds [{len(self.rows)}][{len(self.columns)}] above 0, got {table.shape}")
+        drafting = np.array(self.drafting, np.float64)
+        if drafting.shape not in ((0,), (len(self.rows),)) or not (
+            np.isfinite(drafting).all() and (drafting >= 0).all()
+        ):
+            raise ValueError(f"expected seconds of drafting [{len(self.rows)}] of at least 0, got {self.drafting}")
+
+    def of(self, rows: int, columns: np.ndarray) -> np.ndarray:
+        """``[n]`` seconds of passes over ``rows`` texts and ``columns [n]`` tokens each.
+
+        Beyond the sizes measured a pass costs in proportion to its tokens.
+        """
+        wide, deep = np.array(self.columns), np.array(self.rows)
+        by_rows = np.array([np.interp(columns, wide, each) for each in self.seconds])  # [rows, n]
+        by_rows *= np.maximum(columns / wide[-1], 1)
+        found = np.array([np.interp(rows, deep, each) for each in by_rows.T])
+        seconds: np.ndarray = found * max(rows / deep[-1], 1)
+        return seconds
+
+    def drafting_of(self, rows: int) -> float:
+        """Seconds of making the drafts of ``rows`` texts; 0 where it was not measured."""
+        if not self.drafting:
+            return 0.0
+        return float(np.interp(rows, self.rows, self.drafting)) * max(rows / self.rows[-1], 1)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostCurve:
+        """Raises ValueError where the file is none of ours, FileNotFoundError where there is none."""
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            if record.pop("format_version") != FORMAT_VERSION:
+                raise ValueError(f"expected format {FORMAT_VERSION}")
+            sizes = {name: tuple(int(size) for size in record[name]) for name in ("rows", "columns")}
+            drafting = tuple(map(float, record.get("drafting", ())))  # the first files had none
+            return cls(
+                **{
+                    **record,
+                    **sizes,
+                    "seconds": tuple(tuple(map(float, row)) for row in record["seconds"]),
+                    "drafting": drafting,
+                }
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(
+                f"{os.fspath(path)}: expected costs as `latticebpd profile` writes them, got {error}"
+            ) from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """The file appears whole or not at all."""
+        with replacing(path) as temporary:
+            temporary.write_text(
+                json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}) + "\n", encoding="utf-8"
+            )

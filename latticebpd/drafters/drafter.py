@@ -1,0 +1,82 @@
+"""What a drafter is: who guesses the next tokens.
+
+A drafter has two methods.  ``propose`` sees the moment before a draft, once for every unfinished row of the batch,
+and returns a tree of guesses for each; ``observe`` hears which tokens were committed.  To add a drafter, write a
+class with these two methods; nothing else changes.
+
+A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read
+the prompt, so that the first pass verifies a draft already. One that looks at what some of the model's layers handed on
+says which, ``needs_layers = (1, 9)``, counted from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from latticebpd.lattices.drafts import DraftTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """One row of the batch at the moment before a draft.
+
+    row: its index in the batch that ``generate`` was given.
+    tokens: the prompt without padding and everything committed, the last being the next token, which the base model
+        chose itself; of an encoder-decoder, the decoder's text.
+    prompt_length: how many of them are the prompt. A row's first draft is one with at most ``prompt_length + 1``
+        tokens: where a drafter keeps something per row, there it starts anew.
+    hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is
+        read.
+    max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
+    source: an encoder-decoder's source tokens, else empty.
+    layers: ``[tokens - 1, layers * hidden]``, what the layers that the drafter needs handed on, side by side, for every
+        token but the last; None where it needs none. Good until the next pass.
+    """
+
+    row: int
+    tokens: Sequence[int]
+    prompt_length: int
+    hidden: Tensor | None
+    max_depth: int
+    source: Sequence[int] = ()
+    layers: Tensor | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing has been drafted for this row yet."""
+        return len(self.tokens) <= self.prompt_length + 1
+
+
+class Drafter(Protocol):
+    """Proposes draft trees for the unfinished rows of a batch."""
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        """One tree of what may follow ``state.tokens`` for each state, in their order."""
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        """Hear, after every call of the model, the tokens committed to each row."""
+
+
+def needs_hidden(drafter: Drafter) -> bool:
+    """Whether a drafter has to see the hidden state that predicted the last token; so does each that says nothing of
+    it."""
+    return bool(getattr(drafter, "needs_hidden", True))
+
+
+def needs_layers(*drafters: Drafter) -> tuple[int, ...]:
+    """The base model's layers whose states a drafter, or each of several, has to see, from 0; none for most.
+
+    Raises:
+        ValueError: two drafters need different ones.
+    """
+    wanted = dict.fromkeys(layers for drafter in drafters if (layers := tuple(getattr(drafter, "needs_layers", ()))))
+    if len(wanted) > 1:
+        raise ValueError(
+            f"expected drafters that need the same layers of the model, got {' and '.join(map(str, wanted))}"
+        )
+    return next(iter(wanted), ())

@@ -1,0 +1,331 @@
+"""A language model with block heads (Stern 2018, section 3; Kim 2024, section 4).
+
+A *blockwise language model* is a stock causal LM or encoder-decoder of ``transformers``, left as it is, and
+``num_heads`` predictions of the next tokens from one hidden state, an encoder-decoder's from its decoder's;
+``heads.py`` has the kinds of heads.
+
+On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
+and two files beside: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
+Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
+of the tokens alone (the others are never drafted), and the file holds a hash of the base model that they were trained
+on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fst.files import replacing
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.cpu.int8_linear import RoundedLinear
+from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
+from latticebpd.target.checkpoints import load_base, stored_fingerprint
+from latticebpd.target.stock_model import BaseModel, Projection
+
+HEADS_CONFIG = "heads.json"
+HEADS_WEIGHTS = "heads.safetensors"
+FORMAT_VERSION = 3
+
+
+class BlockwiseLM(nn.Module):
+    """A base model and its block heads.
+
+    Args:
+        base: any causal LM or encoder-decoder of ``transformers``.
+        heads: heads whose ``hidden_size`` is the base model's.
+        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), stored and compared on load.
+    """
+
+    def __init__(self, base: PreTrainedModel, heads: Heads, tokenizer_fingerprint: str | None = None) -> None:
+        super().__init__()
+        stock = BaseModel.of(base)
+        if heads.hidden_size != stock.hidden_size:
+            raise ValueError(
+                f"expected heads of hidden size {stock.hidden_size} (the base model's), got {heads.hidden_size}"
+            )
+        _check_shortlist(heads.shortlist, stock.vocab_size)
+        known = stock.vocab_size if heads.shortlist is None else len(heads.shortlist)
+        if isinstance(heads, MedusaHeads) and heads.vocab_size != known:
+            raise ValueError(
+                f"expected heads of {known} tokens (the base model's, or the shortlist's), got {heads.vocab_size}"
+            )
+        self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
+        self._scale = stock.projection.scale  # found out here and now: training may shard the model
+        self._short: tuple[tuple[object, ...], Projection] | None = None
+
+    @property
+    def num_heads(self) -> int:
+        """Predictions per hidden state, head 1 included: the block size."""
+        return self.heads.num_heads
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model writes."""
+        return BaseModel.of(self.base).vocab_size
+
+    @property
+    def projection(self) -> Projection:
+        """From the base model's final hidden states, or a head's states, to logits."""
+        return BaseModel.of(self.base).scaled(self._scale)
+
+    @property
+    def shortlist(self) -> np.ndarray | None:
+        """``[n]`` int64: the tokens that the heads know, in the order of their logits; None: all tokens."""
+        return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
+
+    @property
+    def head_projection(self) -> Projection:
+        """From a head's states to logits of the tokens that it knows; of a narrow model rounded, since heads only
+        draft."""
+        whole, shortlist, learning = (
+            self.projection,
+            self.heads.shortlist,
+            torch.is_grad_enabled(),
+        )  # the embedding may be learning
+        rounded = whole.narrow and not learning
+        tokens = slice(None) if shortlist is None else shortlist
+        if shortlist is None and not rounded:
+            return whole
+        if learning:
+            return whole.over(tokens)
+        weight: Any = whole.embedding.weight
+        key = (
+            type(whole.embedding),
+            id(weight),
+            weight.data_ptr(),
+            None if weight.is_inference() else weight._version,
+            weight.dtype,
+            weight.device,
+        )
+        if self._short is None or self._short[0] != key:
+            self._short = (key, whole.over(tokens, RoundedLinear() if rounded else None))
+        return self._short[1]
+
+    def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        """``[..., hidden]`` (final, normalised hidden state) -> ``[..., slots, tokens]``: heads 2..slots + 1, by
+        default all.
+
+        The tokens are those of the vocabulary, or of the ``shortlist``.
+        """
+        return self.heads.logits(hidden.to(self.heads.dtype), self.head_projection, slots)
+
+    def save_pretrained(
+        self,
+        directory: str | os.PathLike[str],
+        dtype: torch.dtype | None = None,
+        weights: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Write the model; files appear whole.
+
+        Args:
+            dtype: type of the stored weights, such as ``torch.float16``; by default base model and heads keep their
+                own.
+            weights: whole weights and buffers by name, where the model's own are dealt out over processes.
+        """
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        # A converted copy keeps tied weights tied, and its config names the stored type.
+        base: Any = (
+            self.base if dtype in (None, self.base.dtype) else torch.nn.Module.to(copy.deepcopy(self.base), dtype)
+        )
+        state = self.state_dict() if weights is None else weights
+        own = (
+            None
+            if weights is None
+            else {name.removeprefix("base."): state[name] for name in state if name.startswith("base.")}
+        )
+        base.save_pretrained(directory, state_dict=own)
+        self._save_heads(
+            directory,
+            {name.removeprefix("heads."): state[name].detach() for name in state if name.startswith("heads.")},
+            dtype,
+        )
+
+    def save_heads(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
+        """Write the heads alone, beside a base model's files that are there already: those of the model that they were
+        trained on."""
+        self._save_heads(Path(directory), dict(self.heads.state_dict()), dtype)
+
+    def _save_heads(self, directory: Path, heads: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+        with replacing(directory / HEADS_WEIGHTS) as temporary:
+            save_file({name: _converted(tensor, dtype).contiguous() for name, tensor in heads.items()}, temporary)
+        record = {
+            "format_version": FORMAT_VERSION,
+            "kind": self.heads.kind,
+            **self.heads.settings(),
+            "model_type": self.base.config.model_type,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+            "vocab_size": self.vocab_size,
+            "shortlist": None if self.heads.shortlist is None else len(self.heads.shortlist),
+            "base_fingerprint": stored_fingerprint(directory),
+        }
+        with replacing(directory / HEADS_CONFIG) as temporary:
+            temporary.write_text(json.dumps(record, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
+    ) -> BlockwiseLM:
+        """Read what ``save_pretrained`` wrote; further arguments go to the base model's ``from_pretrained``.
+
+        Raises:
+            ValueError: a file is missing or corrupt, or base model and heads do not belong together.
+        """
+        directory = Path(directory)
+        heads, config = _load_heads(directory)
+        model = cls(load_base(directory, dtype, **kwargs), heads.to(dtype), config.get("tokenizer_fingerprint"))
+        if model.vocab_size != config["vocab_size"]:
+            raise ValueError(
+                f"{directory}: expected a base model of {config['vocab_size']} tokens (the heads'), got"
+                f" {model.vocab_size}"
+            )
+        if config.get("model_type", model.base.config.model_type) != model.base.config.model_type:
+            raise ValueError(
+                f"{directory}: expected a base model of type {config['model_type']} (the heads'), got"
+                f" {model.base.config.model_type}"
+            )
+        stored, wanted = stored_fingerprint(directory), config.get("base_fingerprint")
+        if wanted is not None and stored is not None and stored != wanted:
+            raise ValueError(
+                f"{directory}: expected the base model that the heads were trained on ({wanted}), got another's weights"
+                f" ({stored}); copy its model.safetensors here, or train heads for this one"
+            )
+        _check_vocabulary(directory, model.tokenizer_fingerprint)
+        model.eval()
+        return model
+
+
+def is_blockwise(model: str | os.PathLike[str]) -> bool:
+    """Whether a name is the directory of a blockwise model."""
+    return (Path(model) / HEADS_CONFIG).exists()
+
+
+def new_heads(
+    base: PreTrainedModel,
+    kind: str,
+    num_heads: int,
+    intermediate_size: int | None = None,
+    num_layers: int = 1,
+    shortlist: np.ndarray | None = None,
+) -> Heads:
+    """Untrained heads that fit ``base`` and begin as copies of its own output.
+
+    Args:
+        kind: a name in ``HEAD_KINDS``.
+        num_heads: predictions per position, the base model's own included.
+        intermediate_size: width of a head's hidden layer (feed-forward, stern); by default the base model's hidden
+            size.
+        num_layers: residual blocks per head (medusa).
+        shortlist: ``[n]`` the tokens that the heads are to know, ascending; None: all.
+    """
+    stock = BaseModel.of(base)
+    hidden_size = stock.hidden_size
+    if kind not in HEAD_KINDS:
+        raise ValueError(f"expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}")
+    tokens = None if shortlist is None else torch.from_numpy(np.asarray(shortlist, np.int64))
+    _check_shortlist(tokens, stock.vocab_size)
+    if kind == MedusaHeads.kind:
+        output = stock.projection if tokens is None else stock.projection.over(tokens)
+        heads: Heads = MedusaHeads(hidden_size, num_heads, len(output.embedding.weight), num_layers)  # type: ignore[arg-type]
+        heads.copy_output(output)  # type: ignore[operator]
+    else:
+        heads = HEAD_KINDS[kind](hidden_size, num_heads, intermediate_size or hidden_size)  # type: ignore[call-arg]
+    heads.shortlist = tokens
+    return heads.to(base.device, base.dtype)
+
+
+def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _check_shortlist(shortlist: Tensor | None, vocab_size: int) -> None:
+    """ValueError where it is no ascending list of tokens of the vocabulary."""
+    if shortlist is None:
+        return
+    if shortlist.ndim != 1 or not len(shortlist) or shortlist.dtype != torch.int64:
+        raise ValueError(
+            f"expected a shortlist [n] of token ids, got shape {tuple(shortlist.shape)} of {shortlist.dtype}"
+        )
+    if int(shortlist[0]) < 0 or int(shortlist[-1]) >= vocab_size or bool((shortlist[1:] <= shortlist[:-1]).any()):
+        raise ValueError(f"expected a shortlist of ascending token ids from 0 to {vocab_size - 1}, got others")
+
+
+def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
+    """ValueError where a tokenizer stands beside the model that is not the one its heads were trained with."""
+    path = directory / "tokenizer.json"
+    if fingerprint is None or not path.exists():
+        return
+    try:
+        found = vocabulary_fingerprint(Tokenizer.from_file(str(path)).get_vocab())
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+    if found != fingerprint:
+        raise ValueError(
+            f"{path}: expected the vocabulary of the model's heads ({fingerprint}), got {found}; copy their tokenizer"
+            " here"
+        )
+
+
+def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
+    """The heads of a directory and what ``heads.json`` says; no memory is taken beyond the files' own size."""
+    try:
+        config: dict[str, Any] = json.loads((directory / HEADS_CONFIG).read_text(encoding="utf-8"))
+        version = config["format_version"]
+        if version not in range(1, FORMAT_VERSION + 1):
+            raise ValueError(
+                f"{directory}: expected heads of format 1 to {FORMAT_VERSION}, got {version}; update latticebpd"
+            )
+        kind = config["kind"] if version > 1 else BlockHeads.kind
+        if kind not in HEAD_KINDS:
+            raise ValueError(
+                f"{directory}: expected heads of a kind among {', '.join(HEAD_KINDS)}, got {kind!r}; update latticebpd"
+            )
+        with torch.device("meta"):
+            template = HEAD_KINDS[kind](1, 2, 1)  # type: ignore[call-arg]
+            names = template.settings()
+            wrong = [name for name in (*names, "vocab_size") if type(config[name]) is not int or config[name] < 1]
+            if wrong:
+                raise ValueError(
+                    f"{directory}: expected {wrong[0]} in {HEADS_CONFIG} to be a number >= 1, got {config[wrong[0]]!r}"
+                )
+            short = config.get("shortlist")
+            if short is not None and (type(short) is not int or short < 1):
+                raise ValueError(
+                    f"{directory}: expected shortlist in {HEADS_CONFIG} to be a number >= 1 or null, got {short!r}"
+                )
+            sizes = {name: config[name] for name in names}
+            heads = HEAD_KINDS[kind](**(sizes | {"vocab_size": short} if short and "vocab_size" in sizes else sizes))
+            heads.shortlist = None if short is None else torch.empty(short, dtype=torch.int64)
+        weights = load_file(directory / HEADS_WEIGHTS)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG},"
+            f" {HEADS_WEIGHTS}), but {Path(error.filename or '?').name} is missing"
+        ) from error
+    except (
+        json.JSONDecodeError,
+        UnicodeDecodeError,
+        KeyError,
+        TypeError,
+        OverflowError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        raise ValueError(f"{directory}: the block heads cannot be read: {error}; is the copy complete?") from error
+    try:
+        heads.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {error}") from error
+    return heads, config

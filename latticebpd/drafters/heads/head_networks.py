@@ -1,0 +1,205 @@
+"""Block heads: the next several tokens from one hidden state.
+
+Head 1 is the base model itself (identity: exactness never depends on training). Heads 2..h read the base model's final,
+normalised hidden state ``x`` and say what comes 2..h tokens ahead. Three kinds::
+
+    BlockHeads   f_i(x) = x + W_i silu(U_i x), then the base model's output embedding       (Kim 2024, section 4)
+    SternHeads   f_i(x) = x + W_i relu(U x), one hidden layer for all heads, (h - 1) times as wide;
+                 then the base model's output embedding                                     (Stern 2018, section 6)
+    MedusaHeads  residual blocks x <- x + silu(A x + b), then a vocabulary projection of the head's own (Cai 2024)
+
+Every kind begins as a copy of head 1.  A new kind is one class: four members and a line in `HEAD_KINDS`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latticebpd.cpu.int8_heads import PackedHeads
+from latticebpd.cpu.linear import is_plain
+from latticebpd.target.stock_model import Projection
+
+
+class Heads(nn.Module):
+    """Heads 2..``num_heads``; index ``i`` is head ``i + 2``.
+
+    Args:
+        hidden_size: width of the base model's hidden state.
+        num_heads: number of predictions, the base model's own included.
+    """
+
+    kind: ClassVar[str]
+    """Name in files and on the command line."""
+    shortlist: Tensor | None
+    """``[n]`` int64 ids, ascending: the tokens that the heads know, and the order of their logits; None: all tokens."""
+
+    def __init__(self, hidden_size: int, num_heads: int) -> None:
+        super().__init__()
+        if num_heads < 2:
+            raise ValueError(f"expected num_heads >= 2 (head 1 is the base model), got {num_heads}")
+        self.hidden_size, self.num_heads = hidden_size, num_heads
+        self.register_buffer("shortlist", None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the heads' weights; the base model's may be kept in another."""
+        return next(self.parameters()).dtype
+
+    def settings(self) -> dict[str, int]:
+        """The constructor's arguments."""
+        raise NotImplementedError
+
+    def alone(self, index: int, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` -> ``[n, hidden]``: one head's states, ready for projection."""
+        raise NotImplementedError
+
+    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        """``[..., hidden]`` -> ``[..., slots, hidden]``: states of the first ``slots`` heads, or of all, on every
+        position."""
+        flat = hidden.reshape(-1, self.hidden_size)
+        states = torch.stack([self.alone(index, flat) for index in range(self.num_heads - 1)[:slots]], dim=1)
+        return states.reshape(*hidden.shape[:-1], states.shape[1], self.hidden_size)
+
+    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]``: one head's logits; ``output`` is the base model's projection."""
+        return output(states)
+
+    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
+        """``[..., hidden]`` -> ``[..., slots, vocab]``: logits of the first ``slots`` heads, or of all."""
+        return output(self(hidden, slots))
+
+
+class BlockHeads(Heads):
+    """A feed-forward network with one hidden layer per head.
+
+    Args:
+        intermediate_size: width of each head's hidden layer.
+    """
+
+    kind = "feed-forward"
+
+    def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int) -> None:
+        super().__init__(hidden_size, num_heads)
+        self.intermediate_size = intermediate_size
+        self.up = nn.Parameter(torch.randn(num_heads - 1, hidden_size, intermediate_size) * hidden_size**-0.5)
+        self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
+
+    def settings(self) -> dict[str, int]:
+        return {
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+        }
+
+    def alone(self, index: int, hidden: Tensor) -> Tensor:
+        return hidden + F.silu(hidden @ self.up[index]) @ self.down[index]
+
+    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        up, down = self.up[:slots], self.down[:slots]
+        flat = hidden.reshape(1, -1, self.hidden_size).expand(len(up), -1, -1)
+        states = flat + torch.bmm(F.silu(torch.bmm(flat, up)), down)
+        return states.transpose(0, 1).reshape(*hidden.shape[:-1], len(up), self.hidden_size)
+
+    def use_cpu_kernels(self) -> None:
+        """Compute in int8 on a CPU, see `latticebpd.cpu.kernels`."""
+        if type(self) is BlockHeads and self.up.numel() and is_plain(self.up):
+            self.__class__ = Int8BlockHeads
+            self.packed = PackedHeads()
+
+
+class Int8BlockHeads(BlockHeads):
+    """Feed-forward heads that the kernel computes; `BlockHeads` with CPU kernels."""
+
+    packed: PackedHeads
+
+    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        if (
+            torch.is_grad_enabled()
+            or torch.is_autocast_enabled("cpu")
+            or not all(map(is_plain, (hidden, self.up, self.down)))
+        ):
+            return super().forward(hidden, slots)
+        flat, count = hidden.reshape(-1, self.hidden_size).contiguous(), len(range(len(self.up))[:slots])
+        states = flat.new_empty((*hidden.shape[:-1], count, self.hidden_size))
+        self.packed.of(self).states(flat.data_ptr(), len(flat), count, states.data_ptr(), torch.get_num_threads())
+        return states
+
+
+class SternHeads(Heads):
+    """One feed-forward network for all heads: its hidden layer, ``(num_heads - 1) * intermediate_size`` wide, is
+    shared.
+
+    Stern's network has an output for head 1 too; here head 1 is the base model, so that its text never changes.
+    """
+
+    kind = "stern"
+
+    def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int) -> None:
+        super().__init__(hidden_size, num_heads)
+        self.intermediate_size = intermediate_size
+        width = (num_heads - 1) * intermediate_size
+        self.up = nn.Parameter(torch.randn(hidden_size, width) * hidden_size**-0.5)
+        self.down = nn.Parameter(torch.zeros(num_heads - 1, width, hidden_size))
+
+    def settings(self) -> dict[str, int]:
+        return {
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "intermediate_size": self.intermediate_size,
+        }
+
+    def alone(self, index: int, hidden: Tensor) -> Tensor:
+        return hidden + F.relu(hidden @ self.up) @ self.down[index]
+
+    def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
+        inner = F.relu(hidden @ self.up)
+        return hidden.unsqueeze(-2) + torch.einsum("...w,iwd->...id", inner, self.down[:slots])
+
+
+class MedusaHeads(Heads):
+    """Residual blocks and a vocabulary projection per head.
+
+    Args:
+        vocab_size: tokens of the base model, or of the shortlist.
+        num_layers: residual blocks per head.
+    """
+
+    kind = "medusa"
+
+    def __init__(self, hidden_size: int, num_heads: int, vocab_size: int, num_layers: int = 1) -> None:
+        super().__init__(hidden_size, num_heads)
+        self.vocab_size, self.num_layers = vocab_size, num_layers
+        self.weight = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size, hidden_size))
+        self.bias = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size))
+        self.output = nn.Parameter(torch.zeros(num_heads - 1, vocab_size, hidden_size))
+
+    def settings(self) -> dict[str, int]:
+        return {
+            "hidden_size": self.hidden_size,
+            "num_heads": self.num_heads,
+            "vocab_size": self.vocab_size,
+            "num_layers": self.num_layers,
+        }
+
+    @torch.no_grad()
+    def copy_output(self, output: Projection) -> None:
+        """Begin with the base model's own projection."""
+        self.output.copy_(output.embedding.weight * output.scale)  # type: ignore[operator, arg-type]
+
+    def alone(self, index: int, hidden: Tensor) -> Tensor:
+        for layer in range(self.num_layers):
+            hidden = hidden + F.silu(F.linear(hidden, self.weight[index, layer], self.bias[index, layer]))
+        return hidden
+
+    def project(self, index: int, states: Tensor, output: Projection) -> Tensor:
+        return output.biased(F.linear(states, self.output[index]))
+
+    def logits(self, hidden: Tensor, output: Projection, slots: int | None = None) -> Tensor:
+        return output.biased(torch.einsum("...id,ivd->...iv", self(hidden, slots), self.output[:slots]))
+
+
+HEAD_KINDS: dict[str, type[Heads]] = {kind.kind: kind for kind in (BlockHeads, SternHeads, MedusaHeads)}

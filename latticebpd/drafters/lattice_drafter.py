@@ -1,0 +1,182 @@
+"""The one drafter of all that is drafted from lattices: a source and a strategy; and the usual pairs by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.known_text import by_row, remaining
+from latticebpd.drafters.lattice_sources import HasHeads, Heads, Masks, SavedTopK, Source
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
+from latticebpd.drafters.strategies import Best, Oracle, Sized, Strategy, Tree, Vanilla
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
+
+
+class LatticeDrafter:
+    """Drafts from the lattices of a source as a strategy says; nothing where there is no lattice.
+
+    Args:
+        prompt_context: whether the prompt is context for the strategy's language model; else the new tokens alone are.
+
+    Raises:
+        ValueError: the strategy's language model is over another vocabulary than the lattices.
+    """
+
+    def __init__(self, source: Source, strategy: Strategy, prompt_context: bool = True) -> None:
+        scorer = getattr(strategy, "scorer", None)
+        if scorer is not None:
+            check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.owner)
+        self.source, self.strategy, self.needs_hidden = source, strategy, source.needs_hidden
+        self.needs_layers: tuple[int, ...] = getattr(source, "needs_layers", ())
+        self.prompt_context = prompt_context
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        if isinstance(self.strategy, Sized) and not self.strategy.worthwhile(len(states)):
+            return [DraftTree.empty()] * len(states)
+        found = self.source.lattices(states)
+        rows = [row for row, lattice in enumerate(found) if lattice is not None]
+        trees = [DraftTree.empty()] * len(states)
+        if rows:
+            lattices = [lattice for lattice in found if lattice is not None]
+            for row, tree in zip(
+                rows, self.strategy.draft(lattices, [self.told(states[row]) for row in rows]), strict=True
+            ):
+                trees[row] = tree
+        return trees
+
+    def told(self, state: State) -> Sequence[int]:
+        """What the strategy is told of a row beside its lattice: the tokens before it."""
+        return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        pass
+
+
+class VanillaDrafter(LatticeDrafter):
+    """The best token of every head, as it is (Stern 2018); arguments as for ``Heads``."""
+
+    def __init__(self, model: HasHeads, slots: int | None = None) -> None:
+        super().__init__(Heads(model, 1, slots), Vanilla())
+
+
+class PathsDrafter(LatticeDrafter):
+    """The ``p`` best rescored paths of the heads' lattice (Kim 2024, section 7.2).
+
+    Args:
+        model, k, slots: as for ``Heads``.
+        lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
+        p: number of drafts.
+        alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
+    """
+
+    def __init__(
+        self,
+        model: HasHeads,
+        lm: LanguageModel,
+        p: int = 16,
+        alpha: float | None = None,
+        k: int = 16,
+        slots: int | None = None,
+    ) -> None:
+        super().__init__(Heads(model, k, slots), Best(as_scorer(lm, alpha, f"{p}-best"), p))
+
+
+class TreeDrafter(LatticeDrafter):
+    """The best prefix tree of ``num_nodes`` nodes of the heads' lattice; other arguments as for ``PathsDrafter``."""
+
+    def __init__(
+        self,
+        model: HasHeads,
+        lm: LanguageModel,
+        num_nodes: int = 64,
+        alpha: float | None = None,
+        k: int = 16,
+        slots: int | None = None,
+    ) -> None:
+        super().__init__(Heads(model, k, slots), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+
+
+class HindsightDrafter(LatticeDrafter):
+    """The best path of a source's lattice in hindsight (Kim 2024, section 6.3).
+
+    Args:
+        continuations: the base model's own output after the prompt, known beforehand: one for every row of the batch,
+            or, for a single prompt, just its tokens.
+    """
+
+    def __init__(self, source: Source, continuations: Sequence[int] | Sequence[Sequence[int]]) -> None:
+        super().__init__(source, Oracle())
+        self.continuations = by_row(continuations)
+
+    def told(self, state: State) -> Sequence[int]:
+        """What follows, instead."""
+        return remaining(self.continuations, state)
+
+
+class OracleDrafter(HindsightDrafter):
+    """The best path of the heads' lattice in hindsight; ``model`` and ``k`` as for ``Heads``."""
+
+    def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
+        super().__init__(Heads(model, k), continuations)
+
+
+class MasksDrafter(LatticeDrafter):
+    """Drafts from masks, as a strategy says."""
+
+    def __init__(self, source: Masks, strategy: Strategy) -> None:
+        super().__init__(source, strategy)
+        self.read = source.read
+
+
+class GadDrafter(MasksDrafter):
+    """The best token of every mask: the paper's draft (Xia 2022). Under ``Exact`` acceptance it is GAD, under
+    ``TopBeta`` GAD++.
+
+    Args:
+        model, block_size: as for ``Masks``.
+    """
+
+    def __init__(self, model: NonAutoregressiveModel, block_size: int | None = None) -> None:
+        super().__init__(Masks(model, 1, block_size), Vanilla())
+
+
+class GadPathsDrafter(MasksDrafter):
+    """The ``p`` best rescored paths of the masks' lattice; arguments as for ``PathsDrafter`` and ``GadDrafter``."""
+
+    def __init__(
+        self,
+        model: NonAutoregressiveModel,
+        lm: LanguageModel,
+        p: int = 16,
+        alpha: float | None = None,
+        k: int = 16,
+        block_size: int | None = None,
+    ) -> None:
+        super().__init__(Masks(model, k, block_size), Best(as_scorer(lm, alpha, f"{p}-best"), p))
+
+
+class GadTreeDrafter(MasksDrafter):
+    """The best prefix tree of ``num_nodes`` nodes of the masks' lattice; arguments as for ``TreeDrafter`` and
+    ``GadDrafter``."""
+
+    def __init__(
+        self,
+        model: NonAutoregressiveModel,
+        lm: LanguageModel,
+        num_nodes: int = 64,
+        alpha: float | None = None,
+        k: int = 16,
+        block_size: int | None = None,
+    ) -> None:
+        super().__init__(Masks(model, k, block_size), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+
+
+class SavedTopKDrafter(LatticeDrafter):
+    """The best prefix tree of saved lattices; arguments as for ``SavedTopK`` and ``TreeDrafter``."""
+
+    def __init__(
+        self, lattices: LatticeSet, lm: LanguageModel = None, num_nodes: int = 64, alpha: float | None = None
+    ) -> None:
+        super().__init__(SavedTopK(lattices), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))

@@ -1,0 +1,80 @@
+"""A non-autoregressive model that fills masks behind growing texts (GAD; Xia 2022, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
+from latticebpd.drafters.prefix_cache import GrowingText, ReadTexts
+from latticebpd.target.forward import Source
+from latticebpd.target.stock_model import BaseModel
+
+
+class MaskFiller:
+    """A non-autoregressive model beside growing texts: sources are encoded once, and what was read of a text is kept.
+
+    Of a bidirectional model, whose text's columns have seen masks, only what was made of the source stays.
+    """
+
+    def __init__(self, model: NonAutoregressiveModel) -> None:
+        self.model = model
+        self.device = model.base.device
+        self.encoded: dict[tuple[int, ...], Tensor] = {}
+        self.read = ReadTexts(encodes=True)
+        self.source = Source(torch.empty(0), torch.empty(0))
+
+    @torch.inference_mode()
+    def logits(self, states: Sequence[GrowingText], slots: int) -> Tensor:
+        """``[rows, slots', vocab]``: fill ``slots`` slots behind every text, fewer where the model's positions end,
+        perhaps none."""
+        self._align(states)
+        model, texts, read = self.model, [state.tokens for state in states], self.read.lengths
+        unread = max(len(text) - done for text, done in zip(texts, read, strict=True))
+        slots = min(slots, model.max_positions - max(read) - unread + model.anchored)
+        if slots < 1:
+            return torch.empty(len(states), 0, model.vocab_size)
+        columns = masked_columns(texts, read, slots, model.mask_token_id, None, model.anchored, model.bidirectional)
+        hidden = model(self.source, columns, self.read.cache.past)
+        self.read.keep([() if model.bidirectional else text[done:] for text, done in zip(texts, read, strict=True)])
+        return model.logits(hidden)
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Sequence[int]]) -> None:
+        """Encode those sources that are not encoded yet, as one batch, on a GPU in a stream of its own; forget all
+        others."""
+        wanted = dict.fromkeys(map(tuple, sources))
+        missing = [source for source in wanted if source not in self.encoded]
+        if not missing:
+            return
+        width = max(map(len, missing))
+        BaseModel.of(self.model).check_sources(width)
+        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            ids = torch.tensor(
+                [[*source, *[source[-1]] * (width - len(source))] for source in missing], device=self.device
+            )
+            mask = torch.tensor(
+                [[1] * len(source) + [0] * (width - len(source)) for source in missing], device=self.device
+            )
+            hidden = self.model.encode(ids, mask).hidden
+        if stream is not None:
+            stream.synchronize()
+        kept = {source: line for source, line in self.encoded.items() if source in wanted}
+        self.encoded = kept | {source: line[: len(source)] for source, line in zip(missing, hidden, strict=True)}
+
+    def _align(self, states: Sequence[GrowingText]) -> None:
+        """Have the rows of the cache and of the sources be those of ``states``."""
+        before, sources = len(self.source.hidden), [tuple(state.source) for state in states]
+        self.encode(sources)
+        places = self.read.align(states)
+        if places is None:
+            lines = [self.encoded[source] for source in sources]
+            masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
+            self.source = Source(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
+        elif places != list(range(before)):
+            self.source = self.source.select(torch.tensor(places, device=self.device))

@@ -1,0 +1,369 @@
+"""Non-autoregressive encoder–decoders, which draft a block of tokens in one pass (GAD; Xia 2022, section 3.1).
+
+The decoder reads a text and, behind it, k *masks*; at each mask it says which token stands there::
+
+    column      start  y_1 .. y_j          m_1 .. m_k
+    looks at    the text up to itself      the whole text and all masks
+
+The text is read causally, as a verifier reads it, so what has been read can be kept. In the paper's layout,
+*bidirectional*, the text's columns look at the whole text and all masks too, and everything is read anew at each draft.
+Model and layers are those of ``transformers``, called with a mask of four dimensions.
+
+An *anchored* drafter, which is not in the paper, needs a mask less: the column of the text's last token, y_j, says what
+comes next, as a verifier's does, and the masks say the k - 1 tokens behind that. Begun with a verifier's weights it
+says the first token as the verifier would, before any training.
+
+On disk a drafter is the directory that ``save_pretrained`` of the stock model writes, and ``drafter.json`` beside it:
+what tells it from an autoregressive model of the same class, which a verifier has to be.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from fst.files import replacing
+from latticebpd.target.checkpoints import load_base
+from latticebpd.target.forward import Source
+from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.tree_positions import ByEmbedding
+
+DRAFTER_CONFIG = "drafter.json"
+FORMAT_VERSION = 1
+ROLE = "non-autoregressive drafter"
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """One pass of the decoder: what each text has that was not read yet, padded, then the masks.
+
+    tokens, positions: ``[rows, new + masks]``; positions are those in the text.
+    visible: ``[rows, new + masks, places + new + masks]`` bool: which keys a column looks at.  The first ``places`` are
+        those of the cache, where a row's text begins at place 0.
+    new: columns before the masks.
+    slots: ``[rows, windows * slots]`` the column that says each slot's token.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    visible: np.ndarray
+    new: int
+    slots: np.ndarray
+
+
+def masked_columns(
+    texts: Sequence[Sequence[int]],
+    read: Sequence[int],
+    slots: int,
+    mask_token_id: int,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    anchored: bool = False,
+    bidirectional: bool = False,
+) -> Columns:
+    """Lay out a pass that fills ``slots`` slots behind every text, or behind several prefixes of it at once.
+
+    A mask's position is the place before its token's own: that from which the verifier, reading on, would predict the
+    token, so that a drafter begun with its weights looks in the right direction.
+
+    Args:
+        texts: of the decoder, each with its start token.
+        read: how many tokens of each are in the cache, fewer than all.
+        slots: >= 1; each a mask, or, if ``anchored``, each but the first.
+        prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which
+            see neither the text behind it nor other masks.
+        anchored: whether the last column of a prefix, which must not have been read, says the first slot.
+        bidirectional: whether the text's columns see all of it and its masks; then nothing has been read, and there are
+            no ``prefixes``.
+    """
+    assert not bidirectional or (prefixes is None and not any(read))
+    if prefixes is None:
+        prefixes = [[len(text)] for text in texts]
+    counts = [len(text) - done for text, done in zip(texts, read, strict=True)]
+    new, places, rows, windows = max(counts), max(read), len(texts), len(prefixes[0])
+    masks = slots - anchored
+    width = new + windows * masks
+    tokens = np.full((rows, width), mask_token_id, dtype=np.int64)
+    positions = np.zeros((rows, width), dtype=np.int64)
+    visible = np.zeros((rows, width, places + width), dtype=bool)
+    visible[:, :new, places : places + new] = np.tri(new, dtype=bool)
+    visible[:, new:, places + new :] = np.kron(np.eye(windows, dtype=bool), np.ones((masks, masks), dtype=bool))
+    said_by = np.empty((rows, windows, slots), dtype=np.int64)
+    said_by[:, :, anchored:] = np.arange(new, width).reshape(windows, masks)
+    for row, (text, done, count) in enumerate(zip(texts, read, counts, strict=True)):
+        tokens[row, :count] = text[done:]
+        positions[row, :new] = np.arange(done, done + new)
+        visible[row, :new, :done] = True
+        if bidirectional:
+            visible[row, :count, :count] = visible[row, :count, new:] = True
+        for window, prefix in enumerate(prefixes[row]):
+            own = slice(new + window * masks, new + (window + 1) * masks)
+            positions[row, own] = np.arange(prefix - 1 + anchored, prefix - 1 + slots)
+            visible[row, own, : min(done, prefix)] = True
+            visible[row, own, places : places + max(0, prefix - done)] = True
+            if anchored:
+                said_by[row, window, 0] = prefix - 1 - done
+    return Columns(tokens, positions, visible, new, said_by.reshape(rows, windows * slots))
+
+
+class NonAutoregressiveModel(nn.Module):
+    """A stock encoder–decoder that fills masks.
+
+    Args:
+        base: Marian, BART or another model whose decoder adds embedded positions; it is put into evaluation mode.
+        mask_token_id: the token that stands for a mask, none that a text may hold.
+        block_size: the most masks that it was, or is to be, trained to fill at once.
+        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), compared with the verifier's.
+        anchored: whether the text's last column says the first token of a block (see above).
+        bidirectional: whether the text's columns see what is behind them (see above).
+
+    Raises:
+        ValueError: a model of another kind, or a mask that is no such token.
+    """
+
+    def __init__(
+        self,
+        base: PreTrainedModel,
+        mask_token_id: int,
+        block_size: int,
+        tokenizer_fingerprint: str | None = None,
+        anchored: bool = False,
+        bidirectional: bool = False,
+    ) -> None:
+        super().__init__()
+        stock = BaseModel.of(base)
+        if not stock.encodes or not hasattr(stock.decoder, "embed_positions"):
+            raise ValueError(
+                "expected an encoder–decoder with embedded positions as drafter, such as Marian or BART, got"
+                f" {base.config.model_type}"
+            )
+        if not 0 <= mask_token_id < stock.vocab_size or mask_token_id in stock.eos_ids:
+            raise ValueError(
+                f"expected a mask token id below {stock.vocab_size} (the vocabulary) that does not end texts, got"
+                f" {mask_token_id}"
+            )
+        if block_size < 1:
+            raise ValueError(f"expected block_size >= 1, got {block_size}")
+        self.base = base.eval()
+        self.mask_token_id, self.block_size, self.tokenizer_fingerprint = (
+            mask_token_id,
+            block_size,
+            tokenizer_fingerprint,
+        )
+        self.anchored, self.bidirectional = anchored, bidirectional
+        self.placement = ByEmbedding(base)  # tries the decoder out, which dropout would disturb
+
+    @property
+    def vocab_size(self) -> int:
+        return BaseModel.of(self).vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        return BaseModel.of(self).max_positions or 0
+
+    def encode(self, input_ids: Tensor, mask: Tensor) -> Source:
+        """Run the encoder, with gradients if they are wanted; ``[rows, source]`` both, the mask 1 at tokens."""
+        return Source(BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+
+    def forward(self, source: Source, columns: Columns, cache: Any = None) -> Tensor:
+        """``[rows, slots, hidden]``: the decoder's final hidden states at the columns that say the slots.
+
+        Args:
+            cache: what was read before; it takes up the columns' keys and values, those of the masks too.
+        """
+        device = source.hidden.device
+        arrays = (columns.tokens, columns.positions, columns.visible)
+        arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
+        states: Tensor = (
+            BaseModel.of(self)
+            .decoder(
+                **arguments,
+                encoder_hidden_states=source.hidden,
+                encoder_attention_mask=source.mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
+            .last_hidden_state
+        )
+        said_by = torch.from_numpy(columns.slots).to(device)[:, :, None].expand(-1, -1, states.shape[2])
+        return states.gather(1, said_by)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., hidden]`` -> ``[..., vocab]``."""
+        return BaseModel.of(self).scaled(1.0)(hidden)  # it is T5's family alone that scales
+
+    @classmethod
+    def like(
+        cls,
+        verifier: PreTrainedModel,
+        mask_token_id: int,
+        block_size: int,
+        decoder_layers: int | None = None,
+        tokenizer_fingerprint: str | None = None,
+        anchored: bool = False,
+        dropout: float | None = None,
+        bidirectional: bool = False,
+    ) -> NonAutoregressiveModel:
+        """An untrained drafter of the verifier's shape, which begins with its weights: encoder, embeddings, decoder.
+
+        The mask's embedding begins as the mean of all.
+
+        Args:
+            decoder_layers: of the drafter; the first ones are the verifier's, any beyond those it has begin at random.
+            dropout: in training; None, the verifier's.
+        """
+        config: Any = copy.deepcopy(verifier.config)
+        if decoder_layers is not None:
+            if decoder_layers < 1:
+                raise ValueError(f"expected decoder_layers >= 1, got {decoder_layers}")
+            config.decoder_layers = decoder_layers
+        if dropout is not None:
+            config.dropout = dropout
+        base = type(verifier)(config)
+        drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored, bidirectional)
+        own = base.state_dict()
+        base.load_state_dict(
+            {name: tensor for name, tensor in verifier.state_dict().items() if name in own}, strict=False
+        )
+        with torch.no_grad():  # what a verifier never reads has an embedding that means nothing
+            embedding: Any = base.get_input_embeddings().weight
+            embedding[mask_token_id] = embedding.mean(dim=0)
+        if verifier.generation_config is not None:
+            base.generation_config = copy.deepcopy(verifier.generation_config)
+        return drafter.to(verifier.device)
+
+    def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
+        """Write the model; files appear whole."""
+        directory = Path(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        self.base.save_pretrained(directory)
+        record = {
+            "format_version": FORMAT_VERSION,
+            "role": ROLE,
+            "mask_token_id": self.mask_token_id,
+            "block_size": self.block_size,
+            "anchored": self.anchored,
+            "bidirectional": self.bidirectional,
+            "tokenizer_fingerprint": self.tokenizer_fingerprint,
+        }
+        with replacing(directory / DRAFTER_CONFIG) as temporary:
+            temporary.write_text(json.dumps(record, indent=2) + "\n")
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32
+    ) -> NonAutoregressiveModel:
+        """Read what ``save_pretrained`` wrote.
+
+        Raises:
+            ValueError: the directory holds no drafter, perhaps a verifier, or its files are damaged.
+        """
+        directory = Path(directory)
+        if not is_drafter(directory):
+            found = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
+            raise ValueError(
+                f"{directory}: expected a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG}), found"
+                f" {found}"
+            )
+        try:
+            record = json.loads((directory / DRAFTER_CONFIG).read_text(encoding="utf-8"))
+            version, role, fingerprint = record["format_version"], record["role"], record["tokenizer_fingerprint"]
+            layout = {name: record.get(name, False) for name in ("anchored", "bidirectional")}
+            numbers = {name: record[name] for name in ("mask_token_id", "block_size")}
+        except (ValueError, KeyError, TypeError) as error:  # damaged JSON and UTF-8 are ValueErrors
+            raise ValueError(
+                f"{directory}: {DRAFTER_CONFIG} cannot be read: {error!r}; is the copy complete?"
+            ) from error
+        if version != FORMAT_VERSION or role != ROLE:
+            raise ValueError(
+                f"{directory}: expected a {ROLE} of format {FORMAT_VERSION}, got {role!r} of format {version}"
+            )
+        wrong = [name for name, value in numbers.items() if type(value) is not int]
+        if (
+            wrong
+            or not isinstance(fingerprint, str | None)
+            or not all(isinstance(value, bool) for value in layout.values())
+        ):
+            raise ValueError(
+                f"{directory}: expected {DRAFTER_CONFIG} with whole numbers, a fingerprint and truth values, got"
+                f" {record}"
+            )
+        return cls(load_encoder_decoder(directory, dtype), **numbers, **layout, tokenizer_fingerprint=fingerprint)
+
+
+def is_drafter(directory: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a non-autoregressive drafter."""
+    return (Path(directory) / DRAFTER_CONFIG).exists()
+
+
+def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A stock encoder–decoder from a directory, ready for inference.
+
+    Raises:
+        ValueError: there is none that can be read.
+    """
+    model = load_base(directory, dtype)
+    if not BaseModel.of(model).encodes:
+        raise ValueError(
+            f"{directory}: expected an encoder–decoder (config.json, model.safetensors), found a decoder-only model"
+        )
+    return model
+
+
+def load_verifier(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The autoregressive encoder–decoder of a directory.
+
+    Raises:
+        ValueError: the directory holds a drafter, or no such model.
+    """
+    refuse_drafter(directory)
+    return load_encoder_decoder(directory, dtype)
+
+
+def refuse_drafter(directory: str | os.PathLike[str]) -> None:
+    """ValueError where a directory that should hold a verifier holds a drafter."""
+    if is_drafter(directory):
+        raise ValueError(
+            f"{directory}: expected an autoregressive model as verifier, found a {ROLE}; give the two the other way"
+            " round"
+        )
+
+
+def check_pair(verifier: PreTrainedModel, drafter: NonAutoregressiveModel, fingerprint: str | None = None) -> None:
+    """Refuse a drafter whose tokens are not the verifier's.
+
+    Args:
+        fingerprint: hash of the verifier's vocabulary, or None if unknown.
+
+    Raises:
+        ValueError: they differ in vocabulary, start or end of texts; or the drafter cannot read texts as long.
+    """
+    mine, its = BaseModel.of(verifier), BaseModel.of(drafter)
+    pairs = {
+        "a vocabulary of {} tokens": (mine.vocab_size, its.vocab_size),
+        "texts that start with token {}": (mine.start_id, its.start_id),
+        "texts that end with tokens {}": (sorted(mine.eos_ids), sorted(its.eos_ids)),
+        "the vocabulary {}": (
+            (fingerprint, drafter.tokenizer_fingerprint) if fingerprint and drafter.tokenizer_fingerprint else (0, 0)
+        ),
+    }
+    for what, (wanted, got) in pairs.items():
+        if wanted != got:
+            raise ValueError(
+                f"expected a drafter with {what.format(wanted)} (the verifier's), got {got}; train one for this"
+                " verifier"
+            )
+    positions = mine.max_positions
+    if positions is not None and drafter.max_positions < positions:
+        raise ValueError(
+            f"expected a drafter of at least {positions} positions (the verifier's), got {drafter.max_positions}"
+        )

@@ -1,0 +1,91 @@
+"""Two drafters in one tree: the second drafts what the first leaves open.
+
+Copying from the text costs next to nothing and is right for long where the text repeats itself; heads cost a vocabulary
+projection each and guess anything.  A mixture spends its nodes on whichever is likelier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
+from latticebpd.lattices.drafts import ROOT, DraftTree
+
+
+class MixtureDrafter:
+    """Spends ``num_nodes`` on the likeliest drafts of two drafters.
+
+    What a draft tree's first tokens lack to a probability of 1 is what it leaves open.  The mixture's probability of a
+    prefix is the first drafter's plus that remainder times the second's.  Where the first claims ``sure`` or more, the
+    second is not asked, which saves its cost.
+
+    Args:
+        first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
+        second: its trees tell probabilities, such as a ``TreeDrafter``.
+        num_nodes: nodes of the mixed tree.
+        sure: first-token probability from which on the first drafter is left alone; above 1 both always draft.
+    """
+
+    def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.6) -> None:
+        if num_nodes < 1:
+            raise ValueError(f"expected num_nodes >= 1, got {num_nodes}")
+        self.first, self.second, self.num_nodes, self.sure = first, second, num_nodes, sure
+        self.needs_hidden = needs_hidden(first) or needs_hidden(second)
+        self.needs_layers = needs_layers(first, second)
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        trees = list(self.first.propose(states))
+        claims = [float(np.exp(_log_probs(tree, self.first)[tree.parents == ROOT]).sum()) for tree in trees]
+        open_rows = [row for row, claim in enumerate(claims) if claim < self.sure]
+        if open_rows:
+            for row, other in zip(open_rows, self.second.propose([states[row] for row in open_rows]), strict=True):
+                probabilities = (
+                    np.exp(_log_probs(trees[row], self.first)),
+                    (1 - claims[row]) * np.exp(_log_probs(other, self.second)),
+                )
+                trees[row] = _union(trees[row], probabilities[0], other, probabilities[1])
+        return [_likeliest(tree, self.num_nodes) for tree in trees]
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        self.first.observe(rows, tokens)
+        self.second.observe(rows, tokens)
+
+
+def _log_probs(tree: DraftTree, drafter: Drafter) -> np.ndarray:
+    if tree.log_probs is None and len(tree):
+        raise ValueError(
+            f"expected a drafter whose trees tell probabilities, got {type(drafter).__name__}; it cannot be mixed"
+        )
+    return np.zeros(0) if tree.log_probs is None else tree.log_probs
+
+
+def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.ndarray) -> DraftTree:
+    """All prefixes of both trees; a prefix of both has the sum of their probabilities."""
+    nodes = {edge: node for node, edge in enumerate(zip(one.parents.tolist(), one.tokens.tolist(), strict=True))}
+    tokens, parents, probs = one.tokens.tolist(), one.parents.tolist(), one_probs.tolist()
+    place = {ROOT: ROOT}
+    for node, (parent, token, prob) in enumerate(
+        zip(two.parents.tolist(), two.tokens.tolist(), two_probs.tolist(), strict=True)
+    ):
+        edge = place[parent], token
+        if edge in nodes:
+            probs[nodes[edge]] += prob
+        else:
+            nodes[edge] = len(tokens)
+            tokens.append(token)
+            parents.append(edge[0])
+            probs.append(prob)
+        place[node] = nodes[edge]
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.log(probs), two.lattice)
+
+
+def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:
+    """The tree's likeliest nodes; ties go to the earlier ones, so that a node never goes without its parent."""
+    if len(tree) <= num_nodes or tree.log_probs is None:
+        return tree
+    kept = np.sort(np.argsort(-tree.log_probs, kind="stable")[:num_nodes])
+    place = {int(node): index for index, node in enumerate(kept)} | {ROOT: ROOT}
+    parents = [place[parent] for parent in tree.parents[kept].tolist()]
+    return DraftTree(tree.tokens[kept], np.array(parents, np.int32), tree.log_probs[kept], tree.lattice)

@@ -1,0 +1,73 @@
+"""What a drafter with a model of its own has read of the growing texts of a batch, kept from draft to draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from latticebpd.target.row_cache import RowCache
+
+
+class GrowingText(Protocol):
+    """One row: its index in the batch, its tokens so far, and its source's tokens."""
+
+    @property
+    def row(self) -> int: ...
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def source(self) -> Sequence[int]: ...
+
+
+class ReadTexts:
+    """A cache and, for each of its rows, the source and the tokens that were read into it.
+
+    The cache is the tree verifier's: of a pass, the columns that are a text's stay, masks are forgotten.
+    """
+
+    def __init__(self, encodes: bool) -> None:
+        self.encodes = encodes
+        self.rows: dict[int, int] = {}  # row of the batch -> row of the cache
+        self.texts: list[tuple[tuple[int, ...], list[int]]] = []
+        self.cache = RowCache(encodes)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens read of each row."""
+        return [len(text) for _, text in self.texts]
+
+    def align(self, states: Sequence[GrowingText]) -> list[int] | None:
+        """Make the cache's rows those of ``states``: some of what it has, whose places are returned, or, with None, new
+        and empty ones."""
+        places = [self._place(state) for state in states]
+        known = [place for place in places if place is not None]
+        self.rows = {state.row: place for place, state in enumerate(states)}
+        if len(known) < len(states):
+            self.cache = RowCache(self.encodes)
+            self.cache.lengths = [0] * len(states)
+            self.texts = [(tuple(state.source), []) for state in states]
+            return None
+        if known != list(range(len(self.texts))):
+            self.cache.select(known)
+            self.texts = [self.texts[place] for place in known]
+        return known
+
+    def keep(self, new: Sequence[Sequence[int]]) -> None:
+        """The first columns of the last pass were these tokens of each row: they are read; the columns behind them are
+        forgotten."""
+        self.cache.keep([range(len(tokens)) for tokens in new])
+        for (_, text), tokens in zip(self.texts, new, strict=True):
+            text.extend(tokens)
+
+    def _place(self, state: GrowingText) -> int | None:
+        """The row of the cache that has read a beginning of this text, if there is one."""
+        place = self.rows.get(state.row)
+        if place is None:
+            return None
+        source, text = self.texts[place]
+        known = (
+            source == tuple(state.source) and len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
+        )
+        return place if known else None

@@ -1,0 +1,88 @@
+"""Models and tokenizers by name, as every ``--model`` takes them.
+
+A name is a directory that ``save_pretrained`` wrote, with block heads beside it or without; a ``.gguf`` file; a model
+of the catalogue (``latticebpd models list``); or a hub's name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
+from latticebpd.target.catalogue import resolved
+from latticebpd.target.checkpoints import load_base
+from latticebpd.target.gguf import is_gguf, load_gguf, load_gguf_tokenizer
+
+Name: TypeAlias = "str | os.PathLike[str]"
+
+
+def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | PreTrainedModel:
+    """A blockwise model, where there are heads; else a causal LM or an encoder–decoder as it is; ready for inference.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    found = resolved(name)
+    return BlockwiseLM.from_pretrained(found, dtype) if is_blockwise(found) else load_stock(found, dtype)
+
+
+def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM:
+    """A model with heads.
+
+    Raises:
+        ValueError: there is no such model, it cannot be read, or it has no heads.
+    """
+    model = load_model(name, dtype)
+    if not isinstance(model, BlockwiseLM):
+        raise ValueError(
+            f"{os.fspath(name)}: expected a model with heads, got one without; see `latticebpd train heads`"
+        )
+    return model
+
+
+def load_stock(name: Name, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The causal LM or encoder–decoder of a name, without heads.
+
+    Raises:
+        ValueError: there is no such model, or it cannot be read.
+    """
+    found = resolved(name)
+    return load_gguf(found, dtype) if is_gguf(found) else load_base(found, dtype)
+
+
+def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, with ``transformers``' interface.
+
+    Raises:
+        ValueError: there is none that can be read.
+    """
+    found = resolved(name)
+    if is_gguf(found):
+        return load_gguf_tokenizer(found)
+    names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
+    if Path(found).is_dir() and not any(
+        any(Path(found).glob(name)) for name in names
+    ):  # transformers would go and ask the hub
+        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json), found none")
+    file = Path(found) / "tokenizer.json"
+    try:
+        if file.exists() and not (Path(found) / "tokenizer_config.json").exists():
+            return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            found, trust_remote_code=False, local_files_only=Path(found).is_dir()
+        )
+    except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
+        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
+    return tokenizer
+
+
+def lm_beside(name: Name) -> Path | None:
+    """The n-gram model that came with a model, if one did."""
+    file = Path(resolved(name)) / "lm.fst"
+    return file if file.exists() else None

@@ -1,0 +1,256 @@
+"""What is drafted from lattices: the best tokens, the best paths, the best tree, or what hindsight says.
+
+A *strategy* turns lattices into draft trees (``draft``), while a text is decoded; and stored lattices, many at a time,
+into arrays of the same drafts (``draft_stored``), for analyses that have no model at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, greedy_chain, oracle_path
+from latticebpd.scoring.calibrated import CalibratedScorer
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.scorer import Context, Scorer
+
+
+@dataclass(frozen=True, eq=False)
+class StoredPaths:
+    """Drafts of ``n`` lattices. tokens: ``[n, p, slots]``, best path first. counts: ``[n]`` how many paths there
+    are."""
+
+    tokens: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTrees:
+    """Draft trees of ``n`` lattices.  tokens, parents: ``[n, nodes]``, best node first, -1 behind the last."""
+
+    tokens: np.ndarray
+    parents: np.ndarray
+
+
+class Strategy(Protocol):
+    """Turns lattices into draft trees."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        """One tree for each lattice, of any shapes; contexts: all tokens before each."""
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths | StoredTrees:
+        """The same drafts of stored lattices; ``threads`` does not change them."""
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """The best token of every slot, as it is (Stern 2018); of equal ones the lowest.  Transitions are not looked at."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        return [
+            DraftTree.from_paths(best_tokens(lattice.tokens, lattice.log_probs)[None], lattice) for lattice in lattices
+        ]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        return _one_path(best_tokens(lattices.tokens, lattices.log_probs))
+
+
+@dataclass(frozen=True)
+class GreedyChain:
+    """Slot by slot the best token behind the one before, by the lattice's transitions: DSpark's draft; without them,
+    vanilla's.
+
+    It is what a search for the best path finds with one beam and no language model.
+    """
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        chains = (greedy_chain(lattice.tokens, lattice.log_probs, lattice.transitions) for lattice in lattices)
+        return [DraftTree.from_paths(chain[None], lattice) for chain, lattice in zip(chains, lattices, strict=True)]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        tokens = greedy_chain(lattices.tokens, lattices.log_probs, lattices.transitions)
+        return StoredTrees(
+            tokens, np.where(tokens == PADDING, ROOT, np.arange(-1, tokens.shape[1] - 1, dtype=np.int32))
+        )
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The lattice's best path in hindsight: what perfect rescoring would draft (Kim 2024, section 6.3), whatever its
+    transitions."""
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        """contexts: what follows each lattice's place in the base model's own text, instead of what comes before it."""
+        return [
+            DraftTree.from_paths(oracle_path(lattice, following)[None], lattice)
+            for lattice, following in zip(lattices, contexts, strict=True)
+        ]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        wanted = lattices.continuation
+        held = ((lattices.tokens == wanted[:, :, None]) & (lattices.log_probs > -np.inf)).any(axis=2) & (
+            wanted != PADDING
+        )
+        reached = np.logical_and.accumulate(held, axis=1)
+        return _one_path(np.where(reached, wanted, best_tokens(lattices.tokens, lattices.log_probs)))
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The ``p`` best rescored paths (Kim 2024, section 7.2), as a prefix tree."""
+
+    scorer: Scorer
+    p: int = 16
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        drafts = self.scorer.paths(lattices, contexts, self.p)
+        return [DraftTree.from_paths(best.tokens, lattice) for best, lattice in zip(drafts, lattices, strict=True)]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
+        if isinstance(self.scorer, NgramScorer):
+            return StoredPaths(*self.scorer.path_arrays(lattices, self.p, threads))
+        drafts = [found.tokens for found in self.scorer.paths(*_listed(lattices), self.p)]
+        return StoredPaths(
+            _stacked(drafts, lattices.tokens.shape[1:2]), np.array([len(rows) for rows in drafts], np.int64)
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
+
+    Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
+    depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
+    text it makes no difference (`benchmarks/README.md`).
+    """
+
+    scorer: Scorer
+    num_nodes: int = 64
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        return self.scorer.trees(lattices, contexts, self.num_nodes)
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        if isinstance(self.scorer, NgramScorer | CalibratedScorer):
+            return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
+        trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
+        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+
+
+class Pauses:
+    """When drafting is left alone: an account, in seconds, of what drafts promised to save, their own making counted.
+
+    A call adds a hundredth of what it takes without drafts; where nothing is left, nothing is drafted. So drafts in
+    vain, however dear they are, cost one per cent of all calls, a quarter of a call at the beginning, and the last of
+    them.
+    """
+
+    SHARE = 0.01
+    FIRST, MOST = 0.25, 1.0
+    """Calls without drafts that the account begins with, and that may be saved up for a part of a text where drafts do
+    not pay."""
+
+    def __init__(self) -> None:
+        self._left: float | None = None
+
+    def over(self, seconds: float) -> bool:
+        """Whether to draft at this call, which takes so many seconds without drafts."""
+        before = self.FIRST * seconds if self._left is None else self._left
+        self._left = min(before + self.SHARE * seconds, self.MOST * seconds)
+        return self._left > 0
+
+    def hear(self, saved: float) -> None:
+        """What a draft promised to save."""
+        self._left = (self._left or 0.0) + saved
+
+
+@dataclass(frozen=True, eq=False)
+class Sized:
+    """Trees of another strategy, cut to the size that promises the most tokens a second; none for a while where they do
+    not pay.
+
+    Of a tree whose nodes come best first, its first ``n`` are the best tree of ``n`` nodes, and ``1 + the sum of their
+    probabilities`` the tokens that a call is expected to commit. All rows of a batch are padded to the widest, so that
+    a node up to that width costs
+    no row anything, and one size for all is the best choice of sizes: that which maximises the expected tokens of all
+    rows over the seconds of their call, those of drafting among them, down to none.
+
+    trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of a call.
+    """
+
+    trees: Tree
+    costs: CostCurve
+    pauses: Pauses = field(default_factory=Pauses, repr=False)
+
+    @property
+    def scorer(self) -> Scorer:
+        return self.trees.scorer
+
+    def worthwhile(self, rows: int) -> bool:
+        """Whether to draft at this call, by what the last drafts promised: neither heads nor search need to be asked
+        where not."""
+        return self.pauses.over(float(self.costs.of(rows, np.ones(1))[0]))
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        trees, saved = self._cut(lattices, contexts)
+        self.pauses.hear(saved)
+        return trees
+
+    def _cut(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> tuple[list[DraftTree], float]:
+        """The trees, and the seconds that they promise to save."""
+        drafted = self.trees.draft(lattices, contexts)
+        size, saved = best_size([tree.log_probs for tree in drafted], self.costs)
+        return [tree.first(size) for tree in drafted], saved
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        """One by one, as texts that are decoded alone, and without pauses."""
+        trees = [self._cut([lattices[row]], [lattices.context_of(row)])[0][0] for row in range(len(lattices))]
+        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+
+
+def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[int, float]:
+    """Nodes of each row's tree that promise the most tokens a second; of equal sizes the least.
+
+    And the seconds that the call promises to save, beside calls without drafts that commit as many tokens.
+
+    Args:
+        log_probs: of every row ``[nodes]``, best first.
+
+    Raises:
+        ValueError: trees that do not tell probabilities.
+    """
+    rows, most = len(log_probs), max((0 if each is None else len(each) for each in log_probs), default=0)
+    gains = np.zeros((rows, most))
+    for row, each in enumerate(log_probs):
+        if each is None:
+            raise ValueError("expected trees that tell probabilities to cut them by their costs, got some without")
+        gains[row, : len(each)] = np.exp(each)
+    expected = rows + np.concatenate([[0.0], np.cumsum(gains.sum(axis=0))])
+    passes = costs.of(rows, np.arange(1, most + 2))
+    seconds = passes + costs.drafting_of(rows)
+    size = int(np.argmax(expected / seconds))
+    return size, float(expected[size] / rows * passes[0] - seconds[size])
+
+
+def _one_path(tokens: np.ndarray) -> StoredPaths:
+    return StoredPaths(tokens[:, None], np.ones(len(tokens), np.int64))
+
+
+def _listed(lattices: LatticeSet) -> tuple[list[SausageLattice], list[Context]]:
+    """The lattices one by one, and what comes before each."""
+    rows = range(len(lattices))
+    return [lattices[row] for row in rows], [lattices.context_of(row) for row in rows]
+
+
+def _stacked(rows: Sequence[np.ndarray], shape: tuple[int, ...] = ()) -> np.ndarray:
+    """``[n, longest, *shape]``: arrays of several lengths, -1 behind the short ones."""
+    result = np.full((len(rows), max(map(len, rows), default=0), *shape), PADDING, np.int32)
+    for row, values in zip(result, rows, strict=True):
+        row[: len(values)] = values
+    return result

@@ -1,0 +1,169 @@
+"""Drafting systems by name, as people say them: the one parser.
+
+    vanilla             the best token of every slot (Stern 2018)
+    chain               slot by slot the best token behind the one before, by the lattice's transitions (DSpark)
+    16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
+    64-tree             the best prefix tree of 64 nodes; any number
+    64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
+    16-best:0-gram      the same without the language model; so for trees
+    16-best:NAME        the same with the language model of that name, where several are compared
+    oracle              the lattice's best path in hindsight
+
+Where a text is decoded there are also
+
+    greedy              no drafts
+    16-copies           copies from the text so far, 16 nodes
+    copies+16-tree      copies first; a tree where they are unsure, 16 nodes together
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from latticebpd.drafters.strategies import Best, GreedyChain, Oracle, Sized, Strategy, Tree, Vanilla
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
+
+if TYPE_CHECKING:
+    from latticebpd.drafters.cost_curve import CostCurve
+    from latticebpd.drafters.drafter import Drafter
+    from latticebpd.drafters.lattice_sources import Source
+
+VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
+BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
+_FORMS = (
+    "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name behind, such as 16-best:0-gram"
+)
+_SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
+_COPIES = re.compile(r"([1-9][0-9]{0,5})-copies")
+
+Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
+"""One language model, or several by name; the first is that of systems that name none."""
+
+
+@dataclass(frozen=True)
+class SystemName:
+    """A strategy's name, taken apart.
+
+    kind: vanilla, chain, oracle, best, tree or calibrated.  size: paths or nodes, 0 where there is none to tell.
+    model: the language model's name, or None.
+    """
+
+    kind: str
+    size: int = 0
+    model: str | None = None
+
+    @classmethod
+    def parse(cls, name: str) -> SystemName:
+        """Raises ValueError for a name that is no system's."""
+        if name in (VANILLA, CHAIN, ORACLE):
+            return cls(name)
+        if (match := _SIZED.fullmatch(name)) is None:
+            raise ValueError(f"expected vanilla, chain, oracle, {_FORMS}, got {name!r}")
+        return cls(match[2], int(match[1]), match[3])
+
+    def chosen(self, models: Mapping[str, LanguageModel]) -> str:
+        """The name of its language model among ``models``, the first where it names none; ``0-gram`` for none."""
+        if self.kind not in (BEST, TREE, CALIBRATED):
+            return NO_MODEL
+        return self.model if self.model is not None else next(iter(models), NO_MODEL)
+
+    def __str__(self) -> str:
+        """The name without the language model's: what a weight is tuned for."""
+        return f"{self.size}-{self.kind}" if self.size else self.kind
+
+
+def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> Strategy:
+    """The strategy of that name.
+
+    Args:
+        lm: one language model, or several by name.
+        alpha: its weight; None takes what is stored with it for such a system, and 1 where nothing is.
+
+    Raises:
+        ValueError: a name that is no system's, or one of a language model that is not among ``lm``.
+    """
+    system = SystemName.parse(name)
+    if system.kind == VANILLA:
+        return Vanilla()
+    if system.kind == CHAIN:
+        return GreedyChain()
+    if system.kind == ORACLE:
+        return Oracle()
+    models: Mapping[str, LanguageModel] = lm if isinstance(lm, Mapping) else {"": lm}
+    wanted = system.chosen(models)
+    if wanted != NO_MODEL and wanted not in models:
+        raise ValueError(
+            f"{name}: expected a language model among {', '.join([NO_MODEL, *filter(None, models)])}, got {wanted!r}"
+        )
+    if system.kind == CALIBRATED:
+        if alpha is not None:
+            raise ValueError(
+                f"expected {name} without a weight of the language model, which the calibration gives, got alpha"
+                f" {alpha:g}"
+            )
+        return Tree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
+    scorer = as_scorer(None) if wanted == NO_MODEL else as_scorer(models[wanted], alpha, str(system))
+    return Best(scorer, system.size) if system.kind == BEST else Tree(scorer, system.size)
+
+
+def rescores(name: str) -> bool:
+    """Whether a drafter of that name asks the language model that it is given."""
+    found = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
+    return found is not None and found[3] != NO_MODEL
+
+
+def drafter_named(
+    name: str,
+    source: Source | None,
+    lm: Models = None,
+    alpha: float | None = None,
+    prompt_context: bool = True,
+    costs: CostCurve | None = None,
+) -> Drafter:
+    """The drafter of that name.
+
+    Args:
+        source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
+        lm, alpha: as for :func:`strategy_named`.
+        prompt_context: as for ``LatticeDrafter``.
+        costs: of the verifying pass: trees are cut to the size that promises the most tokens a second.
+
+    Raises:
+        ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no
+            source.
+    """
+    from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
+    from latticebpd.drafters.lattice_drafter import LatticeDrafter
+    from latticebpd.drafters.mixture import MixtureDrafter
+    from latticebpd.drafters.no_drafts import NoDrafter
+
+    if name == GREEDY:
+        return NoDrafter()
+    if (copies := _COPIES.fullmatch(name)) is not None:
+        return PromptNgramDrafter(block_size=int(copies[1]), num_nodes=int(copies[1]))
+    with_copies = name.startswith(f"{COPIES}+")
+    lattices = name.removeprefix(f"{COPIES}+")
+    if lattices not in (VANILLA, CHAIN, ORACLE) and not _SIZED.fullmatch(lattices):
+        raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, got {name!r}")
+    system = SystemName.parse(lattices)
+    if system.kind == ORACLE:
+        raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")
+    if source is None:
+        raise ValueError(
+            f"expected greedy or N-copies for a model without heads, got {name!r}; see `latticebpd train heads`"
+        )
+    strategy = strategy_named(lattices, lm, alpha)
+    if costs is not None:
+        if not isinstance(strategy, Tree) or with_copies:
+            raise ValueError(f"expected N-tree or N-calibrated with costs, since these trees can be cut, got {name!r}")
+        strategy = Sized(strategy, costs)
+    drafter = LatticeDrafter(source, strategy, prompt_context)
+    if not with_copies:
+        return drafter
+    if system.kind not in (TREE, CALIBRATED):
+        raise ValueError(f"expected copies+N-tree, since only trees tell how sure they are, got {name!r}")
+    copying = PromptNgramDrafter(block_size=system.size, num_nodes=system.size)
+    return MixtureDrafter(copying, drafter, num_nodes=system.size)

@@ -1,0 +1,245 @@
+"""How much each thing known of a token is worth: weights of calibrated trees, fitted by maximum likelihood.
+
+Every position of the base model's own text, and every slot of its lattice that a tree can reach, is one observation:
+behind the text and the right tokens of the slots before, all of them arcs, one of the slot's arcs was right, or none.
+The weights of a slot maximise the probability of all of them; this is a concave problem, so that the result does not
+depend on where the search for it begins. All places behind the lattice, where copies go on, share one row of weights.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fst
+from fst.search import FEATURES
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
+from latticebpd.measuring.lattice_files import blocks, text_numbers
+from latticebpd.measuring.tuning import Paths, draw_examples, lattices_fingerprint, numbered
+from latticebpd.scoring.calibrated import TextIndexes
+from latticebpd.scoring.calibration import Calibration
+from latticebpd.scoring.ngram import padded_histories
+from latticebpd.scoring.rescoring import check_vocabulary
+
+BINS = 20
+SLOPE = 1e-3
+"""Weight of the squared weights in the loss: what decides about features that the examples hardly show."""
+FURTHER = 16
+"""Places behind each lattice that are looked at."""
+NOT_DRAFTED = FEATURES.index("not_drafted")
+NEVER = -1e3
+"""Weight of copies where they are not to be drafted."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """One slot's. features: ``[n, arcs, features]`` float32. there: ``[n, arcs]`` false behind the last. right: ``[n]``
+    the right arc."""
+
+    features: Tensor
+    there: Tensor
+    right: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[np.ndarray, int]]) -> Observations:
+        width = max((len(features) for features, _ in rows), default=1)
+        features, there = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
+        for row, (known, _) in enumerate(rows):
+            features[row, : len(known)], there[row, : len(known)] = known, True
+        return cls(
+            torch.from_numpy(features),
+            torch.from_numpy(there),
+            torch.tensor([right for _, right in rows], dtype=torch.int64),
+        )
+
+    def without_copies(self) -> Observations:
+        """The same where copies are no arcs: where one was right, it is outside."""
+        copied = self.features[:, :, NOT_DRAFTED] > 0
+        outside = self.features[:, :, FEATURES.index("outside")].argmax(dim=1)
+        right = torch.where(copied.gather(1, self.right[:, None])[:, 0], outside, self.right)
+        return Observations(self.features, self.there & ~copied, right)
+
+    def log_probs(self, weights: Tensor) -> Tensor:
+        """``[n, arcs]``"""
+        return torch.log_softmax((self.features @ weights).masked_fill(~self.there, -torch.inf), dim=1)
+
+    def loss(self, weights: Tensor) -> Tensor:
+        """Nats an observation."""
+        return torch.nn.functional.nll_loss(self.log_probs(weights), self.right)
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """Of arcs on texts that the weights were not fitted to, by predicted probability.
+
+    predicted, observed: ``[bins]`` means; count: ``[bins]`` arcs.
+    """
+
+    predicted: np.ndarray
+    observed: np.ndarray
+    count: np.ndarray
+
+
+def calibrate(
+    paths: Paths,
+    lm: fst.NgramModel | None,
+    examples: int = 100,
+    positions: int = 6000,
+    seed: int = 0,
+    features: Sequence[str] = FEATURES,
+    on_lattice: Callable[[], object] | None = None,
+) -> tuple[Calibration, Reliability]:
+    """Weights for the lattices of a drafter and an n-gram model.
+
+    They are fitted to examples drawn at random; what a token costs is told on each half of the examples by weights
+    fitted to the other half.
+
+    Args:
+        paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
+        lm: the n-gram model.
+        examples: texts, or lattices where texts are not known; all where there are no more.
+        positions: lattices of them, at most, drawn at random.
+        features: those that may have a weight; the others' is 0.
+        on_lattice: called after each, for progress.
+
+    Raises:
+        ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
+    """
+    unit, drawn = draw_examples(paths, examples, seed)
+    if len(drawn) < 2:
+        raise ValueError(f"expected at least two {unit}s to calibrate on, got {len(drawn)}")
+    unknown = sorted(set(features) - set(FEATURES))
+    if unknown:
+        raise ValueError(f"expected features among {', '.join(FEATURES)}, got {', '.join(unknown)}")
+    rng = np.random.default_rng(seed)
+    halves: tuple[dict[int, list[tuple[np.ndarray, int]]], ...] = defaultdict(list), defaultdict(list)
+    side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
+    texts = text_numbers(paths)[1]
+    share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
+    indexes = TextIndexes()
+    for lattices, row, example in chosen(paths, unit, drawn):
+        slots, width = lattices.tokens.shape[1:]
+        check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
+        kept = rng.random() < share
+        for slot, observed in enumerate(_observations(lattices, row, lm, indexes) if kept else []):
+            halves[side[example]][min(slot, slots)].append(observed)
+        if on_lattice is not None:
+            on_lattice()
+    if not all(half[0] for half in halves):
+        raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
+    allowed = torch.tensor([float(name in features) for name in FEATURES])
+    weights, costs, sums = [], [], np.zeros((3, BINS))
+    further = "not_drafted" in features and all(half[slots] for half in halves)
+    for slot in [slot for slot in range(slots + further) if halves[0][slot] or halves[1][slot]]:
+        rows = [half[slot] for half in halves]
+        both = [_seen(Observations.of(each), allowed) for each in rows]
+        other = [_fitted(observed, allowed) for observed in reversed(both)]
+        costs.append(_mean_loss(both, other))
+        sums += sum(_binned(observed, own) for observed, own in zip(both, other, strict=True))
+        weights.append(tuple(_fitted(_seen(Observations.of(rows[0] + rows[1]), allowed), allowed).tolist()))
+    found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs), further)
+    total = sums[2].clip(min=1)
+    return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
+
+
+def chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
+    """Block, row in it and number of the example of every lattice of the examples, in order."""
+    for block, numbers in numbered(blocks(paths), unit):
+        for row in np.flatnonzero(np.isin(numbers, drawn)).tolist():
+            yield block, row, int(numbers[row])
+
+
+def _observations(
+    lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes
+) -> list[tuple[np.ndarray, int]]:
+    """Slot by slot, the features of the arcs and which one is right: the last where none is, as what is outside is the
+    last.
+
+    They end where a tree can no longer follow the text, for what lies behind it is never drafted.
+    """
+    text, path = np.array(lattices.context_of(row), np.int64), following(lattices, row)
+    if not len(path):
+        return []
+    index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
+    transitions = None if lattices.transitions is None else lattices.transitions[row]
+    features, tokens, sizes = fst.describe_arcs(
+        lattices.tokens[row],
+        lattices.log_probs[row],
+        lm,
+        index,
+        path,
+        padded_histories([text])[0],
+        max(len(path) - slots, 0),
+        transitions,
+    )
+    found: list[tuple[np.ndarray, int]] = []
+    begin, reached = 0, True
+    for token, size in zip(path.tolist(), sizes.tolist(), strict=True):
+        if not reached or size == 1:
+            break
+        right = np.flatnonzero(tokens[begin : begin + size] == token)
+        found.append((features[begin : begin + size], int(right[0]) if len(right) else size - 1))
+        begin, reached = begin + size, len(right) > 0
+    return found
+
+
+def following(lattices: LatticeSet, row: int) -> np.ndarray:
+    """What the base model went on with: to the lattice's end, and behind it as far as the text's next lattices tell."""
+    path = lattices.continuation[row]
+    if lattices.sequence is not None:
+        behind = slice(row + 1, row + 1 + FURTHER)
+        path = np.concatenate(
+            [path, lattices.continuation[behind, -1][lattices.sequence[behind] == lattices.sequence[row]]]
+        )
+    known: np.ndarray = path[~np.logical_or.accumulate(path == PADDING)]
+    return known
+
+
+def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:
+    """Nats an observation over both parts, each under its weights."""
+    counts = [len(observed.right) for observed in parts]
+    losses = [
+        float(observed.loss(own)) * count for observed, own, count in zip(parts, weights, counts, strict=True) if count
+    ]
+    return round(sum(losses) / sum(counts), 4)
+
+
+def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
+    begin = torch.tensor([float(name in ("log_prob", "mass")) for name in FEATURES])
+    weights = (begin * allowed).requires_grad_()
+    optimizer = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = observed.loss(weights * allowed) + SLOPE * (weights**2).sum()
+        loss.backward()
+        return loss
+
+    if len(observed.right):
+        optimizer.step(closure)
+    out = (weights * allowed).detach()
+    if not allowed[NOT_DRAFTED]:
+        out[NOT_DRAFTED] = NEVER
+    return out
+
+
+def _seen(observed: Observations, allowed: Tensor) -> Observations:
+    """What weights are fitted to: without copies, where these may have none."""
+    return observed if allowed[NOT_DRAFTED] else observed.without_copies()
+
+
+def _binned(observed: Observations, weights: Tensor) -> np.ndarray:
+    """``[3, bins]`` of arcs by predicted probability: sums of predictions, right ones, all."""
+    with torch.no_grad():
+        predicted = observed.log_probs(weights).exp()
+    arcs = observed.there & (observed.features[:, :, FEATURES.index("outside")] == 0)
+    right = torch.zeros_like(observed.there).scatter_(1, observed.right[:, None], True)[arcs].double().numpy()
+    values = predicted[arcs].double().numpy()
+    bins = np.minimum((values * BINS).astype(int), BINS - 1)
+    return np.stack([np.bincount(bins, weights=each, minlength=BINS) for each in (values, right, np.ones_like(values))])

@@ -1,0 +1,268 @@
+"""Lattices of a data set: what a model's heads, or a block drafter beside it, foresee at every position of its texts.
+
+A text is the model's own greedy continuation of a prompt, or a given one (*teacher forcing*).  One pass over the
+finished text yields the lattice at every position.  The lattice at position ``t`` was drawn when token ``t + 1``
+was chosen, so its slots foresee the tokens from ``t + 2`` on.
+
+Of a text whose length limit cut it off, a few more tokens are written than asked for, so that the last lattices know
+their continuation too; where a text has ended by itself, -1 stands behind it.  Walking through the lattices of a text
+therefore makes the calls of a decode of ``max_new_tokens``: of vanilla drafts and the oracle just as many, of rescored
+ones perhaps one more or less, because a decode cuts its last lattices to what may still be written.
+
+An encoder–decoder's prompt is its source. Its texts are recorded as source and target, one behind the other; its
+lattices' contexts are the decoder's: start token and target.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from latticebpd.decoding.loop import generate
+from latticebpd.drafters import NoDrafter
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.lattice_sources import Blocks
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
+from latticebpd.lattices.shards import lattice_directory, shares
+from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.lattice_files import answers_alone, num_lattices
+from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
+from latticebpd.measuring.text_lattices import foreseer
+from latticebpd.target.stock_model import BaseModel, Model
+
+
+class NoLatticeError(ValueError):
+    """Nobody's text is long enough for a lattice."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected at least one text with two tokens behind its prompt, which make a lattice, found none"
+        )
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """What to collect.
+
+    k: arcs per slot.
+    max_new_tokens: tokens of each text after its prompt, at least 2.
+    context_length: tokens kept before each lattice, the next token included.
+    teacher_force: take the text from the data instead of letting the model write it.
+    prompt_context: let the tokens kept before a lattice reach into the prompt.
+    eos_ids: tokens that end a text, such as a chat's turn; None for the model's own.
+    """
+
+    k: int = 16
+    max_new_tokens: int = 128
+    context_length: int = 8
+    teacher_force: bool = False
+    prompt_context: bool = True
+    eos_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("k", 1), ("max_new_tokens", 2), ("context_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"expected {name} >= {least}, got {getattr(self, name)}")
+
+
+def collect(
+    model: BlockwiseLM | Blocks,
+    data: Texts,
+    options: CollectOptions,
+    batch_size: int = 8,
+    on_text: Callable[[], None] | None = None,
+) -> tuple[LatticeSet, Texts]:
+    """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
+
+    Args:
+        model: blockwise model with ``h`` heads, whose lattices have ``h - 1`` slots; or a block drafter with its
+            target.
+        data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
+            them is taken from here.
+        batch_size: prompts decoded together.
+        on_text: called after each text, for progress.
+
+    Raises:
+        ValueError: a source that is longer than an encoder–decoder can read.
+    """
+    drafts = foreseer(model)
+    slots, writer = drafts.slots, drafts.model
+    start = _start(writer)
+    limit, longest = BaseModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
+    if start is not None and limit is not None and longest > limit:
+        raise ValueError(f"expected sources of at most {limit} tokens (the model's positions), got one of {longest}")
+    parts: list[LatticeSet] = []
+    rows: list[list[int]] = []
+    prompt_lengths: list[int] = []
+    texts = (
+        data.items()
+        if options.teacher_force
+        else _written(writer, data, options.max_new_tokens + slots, batch_size, options.eos_ids)
+    )
+    for text, prompt_length in texts:
+        new = min(len(text) - prompt_length, options.max_new_tokens)
+        if new > 1:
+            source, read, begin = [], text, prompt_length
+            if start is not None:
+                source, read, begin = text[:prompt_length], [start, *text[prompt_length:]], 1
+            positions = range(begin - 1, begin + new - 2)
+            parts.append(text_lattices(model, read, positions, options.k, options.context_length, len(parts), source))
+            rows.append(text[: prompt_length + new])
+            prompt_lengths.append(prompt_length)
+        if on_text is not None:
+            on_text()
+    parts = parts or [
+        text_lattices(model, [0], range(0), options.k, options.context_length, 0)
+    ]  # none, of these shapes
+    kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
+    origin = f"{drafts.weights}, {kind}"
+    found = replace(LatticeSet.joined(parts), origin=origin)
+    if not options.prompt_context:
+        (found,) = answers_alone([found])
+    return found, Texts.of_rows(rows, prompt_lengths)
+
+
+def collect_shards(
+    model: BlockwiseLM | Blocks,
+    data: Texts,
+    directory: str | os.PathLike[str],
+    options: CollectOptions,
+    shard_texts: int = 64,
+    about: Mapping[str, Any] | None = None,
+    batch_size: int = 8,
+    on_text: Callable[[int], None] | None = None,
+    part: tuple[int, int] = (0, 1),
+) -> None:
+    """Fill a directory with shards of ``shard_texts`` texts each; those already there are left as they are.
+
+    Args:
+        about: further settings to record, such as where the data are from; a later run must name the same.
+        on_text: called with the number of texts that are done, for progress.
+        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
+
+    Raises:
+        ValueError: the directory holds lattices of another making, or no text has two tokens behind its prompt and so a
+            lattice.
+    """
+    if shard_texts < 1 or not len(data):
+        raise ValueError(f"expected at least one text in all and per shard, got {len(data)} and {shard_texts}")
+    if options.teacher_force and (data.lengths - data.prompt_lengths).max() < 2:
+        raise NoLatticeError
+    num_shards = -(-len(data) // shard_texts)
+    shards = lattice_directory(directory)
+    drafts, settings = foreseer(model), asdict(options)
+    if options.prompt_context:  # as directories that were begun before there was a choice
+        del settings["prompt_context"]
+    if options.eos_ids is None:
+        del settings["eos_ids"]
+    shards.claim({
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.slots + 1, **settings,
+        "model": drafts.weights,
+        **(about or {}),
+    })  # fmt: skip
+    empty = part[1] == 1  # of a part alone, nothing can be said
+    for shard, numbers in shares(len(data), shard_texts, part):
+        chosen = data.chosen(numbers)
+        if shards.file(shard).exists():
+            if on_text is not None:
+                on_text(len(chosen))
+            empty &= not num_lattices([shards.file(shard)])
+            continue
+        lattices, texts = collect(model, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
+        texts.save(shards.file(shard, "texts"))
+        lattices.save(shards.file(shard))  # last: what is there is complete
+        empty &= not len(lattices)
+    if empty:
+        raise NoLatticeError
+
+
+@torch.inference_mode()
+def text_lattices(
+    model: BlockwiseLM | Blocks,
+    text: Sequence[int],
+    positions: range,
+    k: int,
+    context_length: int,
+    number: int,
+    source: Sequence[int] = (),
+) -> LatticeSet:
+    """The lattices at some positions of a text, with the outputs' entropies.
+
+    Args:
+        text: prompt and what follows it; an encoder–decoder's start token and what follows that.
+        positions: of the hidden states that predict the tokens before the lattices, in a row.
+        context_length: tokens kept before each lattice, the next token included.
+        number: of the text.
+        source: what an encoder–decoder's encoder reads.
+    """
+    drafts = foreseer(model)
+    slots, n = drafts.slots, len(positions)
+    if k > drafts.tokens:
+        raise ValueError(f"expected at most {drafts.tokens} arcs per slot (the tokens that the drafter knows), got {k}")
+    tokens = np.full((n, slots, k), PADDING, np.int32)
+    log_probs = np.zeros((n, slots, k), np.float32)
+    transitions = np.zeros((n, slots - 1, k, k), np.float32) if drafts.tied and slots > 1 and k > 1 else None
+    entropy = np.zeros((n, slots + 1), np.float32)
+    begin = 0
+    for lattices, nats in drafts.outputs(text, positions, k, source) if n else ():
+        rows = slice(begin, begin + len(lattices))
+        tokens[rows] = np.stack([lattice.tokens for lattice in lattices])
+        log_probs[rows] = np.stack([lattice.log_probs for lattice in lattices])
+        if transitions is not None:
+            transitions[rows] = np.stack([ties for lattice in lattices if (ties := lattice.transitions) is not None])
+        entropy[rows] = nats.cpu().numpy()
+        begin = rows.stop
+    padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
+    behind = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins
+    return LatticeSet(
+        tokens,
+        log_probs,
+        padded[behind + np.arange(slots)],
+        padded[behind + np.arange(-context_length, 0)],
+        drafts.fingerprint,
+        np.full(n, number, np.int64),
+        entropy,
+        vocab_size=drafts.vocab_size,
+        transitions=transitions,
+    )
+
+
+def _written(
+    model: Model, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
+) -> Iterator[tuple[list[int], int]]:
+    """Every prompt, or source, with the model's own greedy text behind it."""
+    encodes = _start(model) is not None
+    prompts = [text[:length] for text, length in data.items()]
+    for begin in range(0, len(prompts), batch_size):
+        batch = prompts[begin : begin + batch_size]
+        width = max(map(len, batch))
+        ids, mask = [], []
+        for prompt in batch:
+            padding, ones = [0] * (width - len(prompt)), [1] * len(prompt)
+            # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from
+            # the left.
+            ids.append(prompt + padding if encodes else padding + prompt)
+            mask.append(ones + padding if encodes else padding + ones)
+        out = generate(
+            model,
+            ids,
+            NoDrafter(),
+            max_new_tokens=max_new_tokens,
+            eos_token_id=eos_ids,
+            attention_mask=mask,
+            trace=True,
+        )
+        for row, prompt in enumerate(batch):
+            yield prompt + [token for block in out.blocks(row) for token in block], len(prompt)
+
+
+def _start(model: Model) -> int | None:
+    """The token that an encoder–decoder's texts begin with; None for a causal LM."""
+    base = BaseModel.of(model)
+    return base.start_id if base.encodes else None

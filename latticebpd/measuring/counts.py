@@ -1,0 +1,83 @@
+"""Counts of parts of the data that add up to the counts of the whole, exactly: every sum is of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from latticebpd.measuring.signature import Signature
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Sums over lattices.  Subclasses add *keys*, tuples of what is counted, and arrays of int64 with an axis for each.
+
+    signature: what the numbers depend on.
+    """
+
+    KIND: ClassVar[str]
+    """Name of the record."""
+    COMMAND: ClassVar[str]
+    """Who writes it."""
+
+    signature: Signature
+
+    @classmethod
+    def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
+        """Of every array."""
+        raise NotImplementedError
+
+    @classmethod
+    def zero(cls, signature: Signature, **keys: tuple[Any, ...]) -> Self:
+        """Nothing counted yet."""
+        shapes = cls.shapes(keys, signature.heads - 1)
+        return cls(signature, **keys, **{name: np.zeros(shape, np.int64) for name, shape in shapes.items()})
+
+    def __add__(self, other: Self) -> Self:
+        if type(self) is not type(other) or self._keys() != other._keys() or self.signature != other.signature:
+            raise ValueError(f"expected counts of one kind, got {self._described()} and {other._described()}")
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.shapes(self._keys(), self.signature.heads - 1)
+        }
+        return type(self)(self.signature, **self._keys(), **sums)
+
+    def _keys(self) -> dict[str, tuple[Any, ...]]:
+        return {field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), tuple)}
+
+    def _described(self) -> str:
+        keys = (f"{name} {' '.join(map(str, values))}" for name, values in self._keys().items())
+        return f"{self.KIND} of {', '.join(keys)}, {self.signature}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain lists and numbers; ``from_json`` reads them back exactly."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "signature"}
+        lists = {
+            name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in values.items()
+        }
+        return {"kind": self.KIND, "signature": asdict(self.signature), **lists}
+
+    @classmethod
+    def from_json(cls, record: Any) -> Self:
+        """Raises ValueError for anything that ``to_json`` does not write."""
+        try:
+            if record["kind"] != cls.KIND:
+                raise KeyError(record["kind"])
+            signature = Signature(**record["signature"])
+            keys = {
+                field.name: tuple(record[field.name]) for field in fields(cls) if str(field.type).startswith("tuple")
+            }
+            shapes = cls.shapes(keys, signature.heads - 1)
+            arrays = {name: np.array(record[name], dtype=np.int64) for name in shapes}
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(
+                f"expected a record of kind {cls.KIND!r}, as `{cls.COMMAND} --tally` writes it, got something else:"
+                f" {error}"
+            ) from error
+        for name, array in arrays.items():
+            if array.shape != shapes[name] or array.min(initial=0) < 0:
+                raise ValueError(f"expected {name} as numbers of at least 0 of shape {shapes[name]}, got {array.shape}")
+        return cls(signature, **keys, **arrays)

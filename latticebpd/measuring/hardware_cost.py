@@ -1,0 +1,237 @@
+"""What a decoded token costs in memory traffic and arithmetic, by calculation (Kim 2024, table 11; batch size 1).
+
+Two accounts of one call of the model, each divided by the block efficiency.  N parameters, n layers, L tokens in the
+cache, w tokens verified; 2 bytes a number in the paper, those of the model's type otherwise.
+
+``paper``      reproduces table 11, whose formulas the paper does not print::
+
+    parameters   2 N                                            a neural rescorer: + 2 N_r
+    cache        2 n H (L + w) numbers, H the feed-forward width   + 2 n_r H_r (L + w)
+    FLOPs        2 N + 8 n d (L + w)^2, d the hidden width          + 2 N_r + 8 n_r d_r (L + w)^2
+
+It is crude: the cache is counted with the feed-forward width, linear layers for one token, attention as if computed
+anew, and the heads are left out.
+
+``corrected``  counts what a pass reads and computes; the pass holds the next token and the w drafted ones::
+
+    parameters   bytes * (N + N_heads)                          + its sequential steps * bytes * N_r
+    cache        2 n d_kv (L + 1 + w + S) numbers                  + steps * rows * 2 n_r d_kv_r (L + steps)
+    FLOPs        (1 + w) (2 N + 4 n d (L + 1 + w + S)) + 2 N_heads + 2 (h - 1) d V
+                                                                + steps * rows * (2 N_r + 4 n_r d_r (L + steps))
+
+S tokens are an encoder–decoder's source, whose keys and values every call reads; encoding it is a text's prefill, which
+is in no account. A neural rescorer reads ``rows`` prefixes side by side in each of its steps.
+
+An n-gram model's search runs beside the accelerator and costs it nothing; ``latency.py`` measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
+
+    from latticebpd.target.stock_model import BaseModel, Model
+
+MODES = ("paper", "corrected")
+LENGTHS = (128, 512, 1024, 2048)
+FEED_FORWARD = ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff")
+"""What configurations call the width of a layer's feed-forward network."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer, as far as its traffic and arithmetic go.
+
+    parameters: of the base model; layers, hidden, feed_forward: its depth and widths; key_value: width of a layer's
+    keys, and of its values; heads, head_parameters: predictions per position, and parameters of heads 2..h; vocabulary:
+    tokens;
+    source: tokens of an encoder–decoder's source.
+    """
+
+    parameters: float
+    layers: int
+    hidden: int
+    feed_forward: int
+    key_value: int
+    heads: int = 1
+    head_parameters: float = 0
+    vocabulary: int = 0
+    bytes_per_number: int = 2
+    source: float = 0
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "layers", "hidden", "feed_forward", "key_value", "heads", "bytes_per_number"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"expected {name} > 0, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, model: Model, source: float = 0) -> ModelShape:
+        """The shape of a model with heads or without, by its configuration and the type of its weights.
+
+        Of an encoder–decoder it is the decoder's, since that is what calls read, and ``source`` tokens that it attends
+        to: the encoder's own parameters are not counted.
+
+        Raises:
+            ValueError: the configuration does not name a width that is needed.
+        """
+        from latticebpd.drafters.heads.blockwise import BlockwiseLM
+        from latticebpd.target.stock_model import BaseModel
+
+        base = BaseModel.of(model)
+        config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
+        hidden, attention_heads = (
+            int(config.hidden_size),
+            int(_first(config, "decoder_attention_heads", "num_attention_heads")),
+        )
+        head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
+        return cls(
+            parameters=sum(parameter.numel() for parameter in _read_by_calls(base)),
+            layers=int(_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")),
+            hidden=hidden,
+            feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
+            key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
+            heads=1 if blockwise is None else blockwise.num_heads,
+            head_parameters=0
+            if blockwise is None
+            else sum(parameter.numel() for parameter in blockwise.heads.parameters()),
+            vocabulary=base.vocab_size,
+            bytes_per_number=base.dtype.itemsize,
+            source=source if base.encodes else 0,
+        )
+
+
+def _read_by_calls(base: BaseModel) -> list[Parameter]:
+    """A model's parameters, but for those that an encoder has to itself."""
+    if not base.encodes:
+        return list(base.model.parameters())
+    shared = {
+        id(parameter) for part in (base.decoder, base.model.get_output_embeddings()) for parameter in part.parameters()
+    }
+    own = {id(parameter) for parameter in base.encoder.parameters()} - shared
+    return [parameter for parameter in base.model.parameters() if id(parameter) not in own]
+
+
+def _first(config: Any, *names: str, default: int | None = None) -> int:
+    for name in names:
+        if isinstance(value := getattr(config, name, None), int):
+            return value
+    if default is None:
+        raise ValueError(f"expected a model whose configuration names {names[0]}, got {type(config).__name__}")
+    return default
+
+
+PAPER_MODEL = ModelShape(1.5e9, 18, 1536, 12288, 1536, heads=9)
+"""The paper's 1.5B model; its heads are not counted."""
+PAPER_RESCORER = ModelShape(61e6, 12, 384, 1536, 384)
+"""The paper's 61M neural rescorer."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """One way to decode.
+
+    block_efficiency: tokens per call.  verified: drafted tokens in each call's pass.
+    rescorer: a neural one, which runs ``steps`` times in sequence before each call, over ``rows`` prefixes at a time.
+    """
+
+    name: str
+    block_efficiency: float
+    verified: float
+    rescorer: ModelShape | None = None
+    steps: int = 1
+    rows: float = 1
+
+
+PAPER_DECODINGS = (
+    Decoding("autoregressive", 1.0, 0),
+    Decoding("base BPD", 1.646, 9),
+    Decoding("4-gram BPD", 1.657, 9),
+    Decoding("neural-61M BPD", 1.724, 9, PAPER_RESCORER, 8),
+    Decoding("16-best 0-gram BPD", 1.717, 16 * 9),
+    Decoding("16-best 4-gram BPD", 1.797, 16 * 9),
+)
+"""Table 11's columns: mean block efficiencies over the paper's seven data sets, p * h tokens verified."""
+
+
+@dataclass(frozen=True, eq=False)
+class HardwareCost:
+    """Cost of one decoded token.
+
+    names: ``[systems]``.  lengths: tokens in the cache.
+    parameter_bytes ``[systems]``, cache_bytes ``[systems, lengths]``: read from memory. flops ``[systems]``: at the
+    last length.
+    """
+
+    mode: str
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    parameter_bytes: np.ndarray
+    cache_bytes: np.ndarray
+    flops: np.ndarray
+
+
+def hardware_cost(
+    shape: ModelShape = PAPER_MODEL,
+    decodings: Sequence[Decoding] = PAPER_DECODINGS,
+    lengths: Sequence[int] = LENGTHS,
+    mode: str = "corrected",
+) -> HardwareCost:
+    """Table 11 for any model and any systems.
+
+    Raises:
+        ValueError: no system, no length, a block efficiency below 1, or a mode that is none of ``MODES``.
+    """
+    if mode not in MODES:
+        raise ValueError(f"expected a mode among {', '.join(MODES)}, got {mode!r}")
+    if not decodings or not lengths or min(lengths) < 0:
+        raise ValueError(
+            f"expected at least one system and lengths >= 0, got {len(decodings)} systems and lengths {list(lengths)}"
+        )
+    for decoding in decodings:
+        if not (decoding.block_efficiency >= 1 and decoding.verified >= 0 and decoding.steps >= 1):
+            raise ValueError(
+                f"{decoding.name}: expected block efficiency and steps >= 1 and verified tokens >= 0, got {decoding}"
+            )
+    call = _paper_call if mode == "paper" else _corrected_call
+    costs = [[call(shape, decoding, length) for length in lengths] for decoding in decodings]
+    table = np.array(costs) / np.array([decoding.block_efficiency for decoding in decodings])[:, None, None]
+    names = tuple(decoding.name for decoding in decodings)
+    return HardwareCost(mode, names, tuple(lengths), table[:, 0, 0], table[:, :, 1], table[:, -1, 2])
+
+
+def _paper_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[float, float, float]:
+    """Parameter bytes, cache bytes, FLOPs."""
+    size, seen = shape.bytes_per_number, length + decoding.verified
+    parameters = size * shape.parameters
+    cache = 2 * shape.layers * shape.feed_forward * size * seen
+    flops = 2 * shape.parameters + 8 * shape.layers * shape.hidden * seen**2
+    if (small := decoding.rescorer) is not None:
+        parameters += small.bytes_per_number * small.parameters
+        cache += 2 * small.layers * small.feed_forward * small.bytes_per_number * seen
+        flops += 2 * small.parameters + 8 * small.layers * small.hidden * seen**2
+    return parameters, cache, flops
+
+
+def _corrected_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[float, float, float]:
+    """Parameter bytes, cache bytes, FLOPs."""
+    size, read = shape.bytes_per_number, 1 + decoding.verified
+    drafts = shape.heads > 1 and decoding.verified > 0
+    heads = shape.head_parameters if drafts else 0
+    parameters = size * (shape.parameters + heads)
+    attended = length + read + shape.source
+    cache = 2 * shape.layers * shape.key_value * size * attended
+    flops = read * (2 * shape.parameters + 4 * shape.layers * shape.hidden * attended) + 2 * heads
+    if drafts:
+        flops += 2 * (shape.heads - 1) * shape.hidden * shape.vocabulary
+    if (small := decoding.rescorer) is not None:
+        steps, seen = decoding.steps, length + decoding.steps
+        parameters += steps * small.bytes_per_number * small.parameters
+        cache += steps * decoding.rows * 2 * small.layers * small.key_value * small.bytes_per_number * seen
+        flops += steps * decoding.rows * (2 * small.parameters + 4 * small.layers * small.hidden * seen)
+    return parameters, cache, flops

@@ -1,0 +1,238 @@
+"""Lattice files, a block at a time: memory does not grow with the size of a file or the number of files.
+
+A *text* is what one prompt's lattices belong to.  Files that number their texts (``sequence``) hold the lattices of a
+text together, one for each position in order; that is what walks and paired intervals need.
+
+A *data set* is a file, or a directory of files as ``latticebpd lattices`` writes it in shards.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import IO, Any
+
+import numpy as np
+
+from latticebpd.lattices.lattice_set import EXPECTED, LatticeSet, read_words
+from latticebpd.lattices.npz import check_names, opened
+from latticebpd.lattices.sausage import PADDING
+from latticebpd.lattices.shards import shard_files
+
+BLOCK = 16384
+"""Lattices read at a time, at most; fewer where they are large, as with transitions."""
+LARGEST_BLOCK = 1 << 28
+"""Bytes of them."""
+UNIT = 256
+"""Lattices that are one unit where texts are not known: neighbours are alike."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part ``index`` of ``count``: every unit belongs to just one part."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise ValueError(f"expected a shard i/n with 0 <= i < n, got {self.index}/{self.count}")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """The shard that ``i/n`` names, i from 0."""
+        index, slash, count = text.partition("/")
+        if not (slash and index.isdigit() and count.isdigit()):
+            raise ValueError(f"expected a shard as i/n, such as 0/4, got {text!r}")
+        return cls(int(index), int(count))
+
+    def of(self, block: LatticeSet, numbers: np.ndarray) -> tuple[LatticeSet, np.ndarray]:
+        """What belongs to the part of a block and its units' numbers ``[n]``."""
+        own = numbers % self.count == self.index
+        return (block, numbers) if self.count == 1 else (block.take(own), numbers[own])
+
+    def select(self, found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+        """What belongs to the part."""
+        for block, numbers in units(found):
+            own, _ = self.of(block, numbers)
+            if len(own):
+                yield own
+
+
+def units(found: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
+    """Every block, and ``[n]`` the number of each lattice's unit: its text, or ``UNIT`` neighbours where texts are not
+    known."""
+    seen = 0
+    for block in found:
+        yield block, (seen + np.arange(len(block))) // UNIT if block.sequence is None else block.sequence
+        seen += len(block)
+
+
+def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
+    """All lattices of ``paths``, files or directories of shards, that belong to the shard, at most ``BLOCK`` at a time.
+
+    Raises:
+        ValueError: a file that is no lattice file, is truncated, or holds what no lattice may, or a directory without
+            lattice files or with shards missing, or one of these without a lattice; the message names it.
+        FileNotFoundError: there is no such file.
+    """
+    return (shard or Shard()).select(_all_blocks(paths))
+
+
+def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarray | None]:
+    """How many lattices ``paths`` hold, and ``[n]`` the text of each, as `blocks` numbers them, None where no file
+    tells.
+
+    Nothing else of the files is read.
+
+    Raises:
+        ValueError: some files tell texts and others do not, or as `blocks` does.
+        FileNotFoundError: there is no such file.
+    """
+    found, texts, lattices = [], 0, 0
+    for path in paths:
+        before = lattices
+        for file in shard_files(path):
+            with _opened(file) as (columns, _):
+                lattices += columns["tokens"].length
+                if (rows := columns.get("sequence")) is not None and rows.length:
+                    if rows.shape or rows.dtype.kind not in "iu":
+                        raise ValueError(f"sequence: expected integers [n], got {rows.dtype} [n, {rows.shape}]")
+                    found.append(rows.take(rows.length).astype(np.int64) + texts)
+                    texts = max(texts, int(found[-1].max()) + 1)
+        if lattices == before:
+            raise ValueError(f"{path}: expected at least one lattice, got none")
+    if 0 < sum(map(len, found)) < lattices:
+        raise ValueError(
+            "expected files that all number their texts, or none that does, got both kinds; tune on one kind"
+        )
+    return lattices, np.concatenate(found) if found else None
+
+
+def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
+    texts = 0
+    for path in paths:
+        lattices = 0
+        for file in shard_files(path):
+            last = -1
+            for block in _blocks_of(file):
+                lattices += len(block)
+                if block.sequence is None:
+                    yield block
+                    continue
+                # Texts are numbered on from file to file, so that equal numbers of two files stay apart.
+                yield replace(block, sequence=block.sequence + texts) if texts else block
+                last = max(last, int(block.sequence.max(initial=-1)))
+            texts += last + 1
+        if not lattices:
+            raise ValueError(f"{path}: expected at least one lattice, got none")
+
+
+def answers_alone(found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+    """The blocks without their prompts in the contexts: padding stands there, so that a language model sees the answers
+    alone.
+
+    The first lattice of a text knows one token of the answer, the next one token more.
+
+    Raises:
+        ValueError: lattices that do not tell their texts, and so not where a prompt ends.
+    """
+    text, known = -1, 0
+    for block in found:
+        if block.sequence is None:
+            raise ValueError(
+                "expected lattices that tell their texts, to leave prompts out of the contexts, got a file without"
+                " `sequence`"
+            )
+        first = np.append(True, block.sequence[1:] != block.sequence[:-1])
+        own = np.arange(len(block)) - np.maximum.accumulate(np.where(first, np.arange(len(block)), 0))
+        if len(block) and block.sequence[0] == text:
+            own += np.where(block.sequence == text, known, 0)
+        width = block.context.shape[1]
+        answer = np.arange(width) >= width - 1 - own[:, None]
+        if len(block):
+            text, known = int(block.sequence[-1]), int(own[-1]) + 1
+        yield replace(block, context=np.where(answer, block.context, PADDING))
+
+
+def watched(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:
+    """The blocks; ``on_block`` hears of how many lattices each was when it is done with."""
+    for block in blocks:
+        yield block
+        on_block(len(block))
+
+
+def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
+    """How many lattices the files and directories hold; only their headers are read.
+
+    Raises:
+        ValueError, FileNotFoundError: as :func:`blocks` does.
+    """
+    total = 0
+    for path in [file for given in paths for file in shard_files(given)]:
+        with _opened(path) as (columns, _):
+            total += columns["tokens"].length
+    return total
+
+
+def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
+    with _opened(path) as (columns, words):
+        most = max(1, min(BLOCK, LARGEST_BLOCK // max(1, sum(rows.row for rows in columns.values()))))
+        for begin in range(0, columns["tokens"].length, most):
+            count = min(most, columns["tokens"].length - begin)
+            arrays: dict[str, Any] = {name: rows.take(count) for name, rows in columns.items()}
+            yield LatticeSet(**arrays, **words)
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
+    """A file's arrays, to be taken row by row, and its words; whatever is wrong with it becomes one kind of error."""
+    with opened(path, EXPECTED) as archive, ExitStack() as files:
+        there = check_names(archive, LatticeSet.ARRAYS)
+        columns = {}
+        for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
+            if name in there:
+                size = archive.getinfo(f"{name}.npy").file_size
+                columns[name] = _Rows(name, files.enter_context(archive.open(f"{name}.npy")), size)
+        lengths = {name: rows.length for name, rows in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise ValueError(
+                f"expected arrays of one length, got {', '.join(f'{name} {n}' for name, n in lengths.items())}"
+            )
+        yield columns, read_words(archive)
+
+
+class _Rows:
+    """An array in an ``.npy`` stream, taken row by row."""
+
+    def __init__(self, name: str, file: IO[bytes], size: int) -> None:
+        self.name, self.file = name, file
+        version = np.lib.format.read_magic(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, self.dtype = read_header(file)
+        if not shape or fortran or self.dtype.hasobject:
+            raise ValueError(
+                f"{name}: expected an array of numbers in C order with at least one axis, got {self.dtype} {shape}"
+            )
+        self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
+        self.row = math.prod(self.shape) * self.dtype.itemsize
+        if not 0 <= self.row <= 1 << 26:
+            raise ValueError(f"{name}: expected rows of at most 64 MiB, got {self.dtype} {self.shape}")
+        if self.length < 0 or self.length * self.row > size or (name == "tokens" and not self.row):
+            raise ValueError(f"expected {size} bytes of rows at most, none empty, got {name} {shape} of {self.dtype}")
+
+    def take(self, count: int) -> np.ndarray:
+        """The next ``count`` rows."""
+        wanted = count * self.row
+        data = bytearray()
+        while len(data) < wanted:
+            piece = self.file.read(min(wanted - len(data), 1 << 24))
+            if not piece:
+                raise ValueError(
+                    f"{self.name}: expected {wanted} more bytes of rows, got {len(data)} bytes; the file is truncated"
+                )
+            data += piece
+        return np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape)

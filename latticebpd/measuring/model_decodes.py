@@ -1,0 +1,209 @@
+"""Decodes with a model: what a replay of lattices predicts, done.
+
+Walking through the lattices of a text predicts the calls of a decode.  Where the model itself is at hand the decode can
+be made; it also shows whether the text is still the model's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from latticebpd.decoding.acceptance import Acceptance, Exact
+from latticebpd.decoding.loop import generate
+from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.lattice_sources import Source
+from latticebpd.drafters.strategies import Vanilla
+from latticebpd.drafters.system_names import ORACLE, Models
+from latticebpd.measuring.quality import MEASURES, References, perplexity
+from latticebpd.target.stock_model import BaseModel, Model
+
+EXACT_ALONE: Mapping[str, Acceptance] = {"exact": Exact()}
+PERPLEXITY, OF_REFERENCES = "perplexity", "reference-perplexity"
+"""The model's of what was written, which rises where a lenient rule strays; and of what should follow the prompts, the
+task's (Kim, table 10), which is the model's alone, whatever drafts."""
+
+Factory = Callable[[Sequence[int]], Drafter]
+"""From the base model's own continuation of a prompt, which only an oracle looks at, to a drafter."""
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Decodes of the same prompts by several drafters.
+
+    names: of the drafters.
+    counts: ``[drafters, n]`` calls by tokens committed, from 0 to the most that any committed.
+    verified: ``[drafters]`` drafted tokens in all passes.
+    texts: how many prompts. differing: ``[drafters]`` texts that are not the given ones: under exact acceptance the
+        lattices are another model's, or were made in another precision.
+    written: ``[drafters][texts]`` prompt and new tokens, and the prompt's length.
+    """
+
+    names: tuple[str, ...]
+    counts: np.ndarray
+    verified: np.ndarray
+    texts: int
+    differing: np.ndarray
+    written: tuple[tuple[tuple[list[int], int], ...], ...]
+
+    @property
+    def calls(self) -> np.ndarray:
+        """``[drafters]``"""
+        calls: np.ndarray = self.counts.sum(axis=1)
+        return calls
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """``[drafters]`` tokens that calls committed; the prefill's are in no count."""
+        tokens: np.ndarray = self.counts @ np.arange(self.counts.shape[1])
+        return tokens
+
+    @property
+    def block_efficiency(self) -> np.ndarray:
+        """``[drafters]`` tokens a call; NaN where the prefill alone sufficed."""
+        efficiency: np.ndarray = np.divide(
+            self.tokens, self.calls, out=np.full(len(self.calls), np.nan), where=self.calls > 0
+        )
+        return efficiency
+
+    @property
+    def block_efficiency_with_prefill(self) -> np.ndarray:
+        """``[drafters]`` the same with every prompt's prefill as a call, and the token that it yields."""
+        efficiency: np.ndarray = (self.tokens + self.texts) / (self.calls + self.texts)
+        return efficiency
+
+
+def decode(
+    model: Model,
+    texts: Iterable[tuple[Sequence[int], int]],
+    drafters: Mapping[str, Factory],
+    on_decode: Callable[[], None] | None = None,
+    given_text: bool = False,
+    rules: Mapping[str, Acceptance] = EXACT_ALONE,
+    eos_ids: Sequence[int] | None = None,
+) -> Decoded:
+    """Write the texts again with every drafter.
+
+    Args:
+        texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields
+            them; the model's own greedy texts.
+        drafters: by name.
+        on_decode: called after each decode, for progress.
+        given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
+        rules: acceptance rules by name; every drafter decodes under each.
+        eos_ids: tokens that end a text; None for the model's own.
+
+    Raises:
+        ValueError: no text.
+    """
+    ways = [
+        (name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()
+    ]
+    counts = np.zeros((len(ways), 1), np.int64)
+    verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
+    written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
+    number, encodes = 0, BaseModel.of(model).encodes
+    for text, prompt_length in texts:
+        begin = (
+            1 if encodes else prompt_length
+        )  # an encoder–decoder's output begins with its start token instead of the prompt
+        prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
+        number += 1
+        if given_text:
+            own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
+            continuation = own.sequences[0, begin:].tolist()
+        for row, (_, drafter_of, _, acceptance) in enumerate(ways):
+            out = generate(
+                model,
+                prompt,
+                drafter_of(continuation),
+                acceptance,
+                max_new_tokens=len(continuation),
+                eos_token_id=eos_ids,
+            )
+            new = out.sequences[0, begin:].tolist()
+            counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))
+            counts[row, : len(out.accept_counts)] += out.accept_counts
+            verified[row] += out.verified_tokens
+            differing[row] += new != continuation
+            written[row].append(([*prompt, *new], prompt_length))
+            if on_decode is not None:
+                on_decode()
+    if not number:
+        raise ValueError("expected at least one text, got none")
+    names = tuple(name if rule == "exact" else f"{name}, {rule}" for name, _, rule, _ in ways)
+    return Decoded(names, counts, verified, number, differing, tuple(map(tuple, written)))
+
+
+def system_drafters(
+    source: Source, systems: Sequence[str], lm: Models, alpha: float | None, prompt_context: bool = True
+) -> dict[str, Factory]:
+    """Systems on a source's lattices by name, see ``latticebpd.drafters.system_names``, the oracle among them."""
+
+    def factory(system: str) -> Factory:
+        if system == ORACLE:
+            return lambda continuation: HindsightDrafter(source, continuation)
+        return lambda _: drafter_named(system, source, lm, alpha, prompt_context)
+
+    return {system: factory(system) for system in systems}
+
+
+def check_measures(names: Sequence[str]) -> None:
+    """Raises ValueError for an unknown measure."""
+    known = (PERPLEXITY, OF_REFERENCES, *MEASURES)
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"expected measures among {', '.join(known)}, got {unknown[0]!r}")
+
+
+def qualities(
+    decoded: Decoded,
+    model: Model,
+    words: Callable[[list[int]], str],
+    measures: Sequence[str],
+    references: References = (),
+    right: Sequence[tuple[Sequence[int], int]] = (),
+) -> dict[str, list[float]]:
+    """Of every measure, what the texts of each drafter and rule are worth.
+
+    Args:
+        model: whose perplexity is meant.
+        words: from token ids to a text.
+        measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``.
+        references: of every text, for all but perplexity.
+        right: tokens of each prompt and of what should follow it, and the prompt's length, for
+            ``reference-perplexity``.
+
+    Raises:
+        ValueError: an unknown measure, or references that are missing.
+    """
+    check_measures(measures)
+    if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
+        raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
+    found: dict[str, list[float]] = {}
+    for name in measures:
+        if name == PERPLEXITY:
+            found[name] = [perplexity(model, texts) for texts in decoded.written]
+        elif name == OF_REFERENCES:
+            found[name] = [perplexity(model, right)] * len(decoded.names)
+        else:
+            found[name] = [
+                MEASURES[name]([words(text[length:]) for text, length in texts], references)
+                for texts in decoded.written
+            ]
+    return found
+
+
+def oracle_drafters(source_of: Callable[[int], Source], ks: Sequence[int]) -> dict[str, Factory]:
+    """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla. ``source_of``: from k to a source of such
+    lattices."""
+
+    def factory(k: int) -> Factory:
+        source = source_of(k)
+        return lambda continuation: (
+            LatticeDrafter(source, Vanilla()) if k == 1 else HindsightDrafter(source, continuation)
+        )
+
+    return {f"k={k}": factory(k) for k in ks}

@@ -1,0 +1,100 @@
+"""A model's cost curve, measured: passes of several sizes and the making of drafts in turn, the median of each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.drafter import Drafter, State
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.verifier_choice import verifier_for
+
+COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
+
+
+@torch.inference_mode()
+def profile(
+    model: Model,
+    columns: Sequence[int] = COLUMNS,
+    rows: Sequence[int] = (1,),
+    context: int = 200,
+    rounds: int = 5,
+    seed: int = 0,
+    drafter: Drafter | None = None,
+    on_pass: Callable[[], object] | None = None,
+) -> CostCurve:
+    """How long passes over ``columns`` tokens of ``rows`` texts take, behind ``context`` tokens of a random text.
+
+    Sizes take turns, so that a drift of the machine's speed meets all alike; the logits of every token are computed, as
+    greedy verification needs them.
+
+    Args:
+        drafter: makes drafts of these texts, from random hidden states; None for costs without drafting.
+        on_pass: called after each pass, for progress.
+
+    Raises:
+        ValueError: an encoder-decoder, or sizes that are none.
+    """
+    stock = BaseModel.of(model)
+    if stock.encodes:
+        raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
+    widths, batches = sorted(set(columns)), sorted(set(rows))
+    if not widths or not batches or min(*widths, *batches, context, rounds) < 1:
+        raise ValueError("expected rows, columns, context and rounds of at least 1")
+    rng = np.random.default_rng(seed)
+    times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
+    drafting: dict[int, list[float]] = {batch: [] for batch in batches}
+
+    def synchronize() -> None:
+        if stock.device.type == "cuda":
+            torch.cuda.synchronize(stock.device)
+
+    for batch in batches:
+        verifier = verifier_for(model)
+        texts = rng.integers(0, stock.vocab_size, (batch, context)).tolist()
+        verifier.prefill(texts)
+        hidden = torch.randn(batch, stock.hidden_size, generator=torch.Generator().manual_seed(seed)).to(
+            stock.device, stock.dtype
+        )
+        states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
+        for turn in range(rounds + 1):
+            for width in widths:
+                nodes = np.arange(width - 1, dtype=np.int32)
+                tree = DraftTree(
+                    rng.choice(stock.vocab_size, width - 1, replace=False).astype(np.int32), (nodes - 1) // 2
+                )
+                started = time.perf_counter()
+                verified = verifier.verify([1] * batch, [tree] * batch)
+                verified.logits_of([row for row in range(batch) for _ in range(width)], list(range(width)) * batch)
+                synchronize()
+                if turn:  # the first one warms up
+                    times[batch, width].append(time.perf_counter() - started)
+                verifier.forget()
+                if on_pass is not None:
+                    on_pass()
+            started = time.perf_counter()
+            if drafter is not None:
+                drafter.propose(states)
+                synchronize()
+            if turn:
+                drafting[batch].append(time.perf_counter() - started)
+    seconds = tuple(tuple(float(np.median(times[batch, width])) for width in widths) for batch in batches)
+    about = {
+        "model": str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1],
+        "context": str(context),
+        "dtype": str(stock.dtype).removeprefix("torch."),
+        "threads": str(torch.get_num_threads()),
+        "cpus": str(os.cpu_count()),
+        "device": stock.device.type,
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+    }
+    drafts = () if drafter is None else tuple(float(np.median(drafting[batch])) for batch in batches)
+    return CostCurve(tuple(batches), tuple(widths), seconds, about, drafts)

@@ -1,0 +1,129 @@
+"""How good texts are for their task, by the measure that the papers use (Kim 2024, table 10; Stern 2018, table 1).
+
+    perplexity     language modelling          exact-match, f1    question answering, with SQuAD's normalisation
+    rouge-l        summarisation               bleu               translation
+
+Under exact acceptance every system writes the base model's text, so all have its quality; lenient rules trade it for
+calls. All but perplexity are percentages, and of texts; where a text has several references, the best of them counts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+from typing import TypeAlias
+
+import torch
+
+from latticebpd.target.stock_model import BaseModel, Model
+
+References: TypeAlias = Sequence[Sequence[str]]
+"""Of every text, one or more."""
+
+
+def exact_match(texts: Sequence[str], references: References) -> float:
+    """% of texts that equal a reference, once both are normalised."""
+    return _mean(texts, references, lambda text, reference: float(normalised(text) == normalised(reference)))
+
+
+def f1(texts: Sequence[str], references: References) -> float:
+    """Mean over texts of the harmonic mean of precision and recall of their words, normalised, %."""
+    return _mean(texts, references, _overlap)
+
+
+def rouge_l(texts: Sequence[str], references: References) -> float:
+    """Mean F-measure of ROUGE-L, by the package ``rouge-score``, stemmed, %.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ValueError(
+            "expected the package rouge-score for ROUGE-L, found none; install latticebpd[summarisation]"
+        ) from None
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    return _mean(texts, references, lambda text, reference: float(scorer.score(reference, text)["rougeL"].fmeasure))
+
+
+def bleu(texts: Sequence[str], references: References) -> float:
+    """BLEU of all texts together, by the package ``sacrebleu``, at its defaults; every text has equally many
+    references.
+
+    Raises:
+        ValueError: the package is not installed, or numbers of references differ.
+    """
+    try:
+        from sacrebleu import corpus_bleu
+    except ImportError:
+        raise ValueError(
+            "expected the package sacrebleu for BLEU, found none; install latticebpd[translation]"
+        ) from None
+    if len({len(each) for each in references}) != 1:
+        raise ValueError("expected as many references for every text, for BLEU, got different numbers")
+    return float(corpus_bleu(list(texts), [list(column) for column in zip(*references, strict=True)]).score)
+
+
+MEASURES: dict[str, Callable[[Sequence[str], References], float]] = {
+    "exact-match": exact_match, "f1": f1, "rouge-l": rouge_l, "bleu": bleu,
+}  # fmt: skip
+
+
+@torch.inference_mode()
+def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> float:
+    """exp of the mean negative log-probability, per token, of what follows each prompt.
+
+    Args:
+        texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source.
+
+    Raises:
+        ValueError: no token follows any prompt, or a text is longer than the model's positions.
+    """
+    base, loss, count = BaseModel.of(model), 0.0, 0
+    for text, prompt_length in texts:
+        longest = len(text) - prompt_length if base.encodes else len(text) - 1
+        if base.max_positions is not None and longest > base.max_positions:
+            raise ValueError(
+                f"expected texts of at most {base.max_positions} tokens (the model's positions), got {longest}; cut"
+                " them"
+            )
+        ids = torch.tensor([list(text)], device=base.device)
+        prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
+        if not following.shape[1]:
+            continue
+        if base.encodes:
+            start = torch.full((1, 1), base.start_id, device=base.device)
+            read = torch.cat([start, following[:, :-1]], dim=1)
+            logits = base.model(input_ids=prompt, attention_mask=torch.ones_like(prompt), decoder_input_ids=read).logits
+        else:
+            logits = base.model(**base.text(ids[:, :-1])).logits[:, prompt_length - 1 :]
+        chosen = logits.float().log_softmax(dim=-1).gather(2, following[:, :, None])
+        loss -= float(chosen.double().sum())
+        count += following.shape[1]
+    if not count:
+        raise ValueError("expected at least one token behind a prompt, got none")
+    return math.exp(loss / count)
+
+
+def normalised(text: str) -> str:
+    """In lower case, without punctuation and articles, words apart by one space, as SQuAD's own evaluation has it."""
+    bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def _overlap(text: str, reference: str) -> float:
+    words, wanted = normalised(text).split(), normalised(reference).split()
+    common = sum((Counter(words) & Counter(wanted)).values())
+    if not words or not wanted:
+        return float(words == wanted)
+    return 2 * common / (len(words) + len(wanted))
+
+
+def _mean(texts: Sequence[str], references: References, score: Callable[[str, str], float]) -> float:
+    best = [max(score(text, reference) for reference in each) for text, each in zip(texts, references, strict=True)]
+    return 100 * fmean(best)

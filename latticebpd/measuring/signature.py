@@ -1,0 +1,91 @@
+"""What a number depends on, printed with it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from latticebpd._version import __version__
+from latticebpd.lattices.lattice_set import LatticeSet
+
+GIVEN_TEXT, OWN_TEXT = "given text", "its own greedy text"
+"""What lattices are of, as ``origin`` tells it behind the model: texts of a data set (*teacher forcing*), or those that
+the model wrote."""
+DECODE, POSITION = "decode", "position"
+"""What a statistic is about: the calls of a decode through each text, as in the papers, or every position, also those
+that none visits."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The settings that made a result.
+
+    lattices: model and text that the lattices are from, where the files tell.
+    k, heads: arcs per slot; predictions per position, head 1 (the base model's own) included.
+    by: ``decode`` or ``position``, of statistics that are about one of these.
+    context: ``answer`` where prompts were no context for language models.
+    lm, alpha: language models and their weights, where any took part; seed: where anything is drawn.
+    """
+
+    lattices: str | None
+    k: int
+    heads: int
+    by: str | None = None
+    context: str | None = None
+    lm: str | None = None
+    alpha: str | None = None
+    seed: int | None = None
+    version: str = __version__
+
+    def __str__(self) -> str:
+        return "|".join(f"{name}:{value}" for name, value in asdict(self).items() if value is not None)
+
+    @property
+    def given_text(self) -> bool:
+        """Whether drafts are held to texts of a data set, so that no decode makes such calls."""
+        return (self.lattices or "").endswith(GIVEN_TEXT)
+
+    @property
+    def counted(self) -> str:
+        """``by``, for readers."""
+        if self.given_text:
+            return "by a walk through the given text" if self.by == DECODE else "by position of the given text"
+        return f"by {self.by}"
+
+    @property
+    def steps(self) -> str:
+        """What is counted, in a word."""
+        return "calls" if self.by == DECODE else "positions"
+
+    @classmethod
+    def of(cls, block: LatticeSet, **settings: Any) -> Signature:
+        """The signature of what is computed from ``block`` and others of its kind."""
+        _, slots, k = block.tokens.shape
+        return cls(block.origin, k, slots + 1, **settings)
+
+    def check(self, block: LatticeSet) -> None:
+        """Raises ValueError where ``block`` is of another kind: one result is about lattices of one shape and one
+        origin."""
+        _, slots, k = block.tokens.shape
+        if (slots + 1, k) != (self.heads, self.k):
+            raise ValueError(f"expected lattices of {self.heads - 1} slots x {self.k}, as the first, got {slots} x {k}")
+        if block.origin != self.lattices:
+            raise ValueError(
+                f"expected lattices of one origin, got {self.lattices or 'an unknown one'} and"
+                f" {block.origin or 'an unknown one'}"
+            )
+        if self.by == DECODE and block.sequence is None:
+            raise ValueError(
+                "expected files that number their texts, to count by decode, got one that does not; count by position"
+            )
+
+
+def counted_by(wanted: str | None, block: LatticeSet) -> str:
+    """``wanted``; by default by decode, and by position where the files do not number their texts.
+
+    Raises:
+        ValueError: another word.
+    """
+    if wanted not in (None, DECODE, POSITION):
+        raise ValueError(f"expected statistics by decode or by position, got {wanted!r}")
+    return wanted or (POSITION if block.sequence is None else DECODE)

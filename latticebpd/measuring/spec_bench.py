@@ -1,0 +1,308 @@
+"""Spec-Bench (Xia 2024): its calling convention, its questions, its answer files, its numbers.
+
+A method takes part through one function, ``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs) ->
+(output_ids, new_token, step, accept_length_list)``; ours is :func:`forward_func`, and :func:`greedy_forward_func` is
+the baseline, ``transformers``' own ``generate()``.  :func:`run` asks the questions of both in turn, so that a drift of
+the machine's speed meets both alike.
+
+Speed is computed as the benchmark does: tokens per second of each question, averaged over the questions of a task;
+the speed-up is the ratio of the averages.  *Mean accepted tokens* is the mean over calls of the tokens committed; it
+does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchEncoding, PreTrainedModel
+
+from fst.files import replacing
+from latticebpd.decoding.acceptance import Acceptance
+from latticebpd.decoding.loop import EXACT, generate
+from latticebpd.drafters import Drafter
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.target.chat import PromptFormat
+from latticebpd.target.stock_model import BaseModel
+
+Model = BlockwiseLM | PreTrainedModel
+Result = tuple[Tensor, int, int, list[int]]
+"""``output_ids [1, length]`` with the prompt; new tokens; calls after the prefill; tokens that each call committed."""
+
+MT_BENCH = frozenset(["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"])
+WARM_UPS = 3
+
+
+ForwardFunc = Callable[..., Result]
+"""``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs)``, as Spec-Bench calls it."""
+
+
+def forward_func(
+    inputs: Any,
+    model: Model,
+    tokenizer: Any,
+    max_new_tokens: int,
+    *,
+    drafter: Drafter,
+    acceptance: Acceptance = EXACT,
+    **kwargs: Any,
+) -> Result:
+    """This library's ``generate`` in Spec-Bench's convention.
+
+    Args:
+        inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1,
+            n]``.
+        model: base model, or base model with heads.
+        tokenizer: not used.
+        drafter, acceptance, kwargs: for ``generate``.
+
+    A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
+    """
+    del tokenizer
+    mask = inputs.attention_mask
+    out = generate(model, inputs.input_ids, drafter, acceptance, max_new_tokens, attention_mask=mask, **kwargs)
+    lengths = [length for length, calls in enumerate(out.accept_counts.tolist()) for _ in range(calls)]
+    return out.sequences, out.num_tokens, out.num_calls, lengths
+
+
+def greedy_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
+    """The baseline: greedy ``generate()`` of ``transformers``, one token a call."""
+    del tokenizer
+    base = BaseModel.of(model)
+    mask = inputs.attention_mask
+    out = base.model.generate(
+        inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs
+    )
+    new = int(out.shape[1] - mask.shape[1])
+    return out, new, new - 1, [1] * (new - 1)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; a turn may refer to the answers of the turns before."""
+
+    question_id: int
+    category: str
+    turns: list[str]
+
+    @property
+    def task(self) -> str:
+        """The benchmark's task: MT-Bench's eight categories are one."""
+        return "mt_bench" if self.category in MT_BENCH else self.category
+
+
+def read_questions(path: str | os.PathLike[str], limit: int | None = None) -> list[Question]:
+    """The questions of a ``question.jsonl``, the first ``limit`` of every task.
+
+    Raises:
+        ValueError: a line that is no question, by file and line; or no question at all.
+    """
+    taken: dict[str, int] = {}
+    questions = []
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+                question = Question(record["question_id"], record["category"], record["turns"])
+                if not (type(question.question_id) is int and isinstance(question.category, str)):
+                    raise ValueError("question_id must be a number, category a string")
+                turns = question.turns
+                if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
+                    raise ValueError("turns must be a list of texts")
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(
+                    f"{os.fspath(path)}, line {number}: expected an object of question_id, category and turns: {error}"
+                ) from error
+            taken[question.task] = taken.get(question.task, 0) + 1
+            if limit is None or taken[question.task] <= limit:
+                questions.append(question)
+    if not questions:
+        raise ValueError(f"{os.fspath(path)}: expected at least one question, found none")
+    return questions
+
+
+@dataclass
+class Answer:
+    """One method's answer to one question; lists have one entry per turn, ``accept_lengths`` one per call."""
+
+    question: Question
+    turns: list[str] = field(default_factory=list)
+    decoding_steps: list[int] = field(default_factory=list)
+    new_tokens: list[int] = field(default_factory=list)
+    wall_time: list[float] = field(default_factory=list)
+    accept_lengths: list[int] = field(default_factory=list)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(self.new_tokens) / sum(self.wall_time)
+
+    def as_record(self, model_id: str) -> dict[str, Any]:
+        """The line of an answer file, as the benchmark writes and reads it."""
+        values = asdict(self)
+        del values["question"]
+        return {
+            "question_id": self.question.question_id,
+            "category": self.question.category,
+            "answer_id": uuid.uuid4().hex,
+            "model_id": model_id,
+            "choices": [{"index": 0, **values}],
+            "tstamp": time.time(),
+        }
+
+
+def write_answers(answers: Sequence[Answer], path: str | os.PathLike[str], model_id: str) -> None:
+    """Write an answer file, one JSON object a line, sorted by question; it appears whole."""
+    lines = [
+        json.dumps(answer.as_record(model_id)) + "\n"
+        for answer in sorted(answers, key=lambda answer: answer.question.question_id)
+    ]
+    with replacing(Path(path)) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task, or all of them (``overall``).
+
+    mean_accepted: mean over calls of the tokens committed; NaN where no call was needed.
+    tokens_per_second, greedy_tokens_per_second: means over questions.
+    """
+
+    task: str
+    questions: int
+    mean_accepted: float
+    tokens_per_second: float
+    greedy_tokens_per_second: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_second / self.greedy_tokens_per_second
+
+
+@dataclass(frozen=True)
+class Run:
+    """All answers of the method and of the baseline, in the order of the questions.
+
+    cut: turns whose prompt was too long for the model and lost its beginning.
+    differing: turns that the two answered differently; under exact acceptance in float32, none.
+    """
+
+    answers: list[Answer]
+    greedy: list[Answer]
+    cut: int
+    differing: int
+
+    def results(self) -> list[TaskResult]:
+        """Every task in order of appearance, then ``overall``."""
+        tasks = dict.fromkeys(answer.question.task for answer in self.answers)
+        return [self._result(task, {task}) for task in tasks] + [self._result("overall", set(tasks))]
+
+    def _result(self, name: str, tasks: set[str]) -> TaskResult:
+        pairs = [
+            (ours, base) for ours, base in zip(self.answers, self.greedy, strict=True) if ours.question.task in tasks
+        ]
+        lengths = [length for ours, _ in pairs for length in ours.accept_lengths]
+        return TaskResult(
+            task=name,
+            questions=len(pairs),
+            mean_accepted=sum(lengths) / len(lengths) if lengths else float("nan"),
+            tokens_per_second=sum(ours.tokens_per_second for ours, _ in pairs) / len(pairs),
+            greedy_tokens_per_second=sum(base.tokens_per_second for _, base in pairs) / len(pairs),
+        )
+
+
+def run(
+    questions: Sequence[Question],
+    model: Model,
+    prompts: PromptFormat,
+    forward: ForwardFunc,
+    max_new_tokens: int = 256,
+    on_question: Callable[[Question], None] | None = None,
+    **kwargs: Any,
+) -> Run:
+    """Ask every question of ``forward`` and of greedy decoding, after three warm-ups on the first.
+
+    Each method goes on from its own answers. Of a prompt that would leave no room in the model's context, the end is
+    kept.
+
+    Args:
+        prompts: how turns become prompts: as plain text, or in the model's chat template.
+        forward: the method, such as :func:`forward_func`.
+        max_new_tokens: tokens per turn.
+        on_question: called before each question, for progress.
+        kwargs: handed to ``forward``.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
+    base = BaseModel.of(model)
+    asker = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions)
+    for _ in range(WARM_UPS):
+        asker.ask(questions[0], greedy_forward_func, {})
+        asker.ask(questions[0], forward, kwargs)
+    asker.cut = 0
+    answers, greedy, differing = [], [], 0
+    for question in questions:
+        if on_question is not None:
+            on_question(question)
+        greedy.append(asker.ask(question, greedy_forward_func, {}))
+        cut = asker.cut  # of a prompt cut for both methods, count one
+        answers.append(asker.ask(question, forward, kwargs))
+        asker.cut = cut
+        differing += sum(ours != theirs for ours, theirs in zip(answers[-1].turns, greedy[-1].turns, strict=True))
+    return Run(answers, greedy, asker.cut, differing)
+
+
+@dataclass
+class _Asker:
+    """Asks questions of one model."""
+
+    model: Model
+    device: torch.device
+    prompts: PromptFormat
+    max_new_tokens: int
+    max_positions: int | None
+    cut: int = 0
+
+    def ask(self, question: Question, forward: ForwardFunc, kwargs: dict[str, Any]) -> Answer:
+        answer = Answer(question)
+        turns: list[str] = []
+        ends = {} if self.prompts.eos_ids is None else {"eos_token_id": self.prompts.eos_ids}
+        for turn in question.turns:
+            turns.append(turn)
+            ids = self._prompt(turns)
+            inputs = BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+            self._synchronize()
+            started = time.perf_counter()
+            output_ids, new_token, step, accept_lengths = forward(
+                inputs, self.model, None, self.max_new_tokens, **ends, **kwargs
+            )
+            self._synchronize()
+            answer.wall_time.append(time.perf_counter() - started)
+            answer.turns.append(self.prompts.text(output_ids[0, ids.shape[1] :].tolist()))
+            answer.decoding_steps.append(int(step))
+            answer.new_tokens.append(int(new_token))
+            answer.accept_lengths.extend(accept_lengths)
+            turns.append(answer.turns[-1])
+        return answer
+
+    def _prompt(self, turns: list[str]) -> Tensor:
+        ids = self.prompts.prompt(turns)
+        if self.max_positions is not None:
+            room = max(self.max_positions - self.max_new_tokens, 1)
+            self.cut += len(ids) > room
+            ids = ids[-room:]
+        return torch.tensor([ids], device=self.device)
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()

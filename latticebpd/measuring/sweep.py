@@ -1,0 +1,107 @@
+"""The weight of a language model, swept (Kim 2024, appendix E, table 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from latticebpd.drafters.system_names import strategy_named
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring.comparison import describe
+from latticebpd.measuring.oracle_tally import Walk
+from latticebpd.measuring.signature import Signature
+from latticebpd.measuring.systems import outcome
+from latticebpd.scoring.rescoring import LanguageModel
+from latticebpd.scoring.weights import DECODE, POSITION
+
+ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""The paper's grid."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlphaSweep:
+    """One system at several weights, on the same lattices.
+
+    alphas: rising.  counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
+    walked: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
+    """
+
+    system: str
+    alphas: tuple[float, ...]
+    counts: np.ndarray
+    walked: np.ndarray
+    signature: Signature
+
+    @property
+    def by(self) -> str:
+        """``decode``, or ``position`` where texts are not known."""
+        return DECODE if self.walked[0, 1] else POSITION
+
+    @property
+    def block_efficiency(self) -> np.ndarray:
+        """``[alphas]`` tokens a call of decodes, or by position where texts are not known."""
+        if self.by == DECODE:
+            efficiency: np.ndarray = self.walked[:, 0] / self.walked[:, 1]
+        else:
+            efficiency = self.counts @ np.arange(self.counts.shape[1]) / self.counts.sum(axis=1) + 1
+        return efficiency
+
+    @property
+    def best(self) -> float:
+        """The weight of the greatest block efficiency; of equal ones the smallest."""
+        return self.alphas[int(np.argmax(self.block_efficiency))]
+
+    def __add__(self, other: AlphaSweep) -> AlphaSweep:
+        """The weights of both, on the same lattices."""
+        order = np.argsort([*self.alphas, *other.alphas], kind="stable")
+        counts, walked = (
+            np.concatenate(pair)[order] for pair in ((self.counts, other.counts), (self.walked, other.walked))
+        )
+        alphas = tuple(sorted((*self.alphas, *other.alphas)))
+        return replace(self, alphas=alphas, counts=counts, walked=walked)
+
+
+def sweep_alpha(
+    blocks: Iterable[LatticeSet],
+    system: str,
+    lm: LanguageModel,
+    alphas: Sequence[float] = ALPHAS,
+    threads: int | None = None,
+) -> AlphaSweep:
+    """Run a system at every weight, in one pass over the lattices.
+
+    Args:
+        blocks: lattices that no result is to be reported on afterwards, if the best weight is to be used.
+        system: as ``latticebpd.drafters.system_names`` has it.
+        lm: its language model.
+        alphas: weights to try, each >= 0.
+
+    Raises:
+        ValueError: no weight, a negative one, or no lattice.
+    """
+    if not alphas or not min(alphas) >= 0:
+        raise ValueError(f"expected weights >= 0, got {list(alphas)}")
+    alphas = sorted(set(alphas))
+    strategies = [strategy_named(system, lm, alpha) for alpha in alphas]
+    found: AlphaSweep | None = None
+    walk: Walk | None = None
+    for block in blocks:
+        if not len(block):
+            continue
+        slots = block.tokens.shape[1]
+        if found is None or walk is None:
+            signature = Signature.of(block, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
+            counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
+            found = AlphaSweep(system, tuple(alphas), counts, walked, signature)
+            walk = Walk(walked)
+        found.signature.check(block)
+        lengths = np.stack([outcome(strategy, block, threads).lengths for strategy in strategies], axis=1)
+        for row in range(len(alphas)):
+            found.counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
+        if block.sequence is not None:
+            walk.go_on(block.sequence, lengths)
+    if found is None:
+        raise ValueError("expected at least one lattice, got files without any")
+    return found

@@ -1,0 +1,175 @@
+"""How conversations become prompts: as plain text, or in the form that a model was tuned on.
+
+Models that follow instructions have seen every conversation in one form, their *chat template*, which comes with the
+tokenizer. A prompt is a conversation in that form up to where the model's turn begins; its answer ends with the token
+that ends a turn. A base model knows no such form: its turns are plain text, with blank lines between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from latticebpd.target.stock_model import BaseModel, Model
+
+USER, ASSISTANT = "user", "assistant"
+
+
+class PromptFormat(Protocol):
+    """Turns of the user and the model, alternating, the user's first -> the prompt of the model's next turn.
+
+    eos_ids: the tokens that end an answer; None for the model's own.
+    """
+
+    eos_ids: list[int] | None
+
+    def prompt(self, turns: Sequence[str]) -> list[int]:
+        """Token ids up to where the answer to the last turn begins."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """An answer as the next prompt quotes it."""
+
+
+class PlainText:
+    """Turns with blank lines between them."""
+
+    eos_ids: list[int] | None = None
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer: Any = tokenizer
+
+    def prompt(self, turns: Sequence[str]) -> list[int]:
+        return self.document("".join(turn + "\n\n" for turn in turns))
+
+    def document(self, text: str) -> list[int]:
+        """A text with whatever the tokenizer puts before and behind it."""
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+    def ids(self, text: str) -> list[int]:
+        """A text as it is, without anything before or behind it."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+
+class ChatTemplate(PlainText):
+    """Turns in the tokenizer's chat template.
+
+    Args:
+        tokenizer: has a template.
+        model: whose answers end with its own end-of-text tokens or with the one that the template puts behind a turn;
+            None where there are texts alone, which end with the latter.
+        system_prompt: what the conversation begins with; None for the template's own, if it has one.
+
+    Raises:
+        ValueError: no chat template.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, model: Model | None, system_prompt: str | None = None
+    ) -> None:
+        super().__init__(tokenizer)
+        if not has_template(tokenizer):
+            raise ValueError(
+                "expected a tokenizer with a chat template, got one without; is the model tuned to follow instructions?"
+            )
+        self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+        self.turn_ends = self._turn_ends()
+        self.eos_ids = list(
+            dict.fromkeys([*(BaseModel.of(model).eos_ids if model is not None else ()), *self.turn_ends])
+        )
+
+    def prompt(self, turns: Sequence[str]) -> list[int]:
+        speakers = (USER, ASSISTANT)
+        return self.prompt_of([{"role": speakers[number % 2], "content": turn} for number, turn in enumerate(turns)])
+
+    def prompt_of(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of `prompt_text`."""
+        return self.ids(self.prompt_text(messages))  # the template has written all special tokens
+
+    def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
+        """The prompt behind a conversation of messages, each with a ``role`` and its ``content``.
+
+        Raises:
+            ValueError: messages that the template refuses, or whose last one is the model's.
+        """
+        if not messages or messages[-1].get("role") == ASSISTANT:
+            raise ValueError(f"expected a conversation that ends with the user's turn, got {len(messages)} messages")
+        opening = [] if messages[0].get("role") == "system" else self.opening
+        return self._written([*opening, *messages], add_generation_prompt=True)
+
+    def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
+        try:
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
+        except Exception as error:  # templates raise what they like
+            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+
+    def _turn_ends(self) -> list[int]:
+        """The special token that the template puts behind the model's turn, if it does."""
+        behind = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}]).rpartition("!")[2]
+        special = set(self.tokenizer.all_special_ids)
+        return [token for token in self.ids(behind) if token in special][:1]
+
+
+def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
+    """Conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line: what the model is
+    told, and its answer, where the last message is the model's.
+
+    Raises:
+        ValueError: a line that is no conversation, by file and line.
+    """
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield parted(json.loads(line)["messages"])
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(
+                    f"{os.fspath(path)}, line {number}: expected an object with messages: {error}"
+                ) from error
+
+
+def parted(messages: Any) -> tuple[list[dict[str, str]], str | None]:
+    """What the model is told, and its answer, where the last of the messages is the model's.
+
+    Raises:
+        ValueError: these are no messages.
+    """
+    if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+        raise ValueError("messages must be a list of objects with role and content")
+    answered = messages[-1]["role"] == ASSISTANT
+    return messages[:-1] if answered else messages, messages[-1]["content"] if answered else None
+
+
+def _is_message(record: Any) -> bool:
+    return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("role", "content"))
+
+
+def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer knows how its model's conversations are written."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def prompt_format(
+    tokenizer: PreTrainedTokenizerBase, model: Model, chat: bool | None = None, system_prompt: str | None = None
+) -> PlainText | ChatTemplate:
+    """The format of a model's prompts: its chat template where there is one, unless ``chat`` says otherwise.
+
+    Raises:
+        ValueError: a chat, or a system prompt, asked for without a template.
+    """
+    if chat is None:
+        chat = has_template(tokenizer) or system_prompt is not None
+    if not chat and system_prompt is not None:
+        raise ValueError(
+            "expected a system prompt in a chat only, got one for plain text; leave it out or ask for a chat"
+        )
+    return ChatTemplate(tokenizer, model, system_prompt) if chat else PlainText(tokenizer)

@@ -1,0 +1,124 @@
+"""Stock models from directories and hubs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
+
+
+def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
+    """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for
+    inference.
+
+    Code that lies beside a model is not run unless ``trust_remote_code`` is among the further arguments, which go to
+    ``transformers``.
+
+    Raises:
+        ValueError: there is no such model, or its files are corrupt.
+    """
+    kwargs = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": Path(model).is_dir(), **kwargs}
+    name = str(model)
+    if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise ValueError(
+            f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found"
+            " neither"
+        )
+    try:
+        shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
+        config = AutoConfig.from_pretrained(model, **shared)
+        _check_layers(Path(model), config)
+        family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        loaded: Any = family.from_pretrained(model, dtype=dtype, output_loading_info=True, **kwargs)
+    except Exception as error:  # a damaged config.json raises whatever its values lead to
+        raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+    base: PreTrainedModel
+    base, report = loaded
+    if missing := sorted(report["missing_keys"]):  # which transformers would fill with random numbers
+        raise ValueError(
+            f"{model}: expected weights for all that config.json describes, but {len(missing)} are missing, such as"
+            f" {missing[0]}"
+        )
+    for module in base.modules():
+        if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
+            module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
+    base.eval()
+    return base
+
+
+def _check_layers(directory: Path, config: Any) -> None:
+    """ValueError where a directory's config.json describes no layers, or more than its weights have tensors, which
+    memory may not hold."""
+    files = sorted(directory.glob("model*.safetensors"))
+    if not files:
+        return
+    tensors = 0
+    for file in files:
+        with safe_open(file, framework="pt") as archive:
+            tensors += len(archive.keys())
+    for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
+        layers = getattr(config.get_text_config(), name, None)
+        if isinstance(layers, int) and not 1 <= layers <= tensors:
+            raise ValueError(f"expected {name} from 1 to {tensors} (the tensors of model.safetensors), got {layers}")
+
+
+_CONVERSION = (
+    "import torch, safetensors.torch as s; "
+    "s.save_file({{k: v.clone() for k, v in torch.load({source!r}, 'cpu', weights_only=True).items()}}, {target!r})"
+)
+
+
+def safetensors_in(directory: Path, wanted: str) -> list[Path]:
+    """A checkpoint's safetensors files, whatever their names.
+
+    Args:
+        wanted: the usual name, for the message.
+
+    Raises:
+        ValueError: there are none; where there are pickled weights, the message has a command that converts them.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = next(iter(sorted([*directory.glob("*.pt"), *directory.glob("*.bin")])), None)
+    if pickled is None:
+        raise ValueError(f"{directory}: expected {wanted}, found no safetensors file")
+    command = _CONVERSION.format(source=str(pickled), target=str(pickled.with_suffix(".safetensors")))
+    raise ValueError(f'{pickled}: expected safetensors, got pickled weights; convert them once: python -c "{command}"')
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def stored_fingerprint(directory: str | os.PathLike[str], samples: int = 1 << 15) -> str | None:
+    """A hash of a directory's ``model*.safetensors``: every tensor's name and shape and some of its numbers, from all
+    over it.
+
+    Quick also for large models, and enough to tell one base model from another; the same in single precision and in
+    half. None where there are no such files.
+    """
+    files = sorted(Path(directory).glob("model*.safetensors"))
+    lines: dict[str, bytes] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as archive:
+                for name in archive.keys():  # noqa: SIM118  (no dict)
+                    tensor = archive.get_tensor(name).flatten()
+                    some = tensor[:: max(1, len(tensor) // samples)].to(torch.float16)
+                    lines[name] = f"{name} {archive.get_slice(name).get_shape()}".encode() + some.numpy().tobytes()
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file}: expected a safetensors file: {error}; is the copy complete?") from error
+    digest = hashlib.sha256(b"".join(lines[name] for name in sorted(lines)))
+    return f"sha256:{digest.hexdigest()[:16]}" if files else None

@@ -1,0 +1,178 @@
+"""How a model is told where a token stands.
+
+A drafted node stands as deep in the text as its depth says, which is not where it lies in the pass, and rows of a
+batch differ in length.  Models know positions in three ways, and each can be told through stock arguments:
+
+- ``ByPositionIds``: the model takes ``position_ids`` (rotary and learned positions: Llama, GPT-2, OPT, ...).
+- ``ByEmbedding``: the decoder adds an embedding of the place in the cache (BART, Marian, ...).  The input embeddings
+  are passed instead of the tokens, with the right position's embedding added and that of the place taken off.
+- ``ByRelativeBias``: the first layer makes a bias from the distance in the cache (T5).  The additive attention mask
+  carries the bias of the true distance less that of the distance in the cache.
+
+The two corrections cancel up to rounding, about 1e-7 of the values in float32.  Which way is right for a model, if
+any, is found out by trying (`latticebpd.target.verifier_choice`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+
+class Placement(Protocol):
+    """Makes the decoder's arguments for one pass.
+
+    places: how many places the model has for cache and columns together, drafts included; None if any number.
+    """
+
+    places: int | None
+
+    def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
+        """Arguments under which column ``j`` of a row stands at its position and sees just what is visible.
+
+        Args:
+            tokens: ``[rows, columns]`` ids; they follow ``cached`` places of the cache.
+            positions: ``[rows, columns]`` where they stand in the text.
+            visible: ``[rows, columns, cached + columns]`` bool.  A row's cache holds its text from place 0 on.
+        """
+
+
+class ByPositionIds:
+    """Positions are an argument.
+
+    Layers with a sliding window get a mask of their own, in which no key is ``window`` or more positions away.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.dtype = model.dtype
+        self.places: int | None = None
+        self.layers = layers_of(model)
+
+    def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
+        mask: Any = additive(visible, self.dtype)
+        window = self.layers.window
+        if window is not None:
+            near = positions[:, :, None] - key_positions(positions, visible.shape[2])[:, None, :] < window
+            windowed = additive(visible & near, self.dtype)
+            mask = {"full_attention": mask, "sliding_attention": windowed} if self.layers.some_full else windowed
+        return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
+
+
+_given_scales: weakref.WeakKeyDictionary[PreTrainedModel, float] = weakref.WeakKeyDictionary()
+
+
+def given_scale(model: PreTrainedModel) -> float:
+    """What a decoder multiplies given embeddings by; tried out once for every model.
+
+    `transformers` 5 scales those that Marian is given as it does its own, other versions and models do not.
+    """
+    decoder: Any = model.get_decoder()
+    scale = float(getattr(decoder, "embed_scale", 1.0))
+    if scale != 1.0 and model not in _given_scales:
+        training = decoder.training
+        decoder.eval()  # dropout would make any two passes differ
+        with torch.inference_mode():
+            token = (
+                decoder.embed_tokens.weight.norm(dim=1).argmax().view(1, 1)
+            )  # a padding token's embedding may be zero
+            given = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
+            own = decoder(input_ids=token, use_cache=False).last_hidden_state
+        decoder.train(training)
+        _given_scales[model] = scale if torch.equal(given, own) else 1.0
+    return _given_scales.get(model, 1.0)
+
+
+class ByEmbedding:
+    """Positions are added to the input embeddings."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.decoder: Any = model.get_decoder()
+        self.dtype = model.dtype
+        self.scale = getattr(self.decoder, "embed_scale", 1.0)
+        self.given_scale = given_scale(model)
+        self.places: int | None = int(model.config.max_position_embeddings)
+
+    def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
+        cached = visible.shape[2] - tokens.shape[1]
+        places = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)
+        words = self.decoder.embed_tokens(tokens) * self.scale
+        moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], places)
+        return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
+
+    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        embedded: Tensor = self.decoder.embed_positions(tokens, position_ids=positions)
+        return embedded.reshape(len(positions), -1)
+
+
+class ByRelativeBias:
+    """Positions are a bias of the first decoder layer, which all layers share, by distance."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        decoder: Any = model.get_decoder()
+        attention = decoder.block[0].layer[0].SelfAttention
+        self.dtype = model.dtype
+        self.places: int | None = None
+        self.farthest = int(attention.relative_attention_max_distance)
+        with torch.inference_mode():
+            # The last query's row runs from the farthest key to itself; beyond that distance the bias is constant.
+            last = attention.compute_bias(self.farthest + 1, self.farthest + 1)[0, :, -1]
+        self.bias: Tensor = last.flip(-1)  # [attention heads, farthest + 1], by distance
+
+    def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
+        _, columns, keys = visible.shape
+        places = torch.arange(keys, device=tokens.device)
+        true = positions[:, :, None] - key_positions(positions, keys)[:, None, :]
+        seen = (places[keys - columns :, None] - places[None, :])[None]
+        correction = self._by_distance(true) - self._by_distance(seen)
+        mask = correction.masked_fill(~visible[:, None], torch.finfo(self.dtype).min)
+        return {"input_ids": tokens, "attention_mask": mask}
+
+    def _by_distance(self, distances: Tensor) -> Tensor:
+        """``[rows, columns, keys]`` -> ``[rows, attention heads, columns, keys]``."""
+        return self.bias[:, distances.clamp(0, self.farthest)].transpose(0, 1)
+
+
+def key_positions(positions: Tensor, keys: int) -> Tensor:
+    """``[rows, columns]`` positions of a pass -> ``[rows, keys]``: those of the cache's places, then the pass's own."""
+    rows, columns = positions.shape
+    return torch.cat([torch.arange(keys - columns, device=positions.device).expand(rows, -1), positions], dim=1)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a model's decoder layers attend to.
+
+    window: how far sliding layers look back, themselves included; None where no layer slides.
+    some_full: whether some layer attends to everything.
+    only_attention: whether there are no layers of any other kind (recurrent, chunked).
+    """
+
+    window: int | None
+    some_full: bool
+    only_attention: bool
+
+
+def layers_of(model: PreTrainedModel) -> Layers:
+    """Read off the cache that ``transformers`` makes for the model, and its config."""
+    layers: list[Any] = DynamicCache(config=model.config).layers
+    sliding = {int(layer.sliding_window) for layer in layers if getattr(layer, "is_sliding", False)}
+    named = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or [])
+    known = (
+        named <= {"full_attention", "sliding_attention"}
+        and len(sliding) <= 1
+        and all(hasattr(layer, "keys") for layer in layers)
+    )
+    some_full = not sliding or any(not getattr(layer, "is_sliding", False) for layer in layers)
+    return Layers(max(sliding, default=None), some_full, known)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """``[rows, columns, keys]`` bool -> ``[rows, 1, columns, keys]``: 0 where a column may look, else the type's
+    minimum."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]

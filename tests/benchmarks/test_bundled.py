@@ -1,0 +1,83 @@
+"""Making the bundle: its weights are tuned on passages that are not its prompts, by decoding, each system's on its own."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bundled import make
+from latticebpd.drafters.bundled import LM, load_bundle
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring.systems import run_system
+from latticebpd.measuring.tuning import lattices_fingerprint
+from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
+from latticebpd.scoring.weights import stored_tunings
+
+
+def test_weights_are_tuned_by_decoding_and_stored_beside_the_model(tmp_path: Path) -> None:
+    bundled = load_bundle()
+    shutil.copyfile(LM, tmp_path / "lm.fst")
+    texts = [prompt.text for prompt in bundled.prompts[:3]]
+    make.tune_weights(bundled.model, tmp_path / "lm.fst", bundled.tokenizer, texts, tmp_path / "tuning.npz")
+    tunings = stored_tunings(tmp_path / "lm.fst")
+    assert [tuning.system for tuning in tunings] == list(make.TUNED)
+    for tuning in tunings:
+        assert (tuning.by, tuning.unit, tuning.examples) == ("decode", "text", (0, 1, 2))
+        assert tuning.lattices == lattices_fingerprint([tmp_path / "tuning.npz"])
+        assert as_scorer(tmp_path / "lm.fst", system=tuning.system).alpha == tuning.alpha
+
+
+def test_a_calibration_is_stored_beside_the_model_and_trees_go_by_it(tmp_path: Path) -> None:
+    bundled = load_bundle()
+    lm, file = tmp_path / "lm.fst", tmp_path / "calibration.npz"
+    shutil.copyfile(LM, lm)
+    make.calibrate_trees(bundled.model, lm, bundled.tokenizer, [prompt.text for prompt in bundled.prompts[:3]], file)
+    found = calibrated_scorer(lm).calibration
+    assert (found.k, found.unit, found.examples, found.lattices) == (
+        make.ARCS,
+        "text",
+        (0, 1, 2),
+        lattices_fingerprint([file]),
+    )
+    lattices = LatticeSet.load(file)
+    texts = [lattices.context_of(row) for row in range(len(lattices))]
+    begins = [bundled.tokenizer.encode(prompt.text).ids for prompt in bundled.prompts[:3]]
+    assert lattices.sequence is not None
+    for text, number in zip(
+        texts, lattices.sequence.tolist(), strict=True
+    ):  # the text so far is a feature: all of it is there
+        assert text[: len(begins[number])] == begins[number]
+    assert run_system("16-calibrated", lattices, lm).lengths.mean() > run_system("16-tree", lattices, LM).lengths.mean()
+
+
+def test_the_bundles_own_weights_are_tuned_for_its_systems_and_none_stands_at_an_edge() -> None:
+    tunings = {tuning.system: tuning for tuning in stored_tunings(LM)}
+    assert set(tunings) == set(make.TUNED)
+    assert all(tuning.by == "decode" and not tuning.at_edge for tuning in tunings.values())
+    for tuning in tunings.values():
+        assert max(tuning.block_efficiency) == tuning.block_efficiency[tuning.alphas.index(tuning.alpha)]
+
+
+def test_no_prompt_is_among_the_passages_for_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are of sources that may be shipped; passages for tuning of any."""
+    tokenizer = load_bundle().tokenizer
+    (tmp_path / "text").mkdir()
+    sources = ["ethereum/EIPs", "python/peps", "rust-lang/book"]
+    with lzma.open(tmp_path / "text" / "a.jsonl.xz", "wt") as file:
+        for number in range(30):
+            text = (
+                f"document {number} begins\n\n" + f"and says {number} things about the city and its history.\n\n" * 40
+            )
+            file.write(json.dumps({"id": f"d{number}", "source": sources[number % 3], "text": text}) + "\n")
+    monkeypatch.setattr(make, "is_held_out", lambda document: True)
+    tuning, prompts = make.held_out_passages(tmp_path, tokenizer)
+    assert len(prompts) == make.SIZES["prompts"]
+    assert {prompt.source for prompt in prompts} == set(sources[:2])
+    assert {prompt.id for prompt in prompts} | {passage.id for passage in tuning} == {
+        f"d{number}" for number in range(30)
+    }
+    assert not {prompt.id for prompt in prompts} & {passage.id for passage in tuning}

@@ -1,0 +1,171 @@
+"""BlockwiseLM: heads beside an untouched base model, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import BlockHeads, BlockwiseLM
+from latticebpd.drafters.heads.blockwise import new_heads
+from latticebpd.drafters.heads.head_networks import Heads
+from latticebpd.target.checkpoints import load_base
+from lm_training.data.corpus import train_tokenizer
+from tests.helpers.blockwise_models import tiny_model
+
+
+def test_saved_model_round_trips_and_its_base_opens_with_transformers(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.inference_mode():
+        torch.testing.assert_close(again.base(tokens).logits, model.base(tokens).logits)
+        torch.testing.assert_close(stock(tokens).logits, model.base(tokens).logits)
+        hidden = torch.randn(4, 16)
+        logits = again.head_logits(hidden)
+        torch.testing.assert_close(logits, model.head_logits(hidden))
+    assert logits.shape == (4, again.num_heads - 1, again.vocab_size)
+
+
+def test_half_precision_file_is_half_the_size_and_loads_as_float32(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "full")
+    model.save_pretrained(tmp_path / "half", dtype=torch.float16)
+    assert (tmp_path / "half/heads.safetensors").stat().st_size < 0.6 * (
+        tmp_path / "full/heads.safetensors"
+    ).stat().st_size
+    half = BlockwiseLM.from_pretrained(tmp_path / "half")
+    assert half.base.dtype == half.heads.up.dtype == torch.float32
+    torch.testing.assert_close(half.heads.up, model.heads.up, atol=1e-3, rtol=1e-3)
+
+
+@pytest.fixture(params=["feed-forward", "stern", "medusa"])
+def heads(request: pytest.FixtureRequest, model: BlockwiseLM) -> Heads:
+    return new_heads(model.base, request.param, num_heads=4, intermediate_size=3, num_layers=2)
+
+
+def randomised(heads: Heads) -> Heads:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return heads
+
+
+def test_new_heads_start_as_copies_of_the_base_model(heads: Heads, model: BlockwiseLM) -> None:
+    hidden, output = torch.randn(2, 16), model.projection
+    torch.testing.assert_close(heads(hidden), hidden[:, None].expand(2, 3, 16))
+    torch.testing.assert_close(heads.logits(hidden, output), output(hidden)[:, None].expand(2, 3, 23))
+
+
+def test_every_head_at_once_equals_each_head_alone(heads: Heads, model: BlockwiseLM) -> None:
+    randomised(heads)
+    hidden, output = torch.randn(2, 5, 16), model.projection
+    states, logits = heads(hidden), heads.logits(hidden, output)
+    assert logits.shape == (2, 5, 3, 23)
+    for index in range(3):
+        alone = heads.alone(index, hidden.reshape(-1, 16))
+        torch.testing.assert_close(alone.view(2, 5, 16), states[:, :, index])
+        torch.testing.assert_close(heads.project(index, alone, output).view(2, 5, 23), logits[:, :, index])
+
+
+def test_heads_of_every_kind_round_trip(heads: Heads, model: BlockwiseLM, tmp_path: Path) -> None:
+    BlockwiseLM(model.base, randomised(heads), "sha256:x").save_pretrained(tmp_path)
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    assert type(again.heads) is type(heads)
+    assert again.tokenizer_fingerprint == "sha256:x"
+    hidden = torch.randn(4, 16)
+    torch.testing.assert_close(again.head_logits(hidden), BlockwiseLM(model.base, heads).head_logits(hidden))
+
+
+def test_file_of_format_1_loads_as_feed_forward_heads(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "heads.json").read_text())
+    del config["kind"], config["model_type"]
+    (tmp_path / "heads.json").write_text(json.dumps(config | {"format_version": 1}))
+    again = BlockwiseLM.from_pretrained(tmp_path)
+    hidden = torch.randn(4, 16)
+    torch.testing.assert_close(again.head_logits(hidden), model.head_logits(hidden))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 4}, "expected heads of format 1 to 3, got 4; update latticebpd"),
+        ({"kind": "eagle"}, "expected heads of a kind among feed-forward, stern, medusa, got 'eagle'"),
+        ({"num_heads": 10**15}, r"heads\.safetensors does not fit heads\.json"),
+        ({"num_heads": 10**40}, "cannot be read"),
+        ({"num_heads": -3}, "expected num_heads .* a number >= 1, got -3"),
+        ({"num_heads": "nine"}, "expected num_heads .* a number >= 1, got 'nine'"),
+        ({"kind": "stern"}, r"heads\.safetensors does not fit heads\.json"),
+        ({"model_type": "gpt2"}, "expected a base model of type gpt2 .* got llama"),
+        ({"hidden_size": 17}, r"heads\.safetensors does not fit heads\.json"),
+    ],
+)
+def test_heads_file_that_lies_is_a_value_error(
+    model: BlockwiseLM, tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "heads.json").read_text())
+    (tmp_path / "heads.json").write_text(json.dumps(config | change))
+    with pytest.raises(ValueError, match=message):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
+def test_tokenizer_of_another_vocabulary_beside_the_model_is_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    own, other = (
+        train_tokenizer([text], vocab_size=270) for text in ("the cat sat on the mat", "ein Hund steht im Haus")
+    )
+    BlockwiseLM(model.base, model.heads, vocabulary_fingerprint(own.get_vocab())).save_pretrained(tmp_path)
+    own.save(str(tmp_path / "tokenizer.json"))
+    assert BlockwiseLM.from_pretrained(tmp_path).tokenizer_fingerprint is not None
+    other.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json: expected the vocabulary of the model's heads \(sha256:.*, got sha256:"
+    ):
+        BlockwiseLM.from_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: expected a tokenizer\.json"):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
+def test_missing_directory_is_not_taken_for_a_name_of_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="none: expected the directory of a model"):
+        load_base(tmp_path / "none")
+
+
+def test_unknown_kind_is_refused(model: BlockwiseLM) -> None:
+    with pytest.raises(ValueError, match="expected heads of a kind among feed-forward, stern, medusa, got 'hydra'"):
+        new_heads(model.base, "hydra", 4)
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"heads of hidden size 16 .* got 8"):
+        BlockwiseLM(tiny_model().base, BlockHeads(8, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["config.json", "heads.json", "heads.safetensors", "model.safetensors"])
+def test_missing_or_damaged_file_is_a_value_error(model: BlockwiseLM, tmp_path: Path, name: str) -> None:
+    model.save_pretrained(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        BlockwiseLM.from_pretrained(tmp_path)
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        BlockwiseLM.from_pretrained(tmp_path)
+
+
+def test_heads_that_do_not_fit_the_base_are_refused(model: BlockwiseLM, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "heads.json").read_text())
+    (tmp_path / "heads.json").write_text(json.dumps(config | {"vocab_size": 99}))
+    with pytest.raises(ValueError, match=r"base model of 99 tokens .* got 23"):
+        BlockwiseLM.from_pretrained(tmp_path)
+    (tmp_path / "heads.json").write_text(json.dumps(config | {"num_heads": 7}))
+    with pytest.raises(ValueError, match=r"heads\.safetensors does not fit heads\.json"):
+        BlockwiseLM.from_pretrained(tmp_path)

@@ -1,0 +1,234 @@
+"""Costs of passes: read between the sizes measured, stored, measured; trees are cut where that promises the most tokens
+a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from latticebpd import DraftTree, SausageLattice
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.strategies import Pauses, Sized, Tree, best_size
+from latticebpd.measuring.pass_costs import profile
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.target.verifier_choice import verifier_for
+from tests.helpers.commands import Run
+from tests.helpers.tiny_families import tiny
+
+CURVE = CostCurve((1, 4), (1, 5, 9), ((1.0, 1.2, 2.0), (2.0, 3.0, 6.0)), {"model": "none"})
+
+
+def test_costs_between_and_beyond_the_sizes_measured() -> None:
+    columns = np.array([1, 3, 5, 7, 9, 18])
+    np.testing.assert_allclose(CURVE.of(1, columns), [1, 1.1, 1.2, 1.6, 2, 4])
+    np.testing.assert_allclose(CURVE.of(4, columns), [2, 2.5, 3, 4.5, 6, 12])
+    np.testing.assert_allclose(CURVE.of(2, np.array([1, 9])), [1 + 1 / 3, 2 + 4 / 3])
+    np.testing.assert_allclose(CURVE.of(8, np.array([1])), [4])
+    assert CURVE.drafting_of(3) == 0
+    drafting = replace(CURVE, drafting=(1.0, 4.0))
+    assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
+
+
+def test_the_size_is_the_best_of_all() -> None:
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for _ in range(200):
+        rows = int(rng.integers(1, 5))
+        seconds = tuple(np.sort(rng.uniform(1, 6, 4)).tolist())
+        curve = CostCurve((1,), (1, 4, 16, 40), (seconds,), drafting=(float(rng.uniform(0, 1)),))
+        trees = [
+            np.sort(np.log(rng.uniform(0, rng.choice([0.1, 1.0]), int(rng.integers(0, 40)))))[::-1] for _ in range(rows)
+        ]
+        promised = [
+            (rows + sum(float(np.exp(tree[:size]).sum()) for tree in trees))
+            / (float(curve.of(rows, np.array([size + 1]))[0]) + curve.drafting_of(rows))
+            for size in range(max(map(len, trees)) + 1)
+        ]
+        found, saved = best_size(list(trees), curve)
+        assert promised[found] == pytest.approx(max(promised))
+        took = float(curve.of(rows, np.array([found + 1]))[0]) + curve.drafting_of(rows)
+        alone = (
+            promised[found] * took / rows * float(curve.of(rows, np.array([1]))[0])
+        )  # seconds of as many tokens without drafts
+        assert saved == pytest.approx(alone - took)
+        sizes.add(found)
+    assert len(sizes) > 10
+    assert 0 in sizes  # where drafting does not pay, nothing is drafted
+    with pytest.raises(ValueError, match="probabilities"):
+        best_size([None], CURVE)
+
+
+def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
+    """All choices tried: rows are padded to the widest, so what a pass costs is that of its widest row, times all
+    rows."""
+    rng = np.random.default_rng(1)
+    unequal = 0
+    for _ in range(60):
+        rows = int(rng.integers(2, 5))
+        curve = CostCurve(
+            (1, 4),
+            (1, 3, 6),
+            tuple(tuple(np.sort(rng.uniform(1, 4, 3)).tolist()) for _ in range(2)),
+            drafting=(0.1, 0.3),
+        )
+        trees = [
+            np.sort(np.log(rng.uniform(0, rng.choice([0.05, 1.0]), int(rng.integers(0, 6)))))[::-1] for _ in range(rows)
+        ]
+        best = 0.0
+        for sizes in product(*(range(len(tree) + 1) for tree in trees)):
+            expected = rows + sum(float(np.exp(tree[:size]).sum()) for tree, size in zip(trees, sizes, strict=True))
+            seconds = float(curve.of(rows, np.array([max(sizes) + 1]))[0]) + curve.drafting_of(rows)
+            best = max(best, expected / seconds)
+        size, _ = best_size(list(trees), curve)
+        kept = [min(size, len(tree)) for tree in trees]
+        expected = rows + sum(float(np.exp(tree[:each]).sum()) for tree, each in zip(trees, kept, strict=True))
+        seconds = float(curve.of(rows, np.array([max(kept) + 1]))[0]) + curve.drafting_of(rows)
+        assert expected / seconds == pytest.approx(best)
+        unequal += len({round(float(np.exp(tree).sum()), 1) for tree in trees}) > 1
+    assert unequal > 40  # rows were worth different things
+
+
+def test_a_pass_is_padded_to_its_widest_row() -> None:
+    """What the choice of one size for all rows rests on."""
+    verifier = verifier_for(tiny("llama", 0))
+    verifier.prefill([[1, 2], [3, 4, 5]])
+    wide = DraftTree(np.array([4, 5, 6]), np.array([-1, 0, 0]))
+    assert verifier.verify([1, 2], [wide, DraftTree.empty()]).hidden.shape[:2] == (2, 4)
+
+
+@dataclass
+class Asked:
+    """One lattice for every moment, and how often it was asked for."""
+
+    lattice: SausageLattice
+    times: int = 0
+    needs_hidden: bool = False
+    fingerprint: str | None = None
+    vocab_size: int | None = None
+    owner: str = "nobody"
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        self.times += 1
+        return [self.lattice] * len(states)
+
+
+@pytest.mark.parametrize("calls", [63, 2000])
+@pytest.mark.parametrize("share", [0.02, 1 / 6, 0.28])
+def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: float, calls: int) -> None:
+    """And so it is never slower than greedy decoding by more than 2 %, whatever share of a pass a draft costs, in short
+    texts too."""
+    state = State(0, [1, 2], 1, None, 9)
+    lattice = SausageLattice([list(range(9))], np.log(np.full((1, 9), 1 / 9)))
+    costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(share,))
+    source = Asked(lattice)
+    sized = Sized(Tree(NgramScorer(None), 9), costs)
+    _, saved = best_size([sized.trees.draft([lattice], [[1]])[0].log_probs], costs)
+    assert saved < 0
+    drafter, seconds = LatticeDrafter(source, sized), 0.0
+    for _ in range(calls):
+        asked = source.times
+        (tree,) = drafter.propose([state])
+        assert not len(tree)
+        seconds += 1 + (source.times - asked) * share
+    assert source.times > 0.009 * calls / share  # it looks now and then
+    assert seconds < 1.02 * calls
+    source.lattice = SausageLattice([[3], [4], [5], [6]], np.zeros((4, 1)))  # the text repeats itself now
+    drafted = [len(drafter.propose([state])[0]) for _ in range(40)]
+    first = next(number for number, size in enumerate(drafted) if size)
+    assert first <= share / Pauses.SHARE
+    assert drafted[first:] == [4] * (40 - first)
+
+
+def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
+    """Of any order of promises: as good as those kept beside an account that adds up, and no more is lost than it
+    allows."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        pauses, seconds, lost, looks, losses = Pauses(), float(rng.uniform(0.1, 9)), 0.0, 0, rng.uniform(0.01, 0.3)
+        promises = np.where(rng.random(400) < rng.random(), -losses, rng.uniform(0, 1, 400)) * seconds
+        for call, promised in enumerate(promises.tolist(), 1):
+            if pauses.over(seconds):
+                pauses.hear(promised)
+                lost, looks = lost - promised, looks + 1
+            assert lost <= (Pauses.FIRST + Pauses.SHARE * call + losses) * seconds * 1.0001
+        assert looks > 0.9 * 400 * min(1, Pauses.SHARE / losses)
+
+
+def test_trees_are_cut_and_texts_stay() -> None:
+    lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
+    whole = Tree(NgramScorer(None), 9)
+    (full,) = whole.draft([lattice], [[1]])
+    (cut,) = Sized(whole, CURVE).draft([lattice], [[1]])
+    size, _ = best_size([full.log_probs], CURVE)
+    assert 0 < size < len(full)
+    assert cut == full.first(size)
+    assert full.first(99) is full
+    assert full.first(0).tokens.tolist() == DraftTree.empty().tokens.tolist() == []
+
+
+def test_a_decode_with_costs_is_the_same_text(run: Run, tmp_path: Path) -> None:
+    CURVE.save(tmp_path / "costs.json")
+    arguments = ("generate", "The history of the city", "--max-new-tokens", 24, "--json")
+    texts = {}
+    for name, options in (("plain", ()), ("cut", ("--costs", tmp_path / "costs.json"))):
+        status, printed, _ = run(*arguments, "--system", "32-tree", *options)
+        assert status == 0
+        texts[name] = json.loads(printed)
+    assert texts["plain"]["text"] == texts["cut"]["text"]
+    assert texts["cut"]["verified_tokens"] < texts["plain"]["verified_tokens"]
+    status, _, told = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
+    assert (status, "expected N-tree or N-calibrated with costs" in told) == (2, True)
+
+
+def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    CURVE.save(path)
+    assert CostCurve.load(path) == CURVE
+    record = {"format_version": 1, **asdict(CURVE)}
+    odd = {"seconds": [[1.0, 1.0, float("nan")]] * 2}
+    path.write_text(json.dumps({name: value for name, value in record.items() if name != "drafting"}))
+    assert CostCurve.load(path) == CURVE  # the first files had none
+    for change in (
+        {"format_version": 2},
+        {"drafting": [1.0]},
+        {"drafting": [1.0, -1.0]},
+        {"rows": [4, 1]},
+        {"columns": [0, 5, 9]},
+        odd,
+        {"seconds": 3},
+        {"x": 1},
+    ):
+        path.write_text(json.dumps({**record, **change}))
+        with pytest.raises(ValueError, match=r"costs\.json: expected costs as `latticebpd profile` writes them"):
+            CostCurve.load(path)
+
+
+def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
+    passes = []
+    found = profile(tiny("llama", 0), (1, 4), (1, 2), context=6, rounds=2, on_pass=lambda: passes.append(1))
+    assert (found.rows, found.columns, len(passes)) == ((1, 2), (1, 4), 12)
+    assert found.about["threads"] == str(torch.get_num_threads())
+    assert found.drafting == ()  # nobody drafts
+    status, printed, _ = run(
+        "profile", "--columns", "1,3", "--rounds", 1, "--context", 8, "-o", tmp_path / "costs.json", "--json"
+    )
+    assert (status, json.loads(printed)["columns"]) == (0, [1, 3])
+    measured = CostCurve.load(tmp_path / "costs.json")
+    assert measured.columns == (1, 3)
+    assert len(measured.drafting) == 1
+    assert measured.drafting[0] > 0
+    status, _, _ = run("profile", "--columns", "1", "--rounds", 1, "--context", 8, "--system", "16-copies+best")
+    assert status == 2
+    status, _, told = run("profile", "--columns", "0,3")
+    assert (status, "expected --columns as numbers from 1" in told) == (2, True)
+    with pytest.raises(ValueError, match="decoder-only"):
+        profile(tiny("t5", 0))

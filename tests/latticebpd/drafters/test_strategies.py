@@ -1,0 +1,274 @@
+"""Strategies draft stored lattices as they draft live ones; names stand for them; a drafter joins them with any
+source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latticebpd import (
+    DraftTree,
+    GadDrafter,
+    GoldDrafter,
+    LatticeDrafter,
+    MixtureDrafter,
+    NeuralRescorer,
+    NoDrafter,
+    PromptNgramDrafter,
+    SausageLattice,
+    SavedTopKDrafter,
+    State,
+    VanillaDrafter,
+    generate,
+    oracle_path,
+    rescore,
+)
+from latticebpd.drafters import (
+    Best,
+    Heads,
+    Oracle,
+    SavedTopK,
+    Strategy,
+    Tree,
+    Vanilla,
+    drafter_named,
+    needs_hidden,
+    strategy_named,
+)
+from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
+from latticebpd.drafters.strategies import GreedyChain, StoredPaths, StoredTrees
+from latticebpd.drafters.system_names import SystemName
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.sausage import PADDING
+from latticebpd.measuring import run_system
+from latticebpd.measuring.replay import accept_length, collect_lattices
+from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.rescoring import as_scorer
+from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings
+from tests.helpers.lattice_sets import lattice_sets
+from tests.helpers.tiny_families import VOCABULARY, tiny
+from tests.helpers.trigrams import good_model, trigram
+
+LM = good_model()
+STRATEGIES: dict[str, Strategy] = {
+    "vanilla": Vanilla(),
+    "oracle": Oracle(),
+    "paths": Best(as_scorer(LM, 0.5), 3),
+    "all paths": Best(as_scorer(None), 400),
+    "tree": Tree(as_scorer(LM, 0.5), 5),
+    "neural paths": Best(NeuralRescorer(tiny("gpt2")), 2),
+    "neural tree": Tree(NeuralRescorer(tiny("gpt2")), 4),
+}
+
+
+WITH_TRANSITIONS: dict[str, Strategy] = {
+    "chain": GreedyChain(),
+    **{name: STRATEGIES[name] for name in ("vanilla", "oracle", "paths", "all paths", "tree")},
+}
+
+
+def trees_of(drafted: StoredPaths | StoredTrees) -> list[DraftTree]:
+    if isinstance(drafted, StoredPaths):
+        return [
+            DraftTree.from_paths(paths[:count]) for paths, count in zip(drafted.tokens, drafted.counts, strict=True)
+        ]
+    rows = [tokens != PADDING for tokens in drafted.tokens]
+    return [DraftTree(drafted.tokens[i, row], drafted.parents[i, row]) for i, row in enumerate(rows)]
+
+
+@given(found=lattice_sets(), name=st.sampled_from(list(STRATEGIES)))
+@settings(max_examples=60, deadline=None)
+def test_stored_lattices_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
+    drafted_alike(found, name, STRATEGIES[name])
+
+
+@given(found=lattice_sets(transitions=True), name=st.sampled_from(list(WITH_TRANSITIONS)))
+@settings(max_examples=60, deadline=None)
+def test_stored_lattices_with_transitions_are_drafted_as_live_ones(found: LatticeSet, name: str) -> None:
+    drafted_alike(found, name, WITH_TRANSITIONS[name])
+
+
+def drafted_alike(found: LatticeSet, name: str, strategy: Strategy) -> None:
+    rows = range(len(found))
+    context = [found.continuation[i].tolist() if name == "oracle" else found.context_of(i) for i in rows]
+    live = strategy.draft([found[i] for i in rows], context)
+    for i, (tree, stored) in enumerate(zip(live, trees_of(strategy.draft_stored(found)), strict=True)):
+        assert (tree.tokens.tolist(), tree.parents.tolist()) == (stored.tokens.tolist(), stored.parents.tolist())
+        assert tree.lattice is not None
+        assert np.array_equal(tree.lattice.tokens, found[i].tokens)
+
+
+@given(found=lattice_sets(transitions=True))
+@settings(max_examples=60, deadline=None)
+def test_chain_takes_the_best_token_behind_the_one_before(found: LatticeSet) -> None:
+    assert found.transitions is not None
+    for i, tree in enumerate(GreedyChain().draft([found[i] for i in range(len(found))], [[]] * len(found))):
+        chain: list[int] = []
+        for slot, tokens in enumerate(found.tokens[i].tolist()):
+            before = found.tokens[i, slot - 1].tolist().index(chain[-1]) if chain else None
+            weights = [
+                (
+                    float(found.log_probs[i, slot, j])
+                    + (float(found.transitions[i, slot - 1, before, j]) if before is not None else 0),
+                    -token,
+                )
+                for j, token in enumerate(tokens)
+                if token >= 0
+            ]
+            best, negated = max(weights)
+            if best == -np.inf:
+                break
+            chain.append(-negated)
+        assert (tree.tokens.tolist(), tree.parents.tolist()) == (chain, list(range(-1, len(chain) - 1)))
+
+
+def test_chain_needs_no_transitions_to_be_vanilla() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -1.0], [-2.0, -0.5]])
+    assert (
+        GreedyChain().draft([lattice], [[]])[0].tokens.tolist()
+        == Vanilla().draft([lattice], [[]])[0].tokens.tolist()
+        == [1, 5]
+    )
+
+
+def test_vanilla_and_the_oracle_do_not_look_at_transitions() -> None:
+    lattice = SausageLattice([[3, 1], [2, 5]], [[-1.0, -2.0], [-2.0, -0.5]], np.array([[[9.0, -np.inf], [-9.0, 0.0]]]))
+    assert Vanilla().draft([lattice], [[]])[0].tokens.tolist() == [3, 5]
+    assert Oracle().draft([lattice], [[3, 5]])[0].tokens.tolist() == [3, 5]
+    assert GreedyChain().draft([lattice], [[]])[0].tokens.tolist() == [3, 2]
+
+
+@given(found=lattice_sets())
+@settings(max_examples=30, deadline=None)
+def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
+    lengths = run_system("oracle", found).lengths
+    for i in range(len(found)):
+        every = DraftTree.from_paths(rescore(found[i], None, p=found[i].num_paths).tokens)
+        assert lengths[i] == accept_length(every, found.continuation[i])
+        assert lengths[i] == accept_length(
+            DraftTree.from_paths(oracle_path(found[i], found.continuation[i])[None]), found.continuation[i]
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vanilla", Vanilla()),
+        ("chain", GreedyChain()),
+        ("oracle", Oracle()),
+        ("16-best", (Best, 16, "a", 0.5)),
+        ("8-tree", (Tree, 8, "a", 0.5)),
+        ("16-best:0-gram", (Best, 16, None, 1.0)),
+        ("8-tree:b", (Tree, 8, "b", 0.5)),
+    ],
+)
+def test_names_stand_for_strategies(name: str, expected: object) -> None:
+    models = {"a": trigram(seed=1), "b": trigram(seed=2)}
+    found = strategy_named(name, models, 0.5)
+    if not isinstance(expected, tuple):
+        assert found == expected
+        return
+    kind, size, model, alpha = expected
+    assert isinstance(found, Best | Tree)
+    assert isinstance(found.scorer, NgramScorer)
+    assert (type(found), found.p if isinstance(found, Best) else found.num_nodes) == (kind, size)
+    assert (found.scorer.lm, found.scorer.alpha) == (None if model is None else models[model], alpha)
+    assert str(SystemName.parse(name)) == name.partition(":")[0]
+
+
+@pytest.mark.parametrize("name", ["", "best", "0-best", "16-best:", "tree-4", "16-copies", "copies+16-tree", "greedy"])
+def test_names_that_are_no_strategies_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="expected vanilla, chain, oracle, P-best or N-tree"):
+        strategy_named(name)
+
+
+def test_names_stand_for_drafters(model: BlockwiseLM) -> None:
+    heads = Heads(model, 4)
+    assert isinstance(drafter_named("greedy", None), NoDrafter)
+    copies, mixed, tree = (
+        drafter_named(name, heads, trigram()) for name in ("7-copies", "copies+9-tree", "9-tree:0-gram")
+    )
+    assert isinstance(copies, PromptNgramDrafter)
+    assert (copies.block_size, copies.num_nodes) == (7, 7)
+    assert isinstance(mixed, MixtureDrafter)
+    assert isinstance(mixed.first, PromptNgramDrafter)
+    assert isinstance(mixed.second, LatticeDrafter)
+    assert (mixed.num_nodes, mixed.first.num_nodes, mixed.second.source) == (9, 9, heads)
+    assert isinstance(tree, LatticeDrafter)
+    with pytest.raises(ValueError, match="expected greedy or N-copies for a model without heads, got 'vanilla'"):
+        drafter_named("vanilla", None)
+    with pytest.raises(ValueError, match="one over 40"):
+        drafter_named("9-tree", heads, trigram(vocab=40))
+
+
+class Every:
+    """A source of one's own: lattices for every second row, none for the others."""
+
+    needs_hidden = False
+    fingerprint = vocab_size = None
+    owner = "the test"
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        return [None if state.row % 2 else SausageLattice([[state.row]], [[0.0]]) for state in states]
+
+
+def test_rows_without_a_lattice_are_not_drafted_for() -> None:
+    states = [State(row, [1, 2], 1, None, 4) for row in range(4)]
+    trees = LatticeDrafter(Every(), Vanilla()).propose(states)
+    assert [tree.tokens.tolist() for tree in trees] == [[0], [], [2], []]
+
+
+def test_only_drafters_that_read_hidden_states_need_them(model: BlockwiseLM) -> None:
+    saved = SavedTopK(
+        LatticeSet(np.ones((1, 1, 1), int), np.zeros((1, 1, 1)), np.ones((1, 1), int), np.ones((1, 1), int))
+    )
+    masks = NonAutoregressiveModel.like(tiny("bart"), VOCABULARY - 1, 4)
+    free = [NoDrafter(), PromptNgramDrafter(), GoldDrafter([1]), LatticeDrafter(saved, Vanilla()), GadDrafter(masks)]
+    heads = VanillaDrafter(model)
+    assert not any(map(needs_hidden, [*free, MixtureDrafter(free[1], free[4])]))
+    assert needs_hidden(heads)
+    assert needs_hidden(MixtureDrafter(free[1], heads))
+    with pytest.raises(ValueError, match="hidden state that predicted the last token"):
+        heads.propose([State(0, [1, 2], 1, None, 3)])
+
+
+def test_copies_of_a_prompt_are_drafted_before_its_first_token_is_known() -> None:
+    """Before the model has read the prompt there is no next token; the first draft begins anew, whatever was there
+    before."""
+    drafter, prompt = PromptNgramDrafter(block_size=2, num_nodes=2), [5, 6, 7, 5, 6]
+    for _ in range(2):
+        assert drafter.propose([State(0, prompt, 5, None, 4)])[0].tokens.tolist() == [7, 5]
+        assert drafter.propose([State(0, [*prompt, 7, 5], 5, None, 4)])[0].tokens.tolist() == [6, 7]
+    assert GoldDrafter([7, 8]).propose([State(0, prompt, 5, None, 4)])[0].tokens.tolist() == [7, 8]
+
+
+def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tmp_path: Path) -> None:
+    """It was 1 whatever had been tuned."""
+    lm, saved = tmp_path / "lm.fst", collect_lattices(model, [[3, 1, 4]], k=4, max_new_tokens=20)
+    trigram().save(lm)
+    store_tunings(lm, [Tuning(5.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")])
+    trees = []
+    for drafter in (
+        SavedTopKDrafter(saved, lm, 6),
+        SavedTopKDrafter(saved, trigram(), 6, 5.0),
+        SavedTopKDrafter(saved, trigram(), 6),
+    ):
+        out = generate(model, [3, 1, 4], drafter, max_new_tokens=9, trace=True)
+        assert out.trace is not None
+        trees.append([step.tree.tokens.tolist() for step in out.trace])
+    assert trees[0] == trees[1] != trees[2]
+    old = {name: value for name, value in asdict(replace(RECORD, alpha=5.0)).items() if name != "by"}
+    alpha_path(lm).write_text(json.dumps(old))  # as earlier versions wrote it
+    again = generate(model, [3, 1, 4], SavedTopKDrafter(saved, lm, 6), max_new_tokens=9, trace=True).trace
+    assert [step.tree.tokens.tolist() for step in again or []] == trees[0]
+
+
+RECORD = Tuning(1.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")

@@ -1,0 +1,188 @@
+"""Weights are fitted to what the base model went on with, stored, used, and their examples left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fst import FEATURES
+from latticebpd.drafters.default_systems import lattice_shape
+from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring import blocks, lattice_files, needed_slots
+from latticebpd.measuring.calibrate import NEVER, calibrate
+from latticebpd.measuring.systems import run_system
+from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
+from tests.helpers.commands import Run
+from tests.helpers.drafters import LM
+
+VOCAB, SLOTS, K = 23, 3, 5
+
+
+def repetitive(texts: int, seed: int = 0, length: int = 60) -> LatticeSet:
+    """Texts that quote themselves, by heads that often know the next token: sometimes at the top, sometimes below,
+    sometimes not."""
+    rng = np.random.default_rng(seed)
+    tokens, log_probs, following, contexts, sequence = [], [], [], [], []
+    for number in range(texts):
+        text = rng.integers(0, VOCAB, 10).tolist()
+        while len(text) < length + SLOTS:
+            begin = int(rng.integers(0, len(text)))
+            text += text[begin : begin + 8] if rng.random() < 0.7 else rng.integers(0, VOCAB, 3).tolist()
+        for position in range(1, length):
+            context = np.full(length, -1, np.int32)
+            context[length - position :] = text[:position]
+            rows = np.stack([rng.permutation(VOCAB)[:K] for _ in range(SLOTS)])
+            for slot in range(SLOTS):
+                right = text[position + slot]
+                if right not in rows[slot] and rng.random() < 0.6:
+                    rows[slot, int(rng.integers(0, 3))] = right
+            tokens.append(rows)
+            log_probs.append(np.log([[0.4, 0.2, 0.1, 0.1, 0.05]] * SLOTS))
+            following.append(text[position : position + SLOTS])
+            contexts.append(context)
+            sequence.append(number)
+    arrays = (
+        np.array(tokens, np.int32),
+        np.array(log_probs, np.float32),
+        np.array(following, np.int32),
+        np.array(contexts),
+    )
+    return LatticeSet(*arrays, sequence=np.array(sequence))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("calibrating") / "lattices.npz"
+    repetitive(12).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(file: Path) -> Calibration:
+    return calibrate([file], LM, examples=6)[0]
+
+
+def test_the_text_is_worth_something_and_noise_is_not(file: Path, fitted: Calibration) -> None:
+    weights = dict(zip(FEATURES, fitted.table[0], strict=True))
+    assert weights["match_3"] > weights["seen"] + 1  # the texts quote themselves, the model is random
+    assert abs(weights["ngram"]) < 0.3
+    without, _ = calibrate([file], LM, examples=6, features=("log_prob", "ngram", "outside", "mass"))
+    assert max(fitted.nats) < min(without.nats) - 0.2
+    table = without.table
+    assert (table[:, FEATURES.index("not_drafted")] == NEVER).all()
+    assert (table[:, [FEATURES.index(name) for name in ("seen", "match_1", "share_1")]] == 0).all()
+    assert calibrate([file], LM, examples=6)[0] == fitted
+    assert (fitted.further, len(fitted.weights), len(without.weights)) == (
+        True,
+        SLOTS + 1,
+        SLOTS,
+    )  # without copies nothing lies behind
+
+
+def test_lattices_are_read_once(file: Path, monkeypatch: pytest.MonkeyPatch, fitted: Calibration) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> Iterator[LatticeSet]:
+        read.append(path)
+        return opened(path)
+
+    opened = lattice_files._blocks_of
+    monkeypatch.setattr(lattice_files, "_blocks_of", counted)
+    assert calibrate([file], LM, examples=6)[0] == fitted
+    assert read == [file]
+
+
+def test_predictions_are_reliable(tmp_path: Path) -> None:
+    """On texts of the other half: of the tokens given a probability, about that share was right."""
+    file = tmp_path / "lattices.npz"
+    repetitive(40).save(file)
+    _, found = calibrate([file], LM, examples=40)
+    enough = found.count > 100
+    assert enough.sum() >= 8
+    np.testing.assert_allclose(found.observed[enough], found.predicted[enough], atol=0.12)
+    lattices = next(blocks([file]))
+    assert (lattices.continuation >= 0).all()
+    assert found.count.sum() > 0.7 * len(lattices) * SLOTS * K  # arcs of all slots that can be reached, and copies
+
+
+def test_calibrated_trees_accept_more(file: Path, fitted: Calibration, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    LM.save(lm)
+    fitted.save(f"{lm}.calibration.json")
+    lattices = next(blocks([file]))
+    rest = lattices.take(~np.isin(lattices.sequence, fitted.examples))
+    plain, calibrated = (run_system(name, rest, lm) for name in ("8-tree:0-gram", "8-calibrated"))
+    assert calibrated.lengths.mean() > plain.lengths.mean() + 0.3
+    assert (calibrated.nodes == 8).all()
+    assert run_system("8-calibrated", rest, lm, threads=2).lengths.tolist() == calibrated.lengths.tolist()
+
+
+def test_slots_that_bring_nothing_are_not_needed(
+    file: Path, fitted: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads that know nothing behind the first slot: one is enough; heads that always know: all are needed."""
+    monkeypatch.setattr(needed_slots, "LOSS", 0.05)  # six short texts cannot tell less
+    lattices = next(blocks([file]))
+    useless, telling = (
+        lattices.tokens.copy(),
+        (lattices.continuation[:, :, None] + np.arange(K, dtype=np.int32)) % VOCAB,
+    )
+    useless[:, 1:] = VOCAB + np.arange(K)  # tokens that never come
+    for tokens, expected in ((useless, 1), (telling, SLOTS)):
+        made = tmp_path / f"{expected}.npz"
+        replace(lattices, tokens=tokens).save(made)
+        calibration = calibrate([made], LM, examples=6)[0]
+        assert needed_slots.with_needed_slots(calibration, [made], LM).slots == expected
+    alone = replace(fitted, unit="lattice")
+    assert needed_slots.with_needed_slots(alone, [file], LM) is alone
+
+
+def test_decodes_ask_for_the_slots_that_are_needed(fitted: Calibration, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    LM.save(lm)
+    for slots in (None, 2):
+        replace(fitted, slots=slots).save(calibration_path(lm))
+        assert lattice_shape(None, None, "16-calibrated", lm) == (K, slots)
+        assert lattice_shape(3, 1, "16-calibrated", lm) == (3, 1)
+        assert lattice_shape(None, None, "16-tree", lm) == (16, None)
+    with pytest.raises(ValueError, match="slots >= 1"):
+        replace(fitted, slots=0)
+
+
+def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, tmp_path: Path) -> None:
+    lm, plot = tmp_path / "lm.fst", tmp_path / "reliability.png"
+    LM.save(lm)
+    status, printed, _ = run("calibrate", file, "--lm", lm, "--examples", 4, "--json")
+    assert (status, stored_calibration(lm)) == (0, None)
+    calibration_path(lm).write_text("of another version")
+    record = json.loads(printed)
+    assert (len(record["weights"]), record["further"]) == (SLOTS + 1, True)
+    assert sum(record["reliability"]["count"]) > 0
+    status, printed, told = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
+    assert status == 0
+    assert "nats" in printed
+    assert "calibration of 3 slots and of copies behind them, on 4 texts, stored; trees need the first" in " ".join(
+        told.split()
+    )
+    assert plot.stat().st_size > 1000
+    stored = stored_calibration(lm)
+    assert stored is not None
+    assert np.allclose(stored.table, record["weights"])
+    status, printed, told = run("compare", file, "--lm", lm, "-s", "8-calibrated", "--json")
+    assert (status, "4 texts that lm's weights were fitted to are left out" in " ".join(told.split())) == (0, True)
+    assert json.loads(printed)["lattices"] == 8 * 59
+
+
+def test_too_little_is_refused(run: Run, file: Path, tmp_path: Path) -> None:
+    lm = tmp_path / "lm.fst"
+    LM.save(lm)
+    repetitive(1).save(tmp_path / "one.npz")
+    status, _, told = run("calibrate", tmp_path / "one.npz", "--lm", lm)
+    assert (status, "expected at least two texts to calibrate on, got 1" in " ".join(told.split())) == (2, True)
+    with pytest.raises(ValueError, match="features among"):
+        calibrate([file], LM, features=("log_prob", "luck"))

@@ -1,0 +1,337 @@
+"""Block drafters: many blocks in one pass, what the loss is, what is learnt, and how the work may be cut up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
+
+from latticebpd.cli import app
+from latticebpd.drafters.block.block_checkpoints import load_block_drafter
+from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.lattices.texts import Texts
+from lm_training.data.batching import rows_of_step
+from lm_training.data.corpus import train_tokenizer
+from lm_training.data.hidden_states import add_states, load_states, states_directory
+from lm_training.families.block import BlockObjective, train_block_drafter, with_bigram
+from lm_training.families.blockwise import HeadData
+from lm_training.training.training_loop import Trainer
+from lm_training.training.training_options import BlockDrafterTraining
+from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.commands import Run
+from tests.helpers.periodic import periodic
+
+QUICK = BlockDrafterTraining(
+    steps=6,
+    batch_size=4,
+    anchors=3,
+    warmup_steps=2,
+    validation_every=6,
+    checkpoint_every=2,
+    validation_sequences=4,
+    gamma=2.0,
+)
+SHAPES = [
+    {"causal_head": causal, "sample_from_anchor": from_anchor}
+    for causal in (False, True) for from_anchor in (False, True)
+]  # fmt: skip
+
+
+def base() -> LlamaForCausalLM:
+    model: LlamaForCausalLM = tiny_model().base  # type: ignore[assignment]
+    return model
+
+
+def texts(count: int = 11, seed: int = 0) -> Texts:
+    """Prompts of 1 to 5 tokens and what follows them, 1 to 12 more."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, count)
+    return Texts.of_rows(
+        [rng.integers(2, 23, length + rng.integers(1, 13)) for length in lengths], lengths.tolist(), np.uint16
+    )
+
+
+def with_states(directory: Path, target: LlamaForCausalLM, found: Texts, layers: list[int]) -> HeadData:
+    directory.mkdir(parents=True, exist_ok=True)
+    found.save(directory / "t.npz")
+    add_states(target, found, states_directory(directory / "t.npz"), layers, shard_texts=4, whole=True)
+    return HeadData(found, load_states(directory / "t.npz", found))
+
+
+def drafter(target: LlamaForCausalLM, tokens: list[int] | None = None, **parts: object) -> BlockDrafter:
+    """A random one whose layers do something."""
+    torch.manual_seed(1)
+    size = None if tokens is None else len(tokens)
+    config = config_for(target, 2, 4, 0, target_layer_ids=(0, 1), draft_vocab_size=size, **parts)
+    config.layers.initializer_range = 0.3
+    made = BlockDrafter(config, tokens)
+    if made.markov_head is not None:
+        torch.nn.init.normal_(made.markov_head.markov_w2.weight)
+    return made
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> HeadData:
+    return with_states(tmp_path_factory.mktemp("data"), base(), texts(), [1, 2])
+
+
+def one_at_a_time(objective: BlockObjective, index: int, anchor: int) -> torch.Tensor:
+    """``[slots, hidden]``: a block alone, behind the very states before its anchor."""
+    made, states, config = objective.drafter, objective.data.states, objective.drafter.config
+    size = config.block_size
+    read = torch.cat([states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)], dim=1)[None, :anchor]
+    tokens = torch.tensor([[int(objective.data.texts[index][anchor]), *[config.mask_token_id] * (size - 1)]])
+    own = torch.ones(size, size, dtype=torch.bool)
+    visible = torch.cat([torch.ones(size, anchor, dtype=torch.bool), own.tril() if config.causal_head else own], dim=1)
+    out = made(
+        read, torch.arange(anchor)[None], objective.embedding(tokens), anchor + torch.arange(size)[None], visible[None]
+    )
+    return out[0, size - config.slots :]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_many_blocks_in_one_pass_are_each_as_if_alone(data: HeadData, shape: dict[str, bool]) -> None:
+    objective = BlockObjective(drafter(base(), **shape), base(), data, data, QUICK)
+    rng = np.random.default_rng(0)
+    chosen = list(range(len(data.texts)))
+    anchors = [objective.data.anchors(index, rng) for index in chosen]
+    assert max(map(len, anchors)) == 3
+    assert min(map(len, anchors)) < 3
+    with torch.no_grad():
+        hidden = objective.hidden(objective.data.batch(chosen, anchors))
+        for index, drawn in zip(chosen, anchors, strict=True):
+            text, prompt = data.texts[index], int(data.texts.prompt_lengths[index])
+            for block, anchor in enumerate(drawn.tolist()):
+                assert prompt <= anchor < len(text) - 1
+                torch.testing.assert_close(
+                    hidden[index, block], one_at_a_time(objective, index, anchor), atol=1e-5, rtol=1e-4
+                )
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_loss_is_that_of_the_definition(data: HeadData, kind: str, rank: int) -> None:
+    target, tokens = base(), [2, 3, 5, 7, 8, 11, 13, 14, 17, 19, 22]
+    options = replace(QUICK, objective=kind, temperature=1.5, batch_size=11)
+    objective = BlockObjective(
+        drafter(target, tokens, markov_rank=rank, sample_from_anchor=True), target, data, data, options
+    )
+    batch, chosen = objective.batch(0, 0, 1), rows_of_step(11, 11, 0, 0, 1)
+    total, weights = 0.0, 0.0
+    projection = target.get_output_embeddings().weight[tokens]
+    with torch.no_grad():
+        for row, drawn in enumerate(batch.anchors.tolist()):
+            index = chosen[row]
+            text = data.texts[index].tolist()
+            for anchor in [place for place in drawn if place]:
+                hidden = one_at_a_time(objective, index, anchor)
+                for slot in range(min(4, len(text) - 1 - anchor)):
+                    previous, said = text[anchor + slot], text[anchor + slot + 1]
+                    if said not in tokens:
+                        continue
+                    logits = projection @ hidden[slot]
+                    if rank:
+                        head = objective.drafter.markov_head
+                        logits = logits + head.markov_w2.weight @ head.markov_w1.weight[previous]
+                    loss = -logits.log_softmax(0)[tokens.index(said)]
+                    if kind == "kl":
+                        last = data.states.of_whole_text(index)[anchor + slot].float()
+                        p, q = (values.div(1.5).log_softmax(0) for values in (projection @ last, logits))
+                        loss = 1.5**2 * (p.exp() * (p - q)).sum()
+                    total += float(loss) * np.exp(-slot / 2.0)
+                    weights += np.exp(-slot / 2.0)
+        assert float(objective(batch)["loss"]) == pytest.approx(total / weights, rel=1e-4)
+
+
+@dataclass(frozen=True)
+class Part(BlockDrafterTraining):
+    """The first steps of a run of six: the schedule is that of the whole run."""
+
+    @property
+    def schedule(self):
+        return QUICK.schedule
+
+
+@pytest.mark.parametrize("bigram", [False, True])
+def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, bigram: bool) -> None:
+    def made(seed: int) -> BlockDrafter:
+        begun = drafter(base())
+        torch.manual_seed(seed)
+        return with_bigram(begun, 3) if bigram else begun
+
+    train_block_drafter(made(0), base(), data, data, tmp_path / "whole", QUICK, progress=False)
+    for steps in (2, 4, 6):
+        objective = BlockObjective(made(0), base(), data, data, QUICK)
+        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run(progress=False)
+    one, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    with pytest.raises(ValueError, match="holds a run with gamma"):
+        train_block_drafter(made(0), base(), data, data, tmp_path / "whole", replace(QUICK, gamma=3.0), progress=False)
+
+
+def test_parts_of_a_batch_are_the_batch(data: HeadData) -> None:
+    objective = BlockObjective(drafter(base(), list(range(2, 20))), base(), data, data, QUICK)
+    whole = objective(objective.batch(3, 0, 1))
+    parts = [objective(objective.batch(3, part, 2)) for part in range(2)]
+    for name, expected in whole.items():
+        torch.testing.assert_close(sum(part[name] for part in parts) / 2, expected)
+
+
+def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> None:
+    target, found = periodic(num_layers=2)
+    data = with_states(tmp_path, target, found, [1, 2])
+    torch.manual_seed(0)
+    made = BlockDrafter(config_for(target, 2, 4, 7, target_layer_ids=(0, 1), sample_from_anchor=True))
+    options = replace(
+        QUICK, steps=60, validation_every=60, checkpoint_every=60, learning_rate=2e-2, muon_learning_rate=2e-2
+    )
+    train_block_drafter(made, target, data, data, tmp_path / "out", options, progress=False, warm_start=True)
+    log = [json.loads(line) for line in (tmp_path / "out/training-log.jsonl").read_text().splitlines()]
+    assert log[-1]["loss"] < 0.1 * log[0]["loss"]
+    assert log[-1]["validation"]["slot_accuracy"]["top-1"] == [1.0] * 4
+    # Blocks near a text's end have fewer than four slots, and so commit fewer.
+    assert 4.5 < log[-1]["validation"]["chain_block_efficiency"] <= 5.0
+    again = load_block_drafter(tmp_path / "out")  # beside the run's own checkpoint
+    for name, weight in made.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])
+
+
+def test_bigram_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp_path: Path) -> None:
+    tokens = list(range(2, 20))
+    before = drafter(base(), tokens).eval()
+    options = replace(QUICK, steps=80, batch_size=11, learning_rate=5e-2, validation_every=80, checkpoint_every=80)
+    new = with_bigram(before, 4)
+    train_block_drafter(new, base(), data, data, tmp_path, options, progress=False)
+    log = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
+    assert log[-1] < 0.8 * log[0]
+    again = load_block_drafter(tmp_path)
+    assert again.config.markov_rank == 4
+    for name, weight in before.state_dict().items():
+        assert torch.equal(weight, again.state_dict()[name])
+    assert again.markov_head.markov_w2.weight.abs().max() > 0
+    with pytest.raises(ValueError, match="expected a drafter without a bigram"):
+        with_bigram(again, 4)
+
+
+def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) -> None:
+    def refused(given: HeadData, target: LlamaForCausalLM, words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            train_block_drafter(drafter(target), target, given, given, tmp_path / "out", QUICK, progress=False)
+
+    refused(
+        HeadData(data.texts),
+        base(),
+        r"expected hidden states beside the training texts; make them with .* --layers 1,2`",
+    )
+    refused(data, tiny_model(seed=5).base, "expected hidden states of the target")
+    fewer = with_states(tmp_path / "fewer", base(), data.texts, [2])
+    refused(fewer, base(), r"got whole texts without layers \[1\]")
+    refused(replace(data, texts=texts(12)), base(), "expected hidden states of 12 training texts")
+    short = Texts.of_rows([[1, 2, 3]], [2])
+    refused(
+        with_states(tmp_path / "short", base(), short, [1, 2]),
+        base(),
+        "expected training texts of at least 2 written tokens",
+    )
+
+
+def files_with_states(folder: Path) -> list[str]:
+    """Of a tiny model: the arguments that name it, its texts and their states."""
+    tokenizer = train_tokenizer(["a b c d e f g"] * 4, vocab_size=260)
+    model = folder / "model"
+    tiny_model(vocab_size=tokenizer.get_vocab_size()).base.save_pretrained(model)
+    tokenizer.save(str(model / "tokenizer.json"))
+    for name, count in (("t", 11), ("v", 4)):
+        texts(count, len(name)).save(folder / f"{name}.npz")
+    training, validation = str(folder / "t.npz"), str(folder / "v.npz")
+    hidden = ["train", "hidden", training, validation, "--model", str(model), "--whole", "--layers", "1,2"]
+    assert CliRunner().invoke(app, hidden, catch_exceptions=False).exit_code == 0
+    return [training, "--validation", validation, "--model", str(model)]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
+    files = files_with_states(tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = (
+        "--num-layers 1 --layers 1,2 --mask-token 1 --block-size 3 --steps 4 --batch-size 4 --anchors 2 --warmup-steps"
+        " 1 --device cpu"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    for name, launcher in (("one", [sys.executable]), ("two", torchrun)):
+        command = ["-m", "latticebpd", "train", "block-drafter", *files, *options.split(), "-o", name]
+        subprocess.run([*launcher, *command], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    logs = [
+        [json.loads(line) for line in (tmp_path / name / "training-log.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    ]
+    np.testing.assert_allclose([line["loss"] for line in logs[0]], [line["loss"] for line in logs[1]], rtol=1e-4)
+    assert len(logs[1]) == 4
+
+
+def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -> None:
+    files = files_with_states(tmp_path)
+    model = tmp_path / "model"
+    more = [
+        "--steps",
+        "4",
+        "--batch-size",
+        "4",
+        "--anchors",
+        "2",
+        "--warmup-steps",
+        "1",
+        "--device",
+        "cpu",
+        "--checkpoint-every",
+        "2",
+    ]
+    shape = [
+        "--num-layers",
+        "1",
+        "--layers",
+        "1,2",
+        "--mask-token",
+        "1",
+        "--block-size",
+        "3",
+        "--intermediate-size",
+        "8",
+    ]
+
+    def train(output: str, *options: str) -> str:
+        line = ["train", "block-drafter", *files, *more, *options, "-o", str(tmp_path / output)]
+        result = CliRunner().invoke(app, line, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
+
+    assert "shortlist: 9 tokens" in train("block", *shape, "--shortlist", "9", "--precision", "bfloat16")
+    made = load_block_drafter(tmp_path / "block")
+    assert (made.config.slots, made.config.target_layer_ids, made.config.layers.intermediate_size) == (3, (0, 1), 8)
+    assert made.config.tokenizer_fingerprint is not None
+    header = (tmp_path / "block/training.csv").read_text().splitlines()[0]
+    assert "validation.slot_accuracy.top-1.1" in header
+    assert "validation.slot_accuracy.top-1.3" in header
+    train("bigram", "--bigram-on", str(tmp_path / "block"), "--bigram-rank", "2")
+    assert load_block_drafter(tmp_path / "bigram").config.markov_rank == 2
+    train("causal", *shape, "--causal", "--random-start", "--no-sample-from-anchor")
+    assert (
+        load_block_drafter(tmp_path / "causal").config.causal_head,
+        load_block_drafter(tmp_path / "causal").config.slots,
+    ) == (True, 2)
+    status, _, err = run(
+        "train", "block-drafter", *files, *shape, "--shortlist", str(model), "-o", str(tmp_path / "no")
+    )
+    assert status == 2
+    assert "expected a model with heads" in err
