@@ -28,6 +28,7 @@ TITLES = {
 }  # fmt: skip
 KINDS = {"lambada": "LM", "wikitext": "LM", "squad": "QA", "xquad": "QA", "policyqa": "QA", "dialogsum": "summary"}
 K = 16
+PAGES = ("kim.md", "kim_models.md")
 UPDATES = "2000"
 """Of the heads that come with the package."""
 Row = dict[str, str]
@@ -606,5 +607,6 @@ def show(folder: Path, names: Sequence[str] | None = None) -> None:
             print(f"\n{name}\n\n{TABLES[name](counts)}")
         else:
             FIGURES[name](counts).savefig(folder / f"kim-{name}.png", dpi=100)
-    if names is None and (page := folder.parent / "README.md").exists():
-        page.write_text(refreshed(page.read_text(encoding="utf-8"), counts), encoding="utf-8")
+    for page in (folder.parent / name for name in PAGES if names is None):
+        if page.exists():
+            page.write_text(refreshed(page.read_text(encoding="utf-8"), counts), encoding="utf-8")

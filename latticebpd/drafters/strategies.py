@@ -127,7 +127,7 @@ class Tree:
 
     Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
     depth: the base model's greedy text, which decides, is far easier to guess.  For heads trained on the model's own
-    text it makes no difference (`benchmarks/README.md`).
+    text it makes no difference (`benchmarks/bundled/make.md`).
     """
 
     scorer: Scorer

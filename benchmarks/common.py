@@ -1,0 +1,288 @@
+"""What the benchmarks share: options, stages that survive a kill, clocks, decodes, bootstrap intervals, tables, CSV and JSON files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+
+import latticebpd as package
+from fst.files import replacing
+
+RESAMPLES = 2000
+NOTE = "settings.json"
+ENDS = ("", " low", " high")
+"""Suffixes of a value's and its interval's columns in CSV files."""
+err = Console(stderr=True)
+Interval = tuple[float, float, float]
+
+
+# ---------------------------------------------------------------- options and stages
+def options(doc: str | None, whole: bool = False) -> argparse.ArgumentParser:
+    """A parser whose help is the first paragraph of a module's docstring, with defaults, or the ``whole`` docstring."""
+    form = argparse.RawDescriptionHelpFormatter if whole else argparse.ArgumentDefaultsHelpFormatter
+    return argparse.ArgumentParser(description=doc if whole else (doc or "").split("\n\n")[0], formatter_class=form)
+
+
+def clock_options(parser: argparse.ArgumentParser, threads: int = 1) -> None:
+    parser.add_argument("--threads", type=int, default=threads, help="of the processor")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="wall-clock or CPU time")
+
+
+def pair_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--source", default="en", help="field of the sentences")
+    parser.add_argument("--target", default="de", help="field of their translations")
+
+
+def named(text: str) -> tuple[str, Path]:
+    """``NAME=PATH``, for an option."""
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
+    return name, Path(path)
+
+
+def selected(systems: Mapping[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
+    """Systems by name; all where no names are given."""
+    if unknown := [name for name in names or () if name not in systems]:
+        raise ValueError(f"expected systems among {', '.join(systems)}, got {unknown[0]}")
+    return {name: systems[name] for name in names or systems}
+
+
+def program() -> str:
+    """The module that runs, as ``python -m`` takes it."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else Path(sys.argv[0]).stem
+
+
+def run(main: Callable[[], object]) -> None:
+    """Call a program's ``main``; an expected error is one line."""
+    try:
+        main()
+    except (ValueError, OSError) as error:
+        sys.exit(f"{program().rpartition('.')[2]}: error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)
+
+
+def set_up(threads: int = 1) -> None:
+    """Threads of PyTorch, and no messages or progress bars of `transformers`."""
+    torch.set_num_threads(threads)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def latticebpd(*arguments: object) -> None:
+    """Run a command.  Its output goes to standard error, since a benchmark prints its tables alone."""
+    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True, stdout=2)
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's."""
+    return name.replace(",", "").replace(" ", "-")
+
+
+def stage(result: Path, make: Callable[[], object]) -> Path:
+    """The result, made if it is missing."""
+    if not result.exists():
+        print(f"-- {result}", file=sys.stderr, flush=True)
+        result.parent.mkdir(parents=True, exist_ok=True)
+        make()
+    return result
+
+
+def stored(path: Path, make: Callable[[], Any]) -> Any:
+    """A value from its JSON file, computed and written first if that is missing."""
+    return read_json(stage(path, lambda: write_json(path, make())))
+
+
+def claim(directory: Path, settings: dict[str, Any]) -> None:
+    """Note what a directory's results are made with; ValueError where they were begun with something else."""
+    note = directory / NOTE
+    if not note.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(note, settings)
+    known = read_json(note)
+    for name, value in settings.items():
+        if known.get(name) != value:
+            raise ValueError(
+                f"{directory}: holds results with {name} {known.get(name)}, asked for is {value}; choose another directory"
+            )
+
+
+# ---------------------------------------------------------------- files
+def write_json(path: Path, value: Any) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path, limit: int | None = None) -> list[dict[str, Any]]:
+    """The first records of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[:limit]]
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) -> None:
+    """Numbers with so many digits after the decimal point."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()})
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+# ---------------------------------------------------------------- intervals
+def interval(measure: Callable[[np.ndarray], Any], count: int) -> Interval:
+    """A measure of all texts, and its bootstrap interval of 95 %: texts are resampled, the same ones for every system.
+
+    measure: ``[..., texts]`` numbers of texts -> ``[...]``.
+    """
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    low, high = np.quantile(measure(drawn), [0.025, 0.975])
+    return float(measure(np.arange(count))), float(low), float(high)
+
+
+def pooled(tokens: np.ndarray, calls: np.ndarray, other: tuple[np.ndarray, np.ndarray] | None = None) -> Interval:
+    """Tokens per call over all texts ``[texts]``, low and high; or the gain over another system's, as a share."""
+
+    def measure(drawn: np.ndarray) -> Any:
+        value = tokens[drawn].sum(axis=-1) / calls[drawn].sum(axis=-1).clip(min=1)
+        if other is None:
+            return value
+        return value / (other[0][drawn].sum(axis=-1) / other[1][drawn].sum(axis=-1).clip(min=1)) - 1
+
+    return interval(measure, len(calls))
+
+
+def with_ends(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A value and its interval as columns of a CSV file."""
+    return {f"{name}{end}": value for end, value in zip(ENDS, values, strict=True)}
+
+
+def spread(row: Mapping[str, Any], name: str, places: int = 2) -> str:
+    """A value and its interval, from such columns."""
+    value, low, high = (f"{float(row[f'{name}{end}']):.{places}f}" for end in ENDS)
+    return f"{value} ({low} to {high})"
+
+
+# ---------------------------------------------------------------- tables and signatures
+def markdown(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown; floats with two digits after the decimal point, None as an empty cell."""
+
+    def cell(value: Any) -> str:
+        return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in (head, ["---"] * len(head), *rows))
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    print(f"\n{title}\n\n{markdown(head, rows)}", flush=True)
+
+
+def processor() -> str:
+    """The processor's name."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return platform.processor() or platform.machine()
+
+
+def signature(**about: Any) -> dict[str, Any]:
+    """What the numbers depend on: command, machine and versions; printed as one line."""
+    found = {
+        "command": shlex.join(["python", "-m", program(), *sys.argv[1:]]),
+        "processor": processor(),
+        "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "threads": torch.get_num_threads(),
+        **about,
+        "latticebpd": package.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+    print(" | ".join(f"{name} {value}" for name, value in found.items()), flush=True)
+    return found
+
+
+# ---------------------------------------------------------------- clocks
+class Clock:
+    """Seconds, after the device has finished its work."""
+
+    def __init__(self, kind: str = "wall", device: torch.device | None = None) -> None:
+        self.read = time.process_time if kind == "cpu" else time.perf_counter
+        self.synchronize = device is not None and device.type == "cuda"
+
+    def __call__(self) -> float:
+        if self.synchronize:
+            torch.cuda.synchronize()
+        return self.read()
+
+
+class Stopwatch:
+    """Exclusive seconds of each part: what one part calls in another counts for the other alone.
+
+    Args:
+        whole: parts that are not split; what they call counts for them.
+    """
+
+    def __init__(self, clock: Callable[[], float], whole: frozenset[str] = frozenset()) -> None:
+        self.clock, self.whole = clock, whole
+        self.seconds: dict[str, float] = {}
+        self._running: list[tuple[str, float]] = []
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        if self._running and self._running[-1][0] in self.whole:
+            yield
+            return
+        now = self.clock()
+        self._settle(now)
+        self._running.append((name, now))
+        try:
+            yield
+        finally:
+            now = self.clock()
+            self._settle(now)
+            self._running.pop()
+            if self._running:
+                self._running[-1] = (self._running[-1][0], now)
+
+    def _settle(self, now: float) -> None:
+        if self._running:
+            name, since = self._running[-1]
+            self.seconds[name] = self.seconds.get(name, 0.0) + now - since
+
+    def around(self, owner: Any, attribute: str, name: str) -> Any:
+        """A patch under which every call of ``owner.attribute`` counts for ``name``."""
+        inner = getattr(owner, attribute)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.part(name):
+                return inner(*args, **kwargs)
+
+        return mock.patch.object(owner, attribute, timed)

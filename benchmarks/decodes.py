@@ -1,0 +1,162 @@
+"""Decodes of encoder-decoders counted text by text, alone and by the clock, and what tuning and fewer heads need of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import Interval, interval, markdown, pooled, read_json, spread, with_ends, write_json
+from latticebpd import BlockwiseLM, generate
+
+System = tuple[Callable[[], Any], Any] | dict[str, Any]
+"""What makes a drafter, and an acceptance rule; or options of ``generate()``."""
+
+
+@dataclass
+class Decoded:
+    """One system on all texts.
+
+    rows: new tokens of each text.  tokens, calls: ``[texts]``, what the calls after the prefill committed, and their number; without
+    a trace ``[batches]``.  verified: drafted tokens in all.  seconds: of each text; a batch's are shared equally.
+    """
+
+    rows: list[list[int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    verified: int = 0
+    seconds: list[float] = field(default_factory=list)
+
+    def save(self, path: Path) -> None:
+        write_json(path, vars(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Decoded:
+        return cls(**read_json(path))
+
+    def add(self, other: Decoded) -> None:
+        """Further texts."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def iterations(self) -> float:
+        """Calls a text."""
+        return sum(self.calls) / len(self.rows)
+
+    @property
+    def tokens_per_call(self) -> float:
+        return sum(self.tokens) / sum(self.calls)
+
+    @property
+    def accepted(self) -> Interval:
+        """Mean accepted block size (Stern 2018, section 7), pooled over all texts, and its interval."""
+        return pooled(np.array(self.tokens), np.array(self.calls))
+
+
+def ended(row: Sequence[int], end: int) -> list[int]:
+    """The tokens up to the end of text."""
+    row = list(row)
+    return row[: row.index(end) + 1] if end in row else row
+
+
+def decode(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    system: System,
+    max_new: int,
+    rows: int = 50,
+    clock: Callable[[], float] = time.process_time,
+    trace: bool = True,
+) -> Decoded:
+    """Write what follows every source; an encoder-decoder's, whose decoder begins with one token."""
+    base = model.base if isinstance(model, BlockwiseLM) else model
+    pad, end = base.config.pad_token_id, base.config.eos_token_id
+    found = Decoded()
+    for part in (sources[first : first + rows] for first in range(0, len(sources), rows)):
+        width = max(map(len, part))
+        ids = torch.tensor([[*source, *[pad] * (width - len(source))] for source in part])
+        mask = torch.tensor([[1] * len(source) + [0] * (width - len(source)) for source in part])
+        started = clock()
+        if isinstance(system, dict):
+            stock = {"do_sample": False, "num_beams": 1, "max_new_tokens": max_new, **system}
+            sequences = base.generate(ids, attention_mask=mask, **stock)
+        else:
+            drafter = system[0]()
+            if hasattr(drafter, "read"):
+                drafter.read(part)
+            out = generate(model, ids, drafter, system[1], max_new, attention_mask=mask, trace=trace)
+            sequences, committed = out.sequences, np.zeros((len(part) if trace else 1, 2), int)
+            for step in out.trace or ():
+                committed[step.row] += len(step.committed), 1
+            if not trace:
+                committed[0] = np.arange(len(out.accept_counts)) @ out.accept_counts, out.num_calls
+            found.tokens += committed[:, 0].tolist()
+            found.calls += committed[:, 1].tolist()
+            found.verified += out.verified_tokens
+        found.seconds += [(clock() - started) / len(part)] * len(part)
+        found.rows += [ended(row, end) for row in sequences[:, 1:].tolist()]
+    return found
+
+
+def timed(path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int) -> None:
+    """CPU seconds a token, tokens and calls of every source by itself, systems in turns; the first source warms up.
+
+    systems: model and system by name.
+    """
+    found: dict[str, list[list[float]]] = {name: [] for name in systems}
+    for source in [sources[0], *sources]:
+        for name, (model, system) in systems.items():
+            run = decode(model, [source], system, max_new)
+            found[name].append([run.seconds[0] / len(run.rows[0]), run.tokens[0], run.calls[0]])
+    write_json(path, {name: rows[1:] for name, rows in found.items()})
+
+
+def speed_rows(path: Path) -> list[dict[str, Any]]:
+    """What `timed` measured, for a CSV file: every system against the first."""
+    taken = {name: np.array(rows).T for name, rows in read_json(path).items()}
+    greedy, rows = next(iter(taken.values()))[0], []
+    for name, (seconds, tokens, calls) in taken.items():
+        speedup = interval(
+            lambda drawn, own=seconds: greedy[drawn].mean(axis=-1) / own[drawn].mean(axis=-1), len(greedy)
+        )
+        accepted, milliseconds = float(tokens.sum() / max(1, calls.sum())), 1e3 * float(seconds.mean())
+        rows.append({"system": name, "accepted": accepted, "ms a token": milliseconds} | with_ends("speedup", speedup))
+    return rows
+
+
+def speed_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """`speed_rows` on standard output."""
+    head = ("system", "mean accepted block size", "ms a token", "over greedy")
+    cells = [
+        [row["system"], float(row["accepted"]), float(row["ms a token"]), spread(row, "speedup")] for row in rows
+    ]
+    print(f"\n{markdown(head, cells)}")
+
+
+@torch.no_grad()
+def fewer_heads(heads: Any, num_heads: int) -> Any:
+    """The first of feed-forward heads, which are independent of each other, as new ones; head 1 is the base model's."""
+    kept = type(heads)(heads.hidden_size, num_heads, heads.intermediate_size)
+    kept.up.copy_(heads.up[: num_heads - 1])
+    kept.down.copy_(heads.down[: num_heads - 1])
+    return kept
+
+
+def most(found: Mapping[float, float]) -> float:
+    """The best weight; among equals the one nearest to 1."""
+    return max(found, key=lambda alpha: (found[alpha], -abs(math.log(alpha))))
+
+
+def widened(found: Mapping[float, float]) -> tuple[float, ...]:
+    """The weights tried, and one more beyond the best where that is the least or the largest."""
+    chosen, least, largest = most(found), min(found), max(found)
+    if chosen == least > 1 / 64:
+        return (*found, least / 2)
+    return (*found, largest * 2) if chosen == largest < 64 else tuple(found)
