@@ -39,7 +39,7 @@ import latticebpd
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafters import Best, Drafter, MixtureDrafter, PromptNgramDrafter, Tree, lattice_sources
+from latticebpd.drafters import BestTree, Drafter, MixtureDrafter, NBestPaths, PromptNgramDrafter, lattice_sources
 from latticebpd.drafters.bundled import Bundle, load_bundle
 from latticebpd.measuring.payoff import SIZES, pay_off
 from latticebpd.target.tree_attention import TreeVerifier
@@ -155,8 +155,8 @@ def budget(
             (base.get_output_embeddings(), "forward", "project"),
             (model, "head_logits", "heads"),
             (lattice_sources, "lattices_from_logits", "lattice"),
-            (Tree, "draft", "search"),
-            (Best, "draft", "search"),
+            (BestTree, "draft", "search"),
+            (NBestPaths, "draft", "search"),
             (drafter, "propose", "draft"),
             (TreeVerifier, "verify", "verify"),
             (decoding, "walk", "verify"),

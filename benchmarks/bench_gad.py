@@ -41,7 +41,7 @@ from fst import NgramModel
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, GadDrafter, GadPathsDrafter, GadTreeDrafter, NoDrafter, State, TopBeta, generate
-from latticebpd.drafters import LatticeDrafter, Masks, Vanilla
+from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
 from latticebpd.measuring.call_records import read_calls, scorer_of
 from latticebpd.report import TracedDecode, page_templates, trace_page
@@ -186,7 +186,7 @@ def alone(setting: Setting) -> Found:
     found, end = Found(), setting.verifier.generation_config.eos_token_id
     start = BaseModel.of(setting.drafter).start_id
     for source in setting.sources:
-        masks, text = Masks(setting.drafter, 1, setting.block_size), [start]
+        masks, text = MaskLattices(setting.drafter, 1, setting.block_size), [start]
         started = setting.clock()
         while len(text) <= MAX_NEW and text[-1] != end:
             (lattice,) = masks.lattices([State(0, text, 1, None, MAX_NEW, source)])
@@ -326,7 +326,7 @@ def memory(setting: Setting) -> list[list[Any]]:
     """What the drafter takes beside the verifier (table 8): weights, and what it keeps of a sentence at the end of its decode."""
     kept = []
     for source in setting.sources:
-        masks = Masks(setting.drafter, 1, setting.block_size)
+        masks = MaskLattices(setting.drafter, 1, setting.block_size)
         drafter, filler = LatticeDrafter(masks, Vanilla()), masks.filler
         generate(
             setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=[[1] * len(source)]

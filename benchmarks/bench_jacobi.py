@@ -43,7 +43,7 @@ from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_model, load_tokenizer
 from latticebpd.jacobi import (
-    Drafted,
+    DraftedInitial,
     LengthRatio,
     NgramContinuation,
     RandomTokens,
@@ -104,8 +104,8 @@ def systems(model: Any, heads: BlockwiseLM | None, lm: Path | None, max_new_toke
             lattices["n-gram"] = PathsDrafter(heads, lm, p=1)
         for name, drafter in lattices.items():
             for size in (3, 5, heads.num_heads):
-                chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(size, Drafted(drafter), of=heads)
-            chosen[f"PJ, lattice, {name}"] = whole(Drafted(drafter), of=heads)
+                chosen[f"HGJ, b = {size}, lattice, {name}"] = hybrid(size, DraftedInitial(drafter), of=heads)
+            chosen[f"PJ, lattice, {name}"] = whole(DraftedInitial(drafter), of=heads)
     return chosen
 
 
@@ -236,10 +236,10 @@ def main() -> None:
     tokenizer: Any = load_tokenizer(arguments.model)
     chosen = systems(base, heads if isinstance(heads, BlockwiseLM) else None, arguments.lm, arguments.max_new_tokens)
     if arguments.output is not None:
-        made_of = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}
+        run_identity = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}
         claim(
             arguments.output,
-            {**made_of, "systems": [*chosen], "max_new_tokens": arguments.max_new_tokens, "source": arguments.source},
+            {**run_identity, "systems": [*chosen], "max_new_tokens": arguments.max_new_tokens, "source": arguments.source},
         )
     results = Results(arguments.output / "decodes.csv" if arguments.output is not None else None, [*chosen])
     print(f"`python {shlex.join(sys.argv)}`\n")
@@ -270,7 +270,7 @@ def in_turns(
         task = progress.add_task(f"{data}, {threads} threads", total=len(kept), completed=done)
         for number in kept[done:]:
             first = number == kept[done]
-            found = compare(chosen, [spelled[number]], fill, not base.encodes, warm_ups=int(first), clock=clock)
+            found = compare(chosen, [spelled[number]], fill, not base.is_encoder_decoder, warm_ups=int(first), clock=clock)
             for name, each in found.items():
                 if name not in lenient and each.differing(found[GREEDY]):
                     raise ValueError(f"{data}, text {number}: {name}: expected greedy decoding's text, got another")
@@ -291,7 +291,7 @@ def measured(
     """Decode what was not yet decoded of a data set, and print its table."""
     torch.set_num_threads(threads)
     spelled = [tokenizer(text)["input_ids"] for text in texts.inputs]
-    room = base.source_positions if base.encodes else base.max_positions and base.max_positions - 1
+    room = base.source_positions if base.is_encoder_decoder else base.max_positions and base.max_positions - 1
     kept = [number for number, ids in enumerate(spelled) if room is None or len(ids) <= room]
     if not kept:
         raise ValueError(f"{data}: expected texts of at most {room} tokens (the model's positions), got none")

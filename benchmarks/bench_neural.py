@@ -40,7 +40,7 @@ from latticebpd import (
     generate,
 )
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafters import Best, Drafter, Tree
+from latticebpd.drafters import BestTree, Drafter, NBestPaths
 from latticebpd.drafters.bundled import LM, Bundle, load_bundle
 from lm_training.data.batching import padded
 from lm_training.data.loading import load_texts
@@ -102,7 +102,7 @@ def measure(
             for name, drafter_of in chosen.items():
                 watch, drafter = Stopwatch(clock, frozenset()), drafter_of()
                 started = clock()
-                with watch.around(Best, "draft", "rescoring"), watch.around(Tree, "draft", "rescoring"):
+                with watch.around(NBestPaths, "draft", "rescoring"), watch.around(BestTree, "draft", "rescoring"):
                     run = generate(
                         bundle.model, rows, drafter, attention_mask=mask, max_new_tokens=new_tokens, eos_token_id=()
                     )

@@ -1,12 +1,12 @@
 """The one table of public names, and of where each is: `__init__.py` loads them from it when they are first used."""
 
 from ._version import __version__ as __version__
-from .cpu.kernels import narrow as narrow
+from .cpu.kernels import use_cpu_kernels as use_cpu_kernels
 from .decoding.acceptance import Acceptance as Acceptance
 from .decoding.acceptance import Distance as Distance
-from .decoding.acceptance import Drafted as Drafted
 from .decoding.acceptance import Exact as Exact
 from .decoding.acceptance import MinimumBlock as MinimumBlock
+from .decoding.acceptance import NodeDrafts as NodeDrafts
 from .decoding.acceptance import Sampling as Sampling
 from .decoding.acceptance import SpeculativeSampling as SpeculativeSampling
 from .decoding.acceptance import TopBeta as TopBeta
@@ -23,7 +23,7 @@ from .decoding.lossless import Losslessness as Losslessness
 from .decoding.lossless import check_lossless as check_lossless
 from .decoding.showing import Shown as Shown
 from .decoding.showing import show as show
-from .drafters import Blocks as Blocks
+from .drafters import BlockLattices as BlockLattices
 from .drafters import Drafter as Drafter
 from .drafters import DrafterHeads as DrafterHeads
 from .drafters import GadDrafter as GadDrafter

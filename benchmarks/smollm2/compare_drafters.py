@@ -28,7 +28,7 @@ from benchmarks.smollm2.intervals import interval
 from benchmarks.smollm2.trees import ALL, VARIANTS, Following, answers, gain, walk
 from latticebpd import LatticeDrafter
 from latticebpd.drafters.lattice_sources import SavedTopK
-from latticebpd.drafters.strategies import Best, GreedyChain, Strategy, Tree, Vanilla
+from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Strategy, Vanilla
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.tuning import draw_examples, tune
@@ -56,14 +56,14 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
     made: dict[str, Strategy] = {
         "best of every slot": Vanilla(),
         "chain": GreedyChain(),
-        "1-best, n-gram": Best(NgramScorer(lm, weight["1-best"]), 1),
-        "16-best": Best(plain, 16),
-        "16-best, n-gram": Best(NgramScorer(lm, weight["16-best"]), 16),
+        "1-best, n-gram": NBestPaths(NgramScorer(lm, weight["1-best"]), 1),
+        "16-best": NBestPaths(plain, 16),
+        "16-best, n-gram": NBestPaths(NgramScorer(lm, weight["16-best"]), 16),
     }
     for size in SIZES:
-        made[f"{size} tree"] = Tree(plain, size)
-        made[f"{size} tree, n-gram"] = Tree(NgramScorer(lm, weight[f"{size}-tree"]), size)
-        made |= {f"{size} {name}": Tree(scorer, size) for name, scorer in scorers.items()}
+        made[f"{size} tree"] = BestTree(plain, size)
+        made[f"{size} tree, n-gram"] = BestTree(NgramScorer(lm, weight[f"{size}-tree"]), size)
+        made |= {f"{size} {name}": BestTree(scorer, size) for name, scorer in scorers.items()}
     return made
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from latticebpd import DraftTree, narrow
+from latticebpd import DraftTree, use_cpu_kernels
 from latticebpd.drafters.pretrained import load_stock
 from latticebpd.target.verifier_choice import verifier_for
 
@@ -53,7 +53,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     clock = time.process_time if arguments.threads == 1 else time.perf_counter
-    ways = {"PyTorch": lambda model: model, "prepacked": prepacked, "narrow": narrow}
+    ways = {"PyTorch": lambda model: model, "prepacked": prepacked, "narrow": use_cpu_kernels}
     verifiers = {name: verifier_for(change(load_stock(arguments.model))) for name, change in ways.items()}
     for verifier in verifiers.values():
         verifier.prefill([list(range(100, 100 + CONTEXT))])

@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.smollm2.intervals import interval
-from latticebpd import Blocks, BlockwiseLM, generate, load_block_drafter, narrow
-from latticebpd.drafters import Heads, Source, drafter_named
+from latticebpd import BlockLattices, BlockwiseLM, generate, load_block_drafter, use_cpu_kernels
+from latticebpd.drafters import HeadLattices, LatticeSource, drafter_named
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
@@ -107,7 +107,7 @@ class Bench:
     ) -> None:
         self.served = load_model(name)
         if narrowed:
-            narrow(self.served)
+            use_cpu_kernels(self.served)
         self.served.to(device)  # type: ignore[arg-type]
         self.base = BaseModel.of(self.served)
         self.format = prompt_format(load_tokenizer(name), self.served)
@@ -115,7 +115,7 @@ class Bench:
         self.k, self.max_new_tokens, self.costs = k, max_new_tokens, costs
         self.blocks = None if drafter is None else load_block_drafter(drafter)
         if self.blocks is not None:
-            self.blocks = (narrow(self.blocks) if narrowed else self.blocks).to(device)
+            self.blocks = (use_cpu_kernels(self.blocks) if narrowed else self.blocks).to(device)
         self.assistant = None if assistant is None else load_stock(assistant).to(device)  # type: ignore[arg-type]
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)
@@ -176,11 +176,11 @@ class Bench:
     def _drafter(self, system: str, reference: Sequence[int]) -> Any:
         lm, name = None if self.lm is None else str(self.lm), system.removesuffix(BY_COST)
         shape = lattice_shape(self.k, None, name, lm)
-        source: Source | None = None
+        source: LatticeSource | None = None
         if self.blocks is not None:
-            source = Blocks(self.blocks, self.served, *shape)
+            source = BlockLattices(self.blocks, self.served, *shape)
         elif isinstance(self.served, BlockwiseLM):
-            source = Heads(self.served, *shape)
+            source = HeadLattices(self.served, *shape)
         if system == "oracle":
             if source is None:
                 raise ValueError("expected a model with heads, or --drafter-model, for the oracle, got neither")

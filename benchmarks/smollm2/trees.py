@@ -28,7 +28,7 @@ from benchmarks.smollm2.intervals import interval
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.lattice_sources import SavedTopK
-from latticebpd.drafters.strategies import Best, Oracle, Strategy, Tree, Vanilla
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import texts_of
@@ -228,27 +228,27 @@ def main() -> None:
             return LatticeDrafter(of, strategy)
 
         def tree(size: int) -> Strategy:
-            return Tree(NgramScorer(lm, alphas[f"{size}-tree"]), size)
+            return BestTree(NgramScorer(lm, alphas[f"{size}-tree"]), size)
 
         made: dict[str, Any] = {
             "vanilla": drafter(Vanilla()),
-            "1-best": drafter(Best(NgramScorer(lm, alphas["1-best"]), 1)),
-            "16-best:0-gram": drafter(Best(plain, 16)),
-            "16-best": drafter(Best(NgramScorer(lm, alphas["16-best"]), 16)),
+            "1-best": drafter(NBestPaths(NgramScorer(lm, alphas["1-best"]), 1)),
+            "16-best:0-gram": drafter(NBestPaths(plain, 16)),
+            "16-best": drafter(NBestPaths(NgramScorer(lm, alphas["16-best"]), 16)),
             "oracle": drafter(Following(answer)),
         }
         for size in SIZES:
             made[f"static {size}"] = drafter(statics[size])
-            made[f"{size}-tree:0-gram"] = drafter(Tree(plain, size))
+            made[f"{size}-tree:0-gram"] = drafter(BestTree(plain, size))
             made[f"{size}-tree"] = drafter(tree(size))
             made[f"{size}-tree, k = 16"] = drafter(tree(size), narrow)
             made[f"{size}-copies"] = PromptNgramDrafter(block_size=size, num_nodes=size)
             copying = PromptNgramDrafter(block_size=size, num_nodes=size)
             made[f"copies+{size}-tree"] = MixtureDrafter(copying, drafter(tree(size)), num_nodes=size)
             for name, scorer in scorers.items():
-                made[f"{size} {name}"] = drafter(Tree(scorer, size))
-            made[f"{size} calibrated, heads' slots"] = drafter(Tree(inside, size))
-            made[f"{size} calibrated, k = 16"] = drafter(Tree(scorers[ALL], size), narrow)
+                made[f"{size} {name}"] = drafter(BestTree(scorer, size))
+            made[f"{size} calibrated, heads' slots"] = drafter(BestTree(inside, size))
+            made[f"{size} calibrated, k = 16"] = drafter(BestTree(scorers[ALL], size), narrow)
         return made
 
     with open(arguments.output, "w", newline="", encoding="utf-8") as file:

@@ -425,9 +425,9 @@ def weights(task: str, models: Mapping[str, Tuned]) -> list[Row]:
 def ngram_rows(task: str, models: Mapping[str, fst.NgramModel], test: Part) -> list[Row]:
     """Sizes of the n-gram models, and their perplexity of what the model wrote."""
     texts = np.concatenate([np.array(text[max(0, length - 3) :][: NEW_TOKENS + 3]) for text, length in test.texts])
-    told = {name: f"{ngram_perplexity(lm, texts).perplexity:.1f}" for name, lm in models.items()}
+    scoring_context = {name: f"{ngram_perplexity(lm, texts).perplexity:.1f}" for name, lm in models.items()}
     return [
-        {"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": told[name]}
+        {"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": scoring_context[name]}
         for name, lm in models.items()
     ]
 

@@ -218,12 +218,12 @@ def table_7(counts: Counts) -> str:
             f"{counts.efficiency(task, one)[0]:.2f}, {counts.efficiency(task, other)[0]:.2f}: {gained(counts.gain(task, other, one))}"
             for one, other in pairs
         ]
-        told = (
+        scoring_context = (
             ""
             if task == "all"
             else " / ".join(f"{float(sizes[task, lm]['perplexity']):.0f}" for lm in ("g4", "d4", "own4"))
         )
-        rows.append([TITLES[task], *cells, told])
+        rows.append([TITLES[task], *cells, scoring_context])
     return markdown(
         ["task", "2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows
     )
@@ -337,7 +337,7 @@ def table_rescorers(counts: Counts) -> str:
     neural = {name: [row for row in counts.rows("rescorers") if row["rescorer"] == name] for name in counts.rescorers}
     columns = {f"1-best, {name}": (f"1-best:{lm}", counts.calls) for name, lm in ngrams.items()}
     columns |= {f"1-best, {name}": ("1-best", rows) for name, rows in neural.items()}
-    told = {
+    scoring_context = {
         (row["task"], name): f"{float(row['perplexity']):.0f}"
         for name, rows in counts.rescorers.items()
         for row in rows
@@ -349,7 +349,7 @@ def table_rescorers(counts: Counts) -> str:
         for system, rows in columns.values():
             value, low, high = interval(tokens, counts.column(system, task, rows), (tokens, vanilla))
             cells.append(gained((100 * value, 100 * low, 100 * high)))
-        perplexities = " / ".join(told[task, name] for name in neural if (task, name) in told)
+        perplexities = " / ".join(scoring_context[task, name] for name in neural if (task, name) in scoring_context)
         table.append([TITLES[task], f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells, perplexities])
     return markdown(["task", "vanilla", *columns, f"perplexity: {' / '.join(neural)}"], table)
 
@@ -393,14 +393,14 @@ class Entropies:
     def correlation(self, quantity: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
         """Pearson's, across tasks, of a quantity of the heads' mean entropies with block efficiency, and its interval."""
 
-        def told(means: np.ndarray, efficiency: np.ndarray) -> float:
+        def scoring_context(means: np.ndarray, efficiency: np.ndarray) -> float:
             return regress(np.array([quantity(each) for each in means]), efficiency).r
 
         drawn = [
-            told(means, efficiency) for means, efficiency in zip(self.drawn_means, self.drawn_efficiency, strict=True)
+            scoring_context(means, efficiency) for means, efficiency in zip(self.drawn_means, self.drawn_efficiency, strict=True)
         ]
         low, high = np.nanquantile(drawn, [0.025, 0.975])
-        return told(self.means, self.efficiency), float(low), float(high)
+        return scoring_context(self.means, self.efficiency), float(low), float(high)
 
 
 QUANTITIES: dict[str, Callable[[np.ndarray], float]] = {

@@ -52,7 +52,7 @@ from benchmarks.study.measuring import (
 )
 from fst.files import replacing
 from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
-from latticebpd.drafters import Heads
+from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.report.theme import FAINT, MARKERS, SERIES, STYLE, png
@@ -259,7 +259,7 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
             "0-gram": lambda nodes=nodes: TreeDrafter(model, None, nodes),
             "4-gram": lambda nodes=nodes, alpha=alpha: TreeDrafter(model, lm, nodes, alpha),
             "calibrated": lambda nodes=nodes: drafter_named(
-                f"{nodes}-calibrated", Heads(model), calibrated_scorer(calibrated)
+                f"{nodes}-calibrated", HeadLattices(model), calibrated_scorer(calibrated)
             ),
         }
         for name, drafter in drafters.items():

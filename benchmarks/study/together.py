@@ -41,7 +41,7 @@ from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Exact, NoDrafter, OracleDrafter, TopBeta, TopK, drafter_named
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.drafters import Heads, Masks
+from latticebpd.drafters import HeadLattices, MaskLattices
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
 from latticebpd.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, Decoded, Measured, System, compare, parallel, stock
@@ -112,7 +112,7 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
     def by_heads(name: str, rule: Any = Exact(), arcs: int = 16) -> Callable[..., System]:  # noqa: B008
         def make(slots: int, alpha: float | None = None) -> System:
             drafter = drafter_named(
-                name, Heads(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha
+                name, HeadLattices(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha
             )
             return drafted(heads, lambda: drafter, rule)
 
@@ -122,7 +122,7 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
         def make(masks: int, alpha: float | None = None, bar: tuple[int, float] | None = None) -> System:
             rule = Exact() if bar is None else TopBeta(*bar)
             weighed = None if alpha is None else as_scorer(scorer, alpha)
-            return drafted(base, lambda: drafter_named(name, Masks(model, arcs, masks), weighed), rule)
+            return drafted(base, lambda: drafter_named(name, MaskLattices(model, arcs, masks), weighed), rule)
 
         return make
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from latticebpd.measuring import Comparison
-    from latticebpd.measuring.fitted_records import SetAside
+    from latticebpd.measuring.fitted_records import FittedRecord
     from latticebpd.measuring.sweep import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
 
@@ -84,7 +84,7 @@ def compare(
     from latticebpd.drafters.system_names import NO_MODEL, SystemName
     from latticebpd.measuring import Shard, blocks
     from latticebpd.measuring import compare as compared
-    from latticebpd.measuring.fitted_records import without_any
+    from latticebpd.measuring.fitted_records import exclude_examples
     from latticebpd.measuring.lattice_files import answers_alone, num_lattices, watched
     from latticebpd.measuring.signature import POSITION
     from latticebpd.measuring.sweep import sweep_alpha
@@ -104,7 +104,7 @@ def compare(
 
     def checked() -> Any:
         lattices = blocks(files) if prompt_context else answers_alone(blocks(files))
-        for block in without_any(lattices, tunings):
+        for block in exclude_examples(lattices, tunings):
             for name, each in models.items():
                 check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
             yield replace(block, sequence=None) if sweeping and by == POSITION else block
@@ -178,7 +178,7 @@ def show_comparison(
         err.print(str(found.signature), style="dim")
 
 
-def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[SetAside]:
+def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[FittedRecord]:
     """The tunings and calibrations whose examples these lattices hold."""
     from latticebpd.measuring.tuning import lattices_fingerprint
     from latticebpd.scoring.rescoring import set_aside_by

@@ -16,9 +16,9 @@ from latticebpd.console import err, progress
 if TYPE_CHECKING:
     from torch import nn
 
-    from latticebpd.drafters import Source
+    from latticebpd.drafters import LatticeSource
     from latticebpd.drafters.system_names import Models
-    from latticebpd.measuring.fitted_records import SetAside
+    from latticebpd.measuring.fitted_records import FittedRecord
     from latticebpd.measuring.model_decodes import Decoded
     from latticebpd.target.stock_model import Model
 
@@ -63,19 +63,19 @@ def without_beams(model: M, ignored: bool) -> M:
     return model
 
 
-def narrowed(model: N, wanted: bool) -> N:
+def with_cpu_kernels(model: N, wanted: bool) -> N:
     """The model, or drafter, as ``--narrow`` says."""
-    from latticebpd.cpu.kernels import narrow
+    from latticebpd.cpu.kernels import use_cpu_kernels
 
-    return narrow(model) if wanted else model
+    return use_cpu_kernels(model) if wanted else model
 
 
 def decode_again(
     directory: Path,
     model: Model,
-    source: Source,
+    source: LatticeSource,
     paths: Sequence[Path],
-    tunings: Sequence[SetAside],
+    tunings: Sequence[FittedRecord],
     systems: Sequence[str],
     lm: Models,
     alpha: float | None,
@@ -114,7 +114,7 @@ def decode_again(
             first = [each[0] for each in wanted]
             spelled = (
                 tokenizer(text_target=first)
-                if BaseModel.of(model).encodes
+                if BaseModel.of(model).is_encoder_decoder
                 else tokenizer(first, add_special_tokens=False)
             )
             right = [

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.cli.decode_options import NARROW, narrowed
+from latticebpd.cli.decode_options import NARROW, with_cpu_kernels
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def demo(
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         subject = bundled_subject() if model is None else subject_named(model)
-        narrowed(subject.model, narrow)
+        with_cpu_kernels(subject.model, narrow)
     count = min(prompts or (8 if model is None else len(subject.prompts)), len(subject.prompts))
     if not json:
         _show(subject, settings)

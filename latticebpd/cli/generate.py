@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.cli.decode_options import IGNORE_BEAMS, NARROW, narrowed, without_beams
+from latticebpd.cli.decode_options import IGNORE_BEAMS, NARROW, with_cpu_kernels, without_beams
 from latticebpd.cli.lattice_options import BIGRAM, block_source
 from latticebpd.cli.lm_option import check_asked
 from latticebpd.console import err, out, print_json, quiet_transformers, writable_file
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from latticebpd.decoding.loop import Generated
-    from latticebpd.drafters import Source
+    from latticebpd.drafters import LatticeSource
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 
@@ -123,7 +123,7 @@ def generate(
 
     from latticebpd.decoding.loop import generate as decode
     from latticebpd.decoding.rule_names import parse_rule
-    from latticebpd.drafters import Masks, bundled, drafter_named
+    from latticebpd.drafters import MaskLattices, bundled, drafter_named
     from latticebpd.drafters.block.block_checkpoints import is_block_drafter
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.default_systems import default_block_system, default_system, lattice_shape
@@ -138,7 +138,7 @@ def generate(
     rule = parse_rule(accept or ("sample" if temperature else "exact"), **sampling)
     directory = model or bundled.MODEL
     refuse_drafter(directory)
-    served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
+    served = with_cpu_kernels(without_beams(load_model(directory), ignore_beams), narrow)
     base = BaseModel.of(served)
     tokenizer: Any = load_tokenizer(directory)
     prompts = prompt_format(tokenizer, served, chat, system_prompt)
@@ -160,11 +160,11 @@ def generate(
         )
     check_asked(system, lm, alpha)
     drafter = drafter_named(system, source, rescored, alpha, costs=None if costs is None else CostCurve.load(costs))
-    if isinstance(source, Masks):
+    if isinstance(source, MaskLattices):
         source.read([ids])
     streamer: Any = None
     if show_blocks and not json:
-        streamer = BlockWriter(out, tokenizer.decode, "" if base.encodes or in_chat else text)
+        streamer = BlockWriter(out, tokenizer.decode, "" if base.is_encoder_decoder or in_chat else text)
     elif not json:
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     found = decode(
@@ -216,29 +216,29 @@ def _source(
     block_size: int | None,
     bigram: bool,
     narrow: bool,
-) -> Source | None:
+) -> LatticeSource | None:
     """Where lattices come from: the model's heads, a block drafter, or another model's masks; None where there are
     none."""
     from fst.fingerprint import vocabulary_fingerprint
-    from latticebpd.drafters import Heads, Masks
+    from latticebpd.drafters import HeadLattices, MaskLattices
     from latticebpd.drafters.block.block_checkpoints import is_block_drafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
     from latticebpd.target.stock_model import BaseModel
 
     if drafter_model is None:
-        return Heads(model, k, block_size) if isinstance(model, BlockwiseLM) else None
+        return HeadLattices(model, k, block_size) if isinstance(model, BlockwiseLM) else None
     if is_block_drafter(drafter_model):
         return block_source(drafter_model, model, tokenizer, bigram, narrow)(k, block_size)
     verifier = BaseModel.of(model)
-    if not verifier.encodes:
+    if not verifier.is_encoder_decoder:
         raise ValueError(
             "expected an encoder–decoder as --model with --drafter-model, got a decoder-only model, "
             f"and in {drafter_model} no block drafter, which would fit it"
         )
     masks = NonAutoregressiveModel.from_pretrained(drafter_model)
     check_pair(verifier.model, masks, vocabulary_fingerprint(tokenizer.get_vocab()))
-    return Masks(masks, k, block_size)
+    return MaskLattices(masks, k, block_size)
 
 
 def _record(found: Generated, tokenizer: Any) -> dict[str, Any]:

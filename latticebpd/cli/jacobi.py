@@ -118,7 +118,7 @@ def jacobi(
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
         found = compare(
-            systems, inputs, fill, not base.encodes, batch_size, on_batch=lambda: bar.update(task, advance=1)
+            systems, inputs, fill, not base.is_encoder_decoder, batch_size, on_batch=lambda: bar.update(task, advance=1)
         )
     written = {
         each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens]

@@ -109,7 +109,7 @@ def initial_values(
     """
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
-    from latticebpd.jacobi import Drafted, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
+    from latticebpd.jacobi import DraftedInitial, NgramContinuation, Padding, PreviousOutput, RandomTokens, SourceCopy
     from latticebpd.scoring.ngram import NgramScorer
     from latticebpd.scoring.rescoring import as_scorer, check_vocabulary
     from latticebpd.target.stock_model import BaseModel
@@ -128,7 +128,7 @@ def initial_values(
             raise ValueError(
                 "expected a model with heads for --initial heads, got one without; see `latticebpd train heads`"
             )
-        return Drafted(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
+        return DraftedInitial(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
     if name is InitialName.ngram:
         scorer = as_scorer(lm)
         if not isinstance(scorer, NgramScorer) or scorer.lm is None:

@@ -14,7 +14,7 @@ from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, block_source
 from latticebpd.console import err, progress, quiet_transformers, writable
 
 if TYPE_CHECKING:
-    from latticebpd.drafters import Blocks
+    from latticebpd.drafters import BlockLattices
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 TOGETHER = 256
@@ -96,7 +96,7 @@ def lattices(
         )
     directory, source = model or bundled.MODEL, prompts or bundled.PROMPTS
     tokenizer = load_tokenizer(directory)
-    drafts: BlockwiseLM | Blocks
+    drafts: BlockwiseLM | BlockLattices
     if drafter_model is None:
         drafts = without_beams(load_blockwise(directory), ignore_beams)
     else:
@@ -105,7 +105,7 @@ def lattices(
     format_ = prompt_format(tokenizer, writer, chat, system_prompt)
     following = max_new_tokens + slots  # the last lattices look a little beyond the limit
     base = BaseModel.of(writer)
-    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.encodes)
+    data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.is_encoder_decoder)
     ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
     text_lattices(
         drafts, [0], range(0), k, context, 0

@@ -20,7 +20,7 @@ from latticebpd.console import err, out, positive_numbers, print_json, progress,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from latticebpd.drafters import Source
+    from latticebpd.drafters import LatticeSource
     from latticebpd.measuring import OracleTally
     from latticebpd.measuring.counts import Counts
     from latticebpd.measuring.model_decodes import Decoded
@@ -77,7 +77,7 @@ def oracle(
     """
     from latticebpd.measuring import Shard, blocks
     from latticebpd.measuring import tally as count
-    from latticebpd.measuring.fitted_records import without_any
+    from latticebpd.measuring.fitted_records import exclude_examples
     from latticebpd.measuring.lattice_files import num_lattices, watched
 
     widths = positive_numbers("--k", k)
@@ -85,7 +85,7 @@ def oracle(
     part, tunings = Shard.parse(shard), excluded(exclude)
     with progress() as bar:
         task = bar.add_task("lattices", total=num_lattices(files))
-        read = without_any(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
+        read = exclude_examples(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
         found = count(part.select(read), widths, numbers, by)
     decoded = None
     if model is not None:
@@ -105,7 +105,7 @@ def excluded(path: Path | None) -> list[Tuning]:
 def _decode(
     files: list[Path],
     model: Model,
-    source_of: Callable[[int], Source],
+    source_of: Callable[[int], LatticeSource],
     ks: list[int],
     limit: int,
     tunings: list[Tuning],

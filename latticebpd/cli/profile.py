@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.decode_options import NARROW, narrowed
+from latticebpd.cli.decode_options import NARROW, with_cpu_kernels
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
@@ -47,7 +47,7 @@ def profile(
     import torch
 
     from latticebpd.cli.oracle import table_of
-    from latticebpd.drafters import Heads, bundled, drafter_named
+    from latticebpd.drafters import HeadLattices, bundled, drafter_named
     from latticebpd.drafters.default_systems import default_system, lattice_shape
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.drafters.pretrained import lm_beside, load_model
@@ -57,12 +57,12 @@ def profile(
         sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))
     )
     directory = model or bundled.MODEL
-    served = narrowed(load_model(directory), narrow)
+    served = with_cpu_kernels(load_model(directory), narrow)
     drafter = None
     if isinstance(served, BlockwiseLM):
         rescored = lm or (bundled.LM if model is None else lm_beside(directory))
         name = system or default_system(rescored, by_cost=True)
-        drafter = drafter_named(name, Heads(served, *lattice_shape(None, None, name, rescored)), rescored)
+        drafter = drafter_named(name, HeadLattices(served, *lattice_shape(None, None, name, rescored)), rescored)
     elif lm is not None or system is not None:
         raise ValueError(
             "expected a model with heads for --lm and --system, got one without; leave them out or train heads"

@@ -8,7 +8,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS, NARROW, narrowed, without_beams
+from latticebpd.cli.decode_options import IGNORE_BEAMS, NARROW, with_cpu_kernels, without_beams
 from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, block_source
 from latticebpd.cli.lm_option import check_asked
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
@@ -67,7 +67,7 @@ def spec_bench(
     quiet_transformers()
     import torch
 
-    from latticebpd.drafters import Heads, Source, bundled, drafter_named
+    from latticebpd.drafters import HeadLattices, LatticeSource, bundled, drafter_named
     from latticebpd.drafters.default_systems import default_block_system, default_system, lattice_shape
     from latticebpd.drafters.heads.blockwise import BlockwiseLM
     from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
@@ -75,11 +75,11 @@ def spec_bench(
 
     torch.set_num_threads(threads)
     directory = model or bundled.MODEL
-    served = narrowed(without_beams(load_model(directory), ignore_beams), narrow)
+    served = with_cpu_kernels(without_beams(load_model(directory), ignore_beams), narrow)
     tokenizer = load_tokenizer(directory)
     prompts = prompt_format(tokenizer, served, chat, system_prompt)
     rescored = lm or (bundled.LM if model is None else lm_beside(directory))
-    source: Source | None = None
+    source: LatticeSource | None = None
     if drafter_model is not None:
         name = system or default_block_system(lm, alpha)
         source = block_source(drafter_model, served, tokenizer, bigram, narrow)(
@@ -88,7 +88,7 @@ def spec_bench(
     else:
         name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
         if isinstance(served, BlockwiseLM):
-            source = Heads(served, *lattice_shape(k, slots, name, rescored))
+            source = HeadLattices(served, *lattice_shape(k, slots, name, rescored))
     check_asked(name, lm, alpha)
     drafter = drafter_named(name, source, rescored, alpha)
     with progress() as bar:

@@ -57,13 +57,13 @@ def attend(
     ):
         return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    return attended(
-        query, key, value, looked(attention_mask, rows, columns, causal), size**-0.5 if scaling is None else scaling
+    return run_attention(
+        query, key, value, mask_view(attention_mask, rows, columns, causal), size**-0.5 if scaling is None else scaling
     ), None
 
 
 @dataclass(frozen=True)
-class Looks:
+class MaskView:
     """What columns look at: its kind, where its numbers lie, and their strides by row, head, column and place."""
 
     kind: int
@@ -71,16 +71,16 @@ class Looks:
     strides: tuple[int, ...]
 
 
-def looked(mask: Tensor | None, rows: int, columns: int, causal: bool) -> Looks:
+def mask_view(mask: Tensor | None, rows: int, columns: int, causal: bool) -> MaskView:
     """mask: one that `fits`; None: everything or, where ``causal``, what stands before."""
     if mask is None:
-        return Looks(_CAUSAL if causal and columns > 1 else _NONE, 0, (0, 0, 0, 0))
+        return MaskView(_CAUSAL if causal and columns > 1 else _NONE, 0, (0, 0, 0, 0))
     seen = mask.expand(rows, -1, -1, -1)
     strides = (seen.stride(0), seen.stride(1) if seen.shape[1] > 1 else 0, *seen.stride()[2:])
-    return Looks(_VISIBLE if mask.dtype is torch.bool else _ADDED, seen.data_ptr(), strides)
+    return MaskView(_VISIBLE if mask.dtype is torch.bool else _ADDED, seen.data_ptr(), strides)
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, looks: Looks, scale: float) -> Tensor:
+def run_attention(query: Tensor, key: Tensor, value: Tensor, looks: MaskView, scale: float) -> Tensor:
     """``[rows, columns, heads, size]``; shapes and types as `attend` has checked them."""
     rows, heads, columns, size = query.shape
     output = query.new_empty((rows, columns, heads, size))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.linear import identity
+from latticebpd.cpu.linear import weight_version
 
 
 class FeedForward(Protocol):
@@ -32,7 +32,7 @@ class PackedHeads:
 
     def of(self, heads: FeedForward) -> Any:
         """The kernels of these heads."""
-        packed = (identity(heads.up), identity(heads.down))
+        packed = (weight_version(heads.up), weight_version(heads.down))
         if packed != self._packed:
             up, down = (weights.detach().transpose(1, 2).contiguous() for weights in (heads.up, heads.down))
             self._kernels = _kernels.RoundedHeads(

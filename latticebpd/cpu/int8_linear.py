@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.linear import identity, is_plain
+from latticebpd.cpu.linear import is_plain, weight_version
 
 
-class RoundedLinear:
+class Int8Linear:
     """``F.linear`` with a weight that hardly ever changes: it is rounded at the first call, and anew when it is
     another.
 
@@ -34,11 +34,11 @@ class RoundedLinear:
         plain = is_plain(input) and is_plain(weight) and not torch.is_autocast_enabled("cpu")
         if learning or not plain or input.shape[-1:] != weight.shape[1:]:
             return F.linear(input, weight, bias)
-        if self._of != identity(weight):
+        if self._of != weight_version(weight):
             whole = weight.detach().contiguous()
             self._rounded, self._of, self._kept = (
                 _kernels.Rounded(whole.data_ptr(), *whole.shape),
-                identity(weight),
+                weight_version(weight),
                 weight.detach(),
             )
         rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
@@ -47,5 +47,5 @@ class RoundedLinear:
         )
         return output if bias is None else output + bias
 
-    def __reduce__(self) -> tuple[type[RoundedLinear], tuple[()]]:
-        return RoundedLinear, ()  # a copy rounds its own weight
+    def __reduce__(self) -> tuple[type[Int8Linear], tuple[()]]:
+        return Int8Linear, ()  # a copy rounds its own weight

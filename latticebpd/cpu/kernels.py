@@ -24,13 +24,13 @@ from transformers import PreTrainedModel
 
 from latticebpd.cpu import llama_layer
 from latticebpd.cpu.attention import CPU_ATTENTION
-from latticebpd.cpu.linear import NarrowLinear, PackedLinear, is_plain
-from latticebpd.cpu.llama_layer import NarrowLayer, PackedLayer, Pass
+from latticebpd.cpu.linear import CpuLinear, PackedLinear, is_plain
+from latticebpd.cpu.llama_layer import CpuLlamaLayer, PackedLayer, Pass
 
 M = TypeVar("M")
 
 
-def narrow(model: M) -> M:
+def use_cpu_kernels(model: M) -> M:
     """Have a model computed for narrow passes: its linear layers, output embedding included, and its attention; returns
     the model.
 
@@ -48,18 +48,18 @@ def narrow(model: M) -> M:
         module for module in given.modules() if type(module) is nn.Linear and module.in_features and module.out_features
     ]
     fitting = [layer for layer in layers if is_plain(layer.weight)]
-    if not fitting and not any(isinstance(module, NarrowLinear) for module in given.modules()):
+    if not fitting and not any(isinstance(module, CpuLinear) for module in given.modules()):
         kinds = sorted({f"{layer.weight.dtype} on {layer.weight.device}".removeprefix("torch.") for layer in layers})
         raise ValueError(
             f"expected a model with linear layers in float32 on a CPU, got {' and '.join(kinds) or 'no linear layers'}"
         )
     for layer in fitting:
-        layer.__class__ = NarrowLinear
+        layer.__class__ = CpuLinear
         layer.packed = PackedLinear()  # type: ignore[assignment]
     last: list[Pass] = []
     for module in given.modules():
         if llama_layer.fits(module):
-            module.__class__ = NarrowLayer
+            module.__class__ = CpuLlamaLayer
             module.packed, module.last = PackedLayer(), last
         use_cpu_kernels: Callable[[], None] | None = getattr(module, "use_cpu_kernels", None)
         if use_cpu_kernels is not None:

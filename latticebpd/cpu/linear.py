@@ -70,7 +70,7 @@ class PackedLinear:
             or torch.is_autocast_enabled("cpu")
         ):
             return False
-        packed = (identity(weight), None if bias is None else identity(bias))
+        packed = (weight_version(weight), None if bias is None else weight_version(bias))
         if packed != self._packed:
             kept, added = weight.contiguous(), None if bias is None else bias.contiguous()
             self._panels = _kernels.Panels(kept.data_ptr(), outputs, inputs, 0 if added is None else added.data_ptr())
@@ -90,12 +90,12 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and type(tensor) in (Tensor, nn.Parameter)
 
 
-def identity(tensor: Tensor) -> tuple[object, ...]:
+def weight_version(tensor: Tensor) -> tuple[object, ...]:
     """Another one for other numbers."""
     return tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape, tensor.stride()
 
 
-class NarrowLinear(nn.Linear):
+class CpuLinear(nn.Linear):
     """A linear layer that the kernel computes; what `narrow` makes of `torch.nn.Linear`."""
 
     packed: PackedLinear

@@ -17,9 +17,9 @@ from transformers import DynamicCache
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.attention import CPU_ATTENTION, Looks, attend, attended, looked
+from latticebpd.cpu.attention import CPU_ATTENTION, MaskView, attend, mask_view, run_attention
 from latticebpd.cpu.attention import fits as mask_fits
-from latticebpd.cpu.linear import NarrowLinear, is_plain
+from latticebpd.cpu.linear import CpuLinear, is_plain
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -58,7 +58,7 @@ class PackedLayer:
         linears = [holder[name] for holder, name in holders]
         norms = [layer._modules[name] for name in _NORMS]
         self.kernels, self._modules, self._weights = None, [], []
-        if any(type(each) is not NarrowLinear or each._forward_hooks or each._forward_pre_hooks for each in linears):
+        if any(type(each) is not CpuLinear or each._forward_hooks or each._forward_pre_hooks for each in linears):
             return False
         weights = [(each._parameters, name) for each in linears for name in ("weight", "bias")]
         weights = [*weights, *((each._parameters, "weight") for each in norms)]
@@ -102,10 +102,10 @@ class Pass:
     cosines: Tensor
     sines: Tensor
     turns: int
-    looks: Looks
+    looks: MaskView
 
 
-class NarrowLayer(LlamaDecoderLayer):
+class CpuLlamaLayer(LlamaDecoderLayer):
     """A decoder layer that the kernels compute; what `narrow` makes of Llama's.
 
     last: the pass that was last begun, one for all layers of a model.
@@ -143,7 +143,7 @@ class NarrowLayer(LlamaDecoderLayer):
         mask, scale = this.given[1], attention.scaling
         known = key.dtype is torch.float32 and key.stride(-1) == 1 == value.stride(-1) and len(key) == rows
         if known and (mask is None or mask.shape[3] == key.shape[2]):
-            seen = attended(query, key, value, this.looks, scale)
+            seen = run_attention(query, key, value, this.looks, scale)
         else:
             seen = attend(attention, query, key, value, mask, scaling=scale)[0].contiguous()
         output = x.new_empty((rows, columns, size))
@@ -162,7 +162,7 @@ class NarrowLayer(LlamaDecoderLayer):
         if mask is not None and not mask_fits(mask, (rows, heads, columns, mask.shape[-1])):
             return None
         cosines, sines = (each.contiguous() for each in turns)
-        looks = looked(mask, rows, columns, True)
+        looks = mask_view(mask, rows, columns, True)
         self.last[:] = [Pass((turns, mask), cosines, sines, cosines.numel() // size, looks)]
         return self.last[0]
 

@@ -26,7 +26,7 @@ from latticebpd.lattices.sausage import PADDING
 from latticebpd.target.forward import Verified
 
 
-class Drafted:
+class NodeDrafts:
     """What was drafted right below ``n`` nodes.
 
     Args:
@@ -64,7 +64,7 @@ class Drafted:
 class Acceptance(Protocol):
     """Picks the token that follows a node."""
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         """One token for each of ``n`` nodes.
 
         Args:
@@ -92,7 +92,7 @@ def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
 class Exact:
     """Keep what the base model would have written: the text is greedy decoding's.  Ties go to the lowest token id."""
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen: list[int] = logits.argmax(dim=-1).tolist()
         return chosen
 
@@ -107,7 +107,7 @@ class TopK:
         if self.k < 1:
             raise ValueError(f"expected k >= 1, got {self.k}")
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         return [
             _kept(row, drafted(node), lambda better, equal, gap: better + equal < self.k)
             for node, row in enumerate(logits)
@@ -129,7 +129,7 @@ class TopBeta:
         if self.beta < 1 or not self.tau >= 0:
             raise ValueError(f"expected beta >= 1 and tau >= 0, got beta {self.beta} and tau {self.tau}")
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         return [
             _kept(row, drafted(node), lambda better, equal, gap: better < self.beta and gap <= self.tau)
             for node, row in enumerate(logits)
@@ -156,7 +156,7 @@ class Distance:
         if not self.epsilon >= 0:
             raise ValueError(f"expected epsilon >= 0, got {self.epsilon}")
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = []
         for node, best in enumerate(logits.argmax(dim=-1).tolist()):
             distance, token = min(
@@ -181,7 +181,7 @@ class MinimumBlock:
         if self.length < 1:
             raise ValueError(f"expected a length >= 1, got {self.length}")
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = self.otherwise.choose(logits, drafted, depths)
         for node, depth in enumerate(depths):
             if depth < self.length - 1:
@@ -234,7 +234,7 @@ class Sampling:
         rule.warpers = settings.warpers(**self.arguments)
         return rule
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen: list[int] = torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
         return chosen
 
@@ -264,7 +264,7 @@ class SpeculativeSampling(Sampling):
         ValueError: a drafted token that its slot does not hold.
     """
 
-    def choose(self, logits: Tensor, drafted: Drafted, depths: Sequence[int]) -> list[int]:
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         return [
             self._tried(p.double(), drafted(node), *drafted.slot(node))
             for node, p in enumerate(self.probabilities(logits))
@@ -358,7 +358,7 @@ def _picked_on_the_way(
                 [adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)]
             )
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
-        return rule.choose(logits, Drafted([trees[row] for row in rows], nodes), depths)
+        return rule.choose(logits, NodeDrafts([trees[row] for row in rows], nodes), depths)
 
     return choose
 

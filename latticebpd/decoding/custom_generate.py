@@ -32,7 +32,7 @@ from latticebpd.decoding.prompts import Prompts
 from latticebpd.decoding.session import Session
 from latticebpd.decoding.stopping import begin_texts
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -110,7 +110,7 @@ class CustomGenerate:
         stream = Stream(given.pop("streamer", None), len(input_ids))
         inputs = given.pop("inputs_tensor", inputs_tensor)
         base = BaseModel.of(model)
-        prompts = (_with_sources if base.encodes else _prompts)(base, input_ids, inputs, given)
+        prompts = (_with_sources if base.is_encoder_decoder else _prompts)(base, input_ids, inputs, given)
         if given:
             names = ", ".join(sorted(given))
             raise ValueError(
@@ -129,7 +129,9 @@ class CustomGenerate:
         sequences: Any = self.last.sequences.to(input_ids.device)
         if not generation_config.return_dict_in_generate:
             return sequences  # type: ignore[no-any-return]
-        return (GenerateEncoderDecoderOutput if base.encodes else GenerateDecoderOnlyOutput)(sequences=sequences)
+        return (GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput)(
+            sequences=sequences
+        )
 
 
 class PreparedSettings(GenerationSettings):
@@ -272,7 +274,7 @@ def _with_sources(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, giv
     if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or encoded.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")
     sources = inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0)
-    return Prompts(ids, ids.tolist(), _rows(sources, mask.cpu().bool()), Source(encoded, mask), base.vocab_size)
+    return Prompts(ids, ids.tolist(), _rows(sources, mask.cpu().bool()), EncodedSource(encoded, mask), base.vocab_size)
 
 
 def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:

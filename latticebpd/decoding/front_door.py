@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.showing import Shown, show
-from latticebpd.drafters import Drafter, Heads, bundled, drafter_named
+from latticebpd.drafters import Drafter, HeadLattices, bundled, drafter_named
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.masks.mask_network import refuse_drafter
@@ -73,7 +73,9 @@ class Loaded:
         heads = isinstance(self.model, BlockwiseLM)
         name = default_system(self.lm, num_nodes=num_nodes, has_heads=heads) if system is None else system
         source = (
-            Heads(self.model, *lattice_shape(k, None, name, self.lm)) if isinstance(self.model, BlockwiseLM) else None
+            HeadLattices(self.model, *lattice_shape(k, None, name, self.lm))
+            if isinstance(self.model, BlockwiseLM)
+            else None
         )
         return drafter_named(name, source, self.lm)
 
@@ -100,7 +102,7 @@ class Loaded:
         Empty where the drafter has no guess.
         """
         ids = self.encode(text)
-        begun = 1 if BaseModel.of(self.model).encodes else len(ids)
+        begun = 1 if BaseModel.of(self.model).is_encoder_decoder else len(ids)
 
         def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # a call of the model has been drafted for
             return torch.full((len(tokens),), tokens.shape[1] >= begun + 2)

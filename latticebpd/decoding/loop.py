@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
-from latticebpd.decoding.session import Frontier, Session
+from latticebpd.decoding.session import Session, UnreadTokens
 from latticebpd.decoding.stopping import Text
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
@@ -181,7 +181,7 @@ def decode(
 ) -> Generated:
     """The loop itself, from the prompts of a new session to the end of its texts; arguments as for :func:`generate`."""
     session.layers = needs_layers(drafter)
-    frontier = Frontier(session.verifier, session.prompts.tokens)
+    frontier = UnreadTokens(session.verifier, session.prompts.tokens)
 
     texts = session.texts
     rows = list(range(len(texts)))  # those that have not ended
@@ -242,7 +242,7 @@ def decode(
 
 
 def _draft(
-    drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: Frontier
+    drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: UnreadTokens
 ) -> list[DraftTree]:
     """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted
     for."""

@@ -99,7 +99,7 @@ def check_lossless(
             f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and"
             f" {prompt_length}"
         )
-    if base.encodes != (input_ids is not None):
+    if base.is_encoder_decoder != (input_ids is not None):
         raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
     sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
     # The mask is that of the prompts or, for an encoder–decoder, of the sources.

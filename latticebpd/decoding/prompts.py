@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel, Model
 
 
@@ -31,7 +31,7 @@ class Prompts:
     given: Tensor
     tokens: list[list[int]]
     sources: list[list[int]]
-    encoded: Source | None
+    encoded: EncodedSource | None
     vocab_size: int
 
     def __len__(self) -> int:
@@ -59,11 +59,11 @@ def prepare(
         raise ValueError(
             f"expected at least one token in every prompt, got none in row {empty[0]}; is the attention mask all zero?"
         )
-    if not base.encodes:
+    if not base.is_encoder_decoder:
         return Prompts(ids, rows, [[] for _ in rows], None, base.vocab_size)
     base.check_sources(ids.shape[1])
     given = torch.tensor(settings.start_ids(len(rows)))[:, None]
-    source = Source.encode(base, ids.to(base.device), mask.long().to(base.device))
+    source = EncodedSource.encode(base, ids.to(base.device), mask.long().to(base.device))
     return Prompts(given, given.tolist(), rows, source, base.vocab_size)
 
 

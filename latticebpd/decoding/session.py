@@ -107,7 +107,7 @@ class Session:
         )
 
 
-class Frontier:
+class UnreadTokens:
     """Where the rows of a decode stand: what of their texts the model has read, and what is certain but unread.
 
     At first that is the whole prompt, later the one token that the model chose last. A pass reads the unread tokens and

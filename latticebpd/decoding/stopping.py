@@ -115,7 +115,7 @@ def begin_texts(
     )
     lengths = [len(tokens) for tokens in prompts.tokens]
     limits = length_limits(model, lengths, max(columns - width, 1))
-    BaseModel.of(model).check_side(
+    BaseModel.of(model).check_rope_limit(
         min(lengths) - 1, max(limits)
     )  # the first pass may leave a prompt's last token to the next
     processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)

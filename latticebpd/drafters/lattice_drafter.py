@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.known_text import by_row, remaining
-from latticebpd.drafters.lattice_sources import HasHeads, Heads, Masks, SavedTopK, Source
+from latticebpd.drafters.lattice_sources import HasHeads, HeadLattices, LatticeSource, MaskLattices, SavedTopK
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
-from latticebpd.drafters.strategies import Best, Oracle, Sized, Strategy, Tree, Vanilla
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Sized, Strategy, Vanilla
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
@@ -24,7 +24,7 @@ class LatticeDrafter:
         ValueError: the strategy's language model is over another vocabulary than the lattices.
     """
 
-    def __init__(self, source: Source, strategy: Strategy, prompt_context: bool = True) -> None:
+    def __init__(self, source: LatticeSource, strategy: Strategy, prompt_context: bool = True) -> None:
         scorer = getattr(strategy, "scorer", None)
         if scorer is not None:
             check_vocabulary(scorer, source.fingerprint, source.vocab_size, source.owner)
@@ -41,12 +41,12 @@ class LatticeDrafter:
         if rows:
             lattices = [lattice for lattice in found if lattice is not None]
             for row, tree in zip(
-                rows, self.strategy.draft(lattices, [self.told(states[row]) for row in rows]), strict=True
+                rows, self.strategy.draft(lattices, [self.scoring_context(states[row]) for row in rows]), strict=True
             ):
                 trees[row] = tree
         return trees
 
-    def told(self, state: State) -> Sequence[int]:
+    def scoring_context(self, state: State) -> Sequence[int]:
         """What the strategy is told of a row beside its lattice: the tokens before it."""
         return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
 
@@ -55,17 +55,17 @@ class LatticeDrafter:
 
 
 class VanillaDrafter(LatticeDrafter):
-    """The best token of every head, as it is (Stern 2018); arguments as for ``Heads``."""
+    """The best token of every head, as it is (Stern 2018); arguments as for ``HeadLattices``."""
 
     def __init__(self, model: HasHeads, slots: int | None = None) -> None:
-        super().__init__(Heads(model, 1, slots), Vanilla())
+        super().__init__(HeadLattices(model, 1, slots), Vanilla())
 
 
 class PathsDrafter(LatticeDrafter):
     """The ``p`` best rescored paths of the heads' lattice (Kim 2024, section 7.2).
 
     Args:
-        model, k, slots: as for ``Heads``.
+        model, k, slots: as for ``HeadLattices``.
         lm: as for ``latticebpd.rescore``; None is the paper's 0-gram.
         p: number of drafts.
         alpha: weight of the language model; None takes the one that is stored with it, and 1 where none is.
@@ -80,7 +80,7 @@ class PathsDrafter(LatticeDrafter):
         k: int = 16,
         slots: int | None = None,
     ) -> None:
-        super().__init__(Heads(model, k, slots), Best(as_scorer(lm, alpha, f"{p}-best"), p))
+        super().__init__(HeadLattices(model, k, slots), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
 
 
 class TreeDrafter(LatticeDrafter):
@@ -95,7 +95,7 @@ class TreeDrafter(LatticeDrafter):
         k: int = 16,
         slots: int | None = None,
     ) -> None:
-        super().__init__(Heads(model, k, slots), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+        super().__init__(HeadLattices(model, k, slots), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
 
 
 class HindsightDrafter(LatticeDrafter):
@@ -106,26 +106,26 @@ class HindsightDrafter(LatticeDrafter):
             or, for a single prompt, just its tokens.
     """
 
-    def __init__(self, source: Source, continuations: Sequence[int] | Sequence[Sequence[int]]) -> None:
+    def __init__(self, source: LatticeSource, continuations: Sequence[int] | Sequence[Sequence[int]]) -> None:
         super().__init__(source, Oracle())
         self.continuations = by_row(continuations)
 
-    def told(self, state: State) -> Sequence[int]:
+    def scoring_context(self, state: State) -> Sequence[int]:
         """What follows, instead."""
         return remaining(self.continuations, state)
 
 
 class OracleDrafter(HindsightDrafter):
-    """The best path of the heads' lattice in hindsight; ``model`` and ``k`` as for ``Heads``."""
+    """The best path of the heads' lattice in hindsight; ``model`` and ``k`` as for ``HeadLattices``."""
 
     def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
-        super().__init__(Heads(model, k), continuations)
+        super().__init__(HeadLattices(model, k), continuations)
 
 
 class MasksDrafter(LatticeDrafter):
     """Drafts from masks, as a strategy says."""
 
-    def __init__(self, source: Masks, strategy: Strategy) -> None:
+    def __init__(self, source: MaskLattices, strategy: Strategy) -> None:
         super().__init__(source, strategy)
         self.read = source.read
 
@@ -135,11 +135,11 @@ class GadDrafter(MasksDrafter):
     ``TopBeta`` GAD++.
 
     Args:
-        model, block_size: as for ``Masks``.
+        model, block_size: as for ``MaskLattices``.
     """
 
     def __init__(self, model: NonAutoregressiveModel, block_size: int | None = None) -> None:
-        super().__init__(Masks(model, 1, block_size), Vanilla())
+        super().__init__(MaskLattices(model, 1, block_size), Vanilla())
 
 
 class GadPathsDrafter(MasksDrafter):
@@ -154,7 +154,7 @@ class GadPathsDrafter(MasksDrafter):
         k: int = 16,
         block_size: int | None = None,
     ) -> None:
-        super().__init__(Masks(model, k, block_size), Best(as_scorer(lm, alpha, f"{p}-best"), p))
+        super().__init__(MaskLattices(model, k, block_size), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
 
 
 class GadTreeDrafter(MasksDrafter):
@@ -170,7 +170,9 @@ class GadTreeDrafter(MasksDrafter):
         k: int = 16,
         block_size: int | None = None,
     ) -> None:
-        super().__init__(Masks(model, k, block_size), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+        super().__init__(
+            MaskLattices(model, k, block_size), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes)
+        )
 
 
 class SavedTopKDrafter(LatticeDrafter):
@@ -179,4 +181,4 @@ class SavedTopKDrafter(LatticeDrafter):
     def __init__(
         self, lattices: LatticeSet, lm: LanguageModel = None, num_nodes: int = 64, alpha: float | None = None
     ) -> None:
-        super().__init__(SavedTopK(lattices), Tree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+        super().__init__(SavedTopK(lattices), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))

@@ -31,7 +31,7 @@ from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.target.stock_model import BaseModel, Model
 
 
-class Source(Protocol):
+class LatticeSource(Protocol):
     """Lattices for the rows of a batch."""
 
     @property
@@ -72,7 +72,7 @@ class HasHeads(Protocol):
         """
 
 
-class Heads:
+class HeadLattices:
     """The outputs of prediction heads (Stern 2018): they read one hidden state per row, all rows at once.
 
     Args:
@@ -107,7 +107,7 @@ class Heads:
         return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
 
 
-class Masks:
+class MaskLattices:
     """The outputs of a non-autoregressive model that fills masks behind the text in one pass (GAD; Xia 2022, sections 3
     and 4).
 
@@ -160,7 +160,7 @@ class Masks:
         ]
 
 
-class Blocks:
+class BlockLattices:
     """The outputs of a block drafter, which reads what layers of the target handed on (DFlash, JetSpec, DSpark).
 
     Args:

@@ -21,17 +21,17 @@ class GrowingText(Protocol):
     def source(self) -> Sequence[int]: ...
 
 
-class ReadTexts:
+class PrefixCache:
     """A cache and, for each of its rows, the source and the tokens that were read into it.
 
     The cache is the tree verifier's: of a pass, the columns that are a text's stay, masks are forgotten.
     """
 
-    def __init__(self, encodes: bool) -> None:
-        self.encodes = encodes
+    def __init__(self, is_encoder_decoder: bool) -> None:
+        self.is_encoder_decoder = is_encoder_decoder
         self.rows: dict[int, int] = {}  # row of the batch -> row of the cache
         self.texts: list[tuple[tuple[int, ...], list[int]]] = []
-        self.cache = RowCache(encodes)
+        self.cache = RowCache(is_encoder_decoder)
 
     @property
     def lengths(self) -> list[int]:
@@ -45,7 +45,7 @@ class ReadTexts:
         known = [place for place in places if place is not None]
         self.rows = {state.row: place for place, state in enumerate(states)}
         if len(known) < len(states):
-            self.cache = RowCache(self.encodes)
+            self.cache = RowCache(self.is_encoder_decoder)
             self.cache.lengths = [0] * len(states)
             self.texts = [(tuple(state.source), []) for state in states]
             return None

@@ -102,7 +102,7 @@ class Oracle:
 
 
 @dataclass(frozen=True, eq=False)
-class Best:
+class NBestPaths:
     """The ``p`` best rescored paths (Kim 2024, section 7.2), as a prefix tree."""
 
     scorer: Scorer
@@ -122,7 +122,7 @@ class Best:
 
 
 @dataclass(frozen=True, eq=False)
-class Tree:
+class BestTree:
     """The best prefix tree of ``num_nodes`` nodes, whatever paths they lie on.
 
     Every slot is taken to hold the right token.  The top-k mass of heads trained on people's text is a poor price for
@@ -143,7 +143,7 @@ class Tree:
         return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
 
 
-class Pauses:
+class DraftingBudget:
     """When drafting is left alone: an account, in seconds, of what drafts promised to save, their own making counted.
 
     A call adds a hundredth of what it takes without drafts; where nothing is left, nothing is drafted. So drafts in
@@ -159,13 +159,13 @@ class Pauses:
     def __init__(self) -> None:
         self._left: float | None = None
 
-    def over(self, seconds: float) -> bool:
+    def allows(self, seconds: float) -> bool:
         """Whether to draft at this call, which takes so many seconds without drafts."""
         before = self.FIRST * seconds if self._left is None else self._left
         self._left = min(before + self.SHARE * seconds, self.MOST * seconds)
         return self._left > 0
 
-    def hear(self, saved: float) -> None:
+    def credit(self, saved: float) -> None:
         """What a draft promised to save."""
         self._left = (self._left or 0.0) + saved
 
@@ -184,9 +184,9 @@ class Sized:
     trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of a call.
     """
 
-    trees: Tree
+    trees: BestTree
     costs: CostCurve
-    pauses: Pauses = field(default_factory=Pauses, repr=False)
+    budget: DraftingBudget = field(default_factory=DraftingBudget, repr=False)
 
     @property
     def scorer(self) -> Scorer:
@@ -195,11 +195,11 @@ class Sized:
     def worthwhile(self, rows: int) -> bool:
         """Whether to draft at this call, by what the last drafts promised: neither heads nor search need to be asked
         where not."""
-        return self.pauses.over(float(self.costs.of(rows, np.ones(1))[0]))
+        return self.budget.allows(float(self.costs.of(rows, np.ones(1))[0]))
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
         trees, saved = self._cut(lattices, contexts)
-        self.pauses.hear(saved)
+        self.budget.credit(saved)
         return trees
 
     def _cut(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> tuple[list[DraftTree], float]:

@@ -23,13 +23,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafters.strategies import Best, GreedyChain, Oracle, Sized, Strategy, Tree, Vanilla
+from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Oracle, Sized, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.drafter import Drafter
-    from latticebpd.drafters.lattice_sources import Source
+    from latticebpd.drafters.lattice_sources import LatticeSource
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
@@ -104,9 +104,9 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
                 f"expected {name} without a weight of the language model, which the calibration gives, got alpha"
                 f" {alpha:g}"
             )
-        return Tree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
+        return BestTree(calibrated_scorer(None if wanted == NO_MODEL else models[wanted]), system.size)
     scorer = as_scorer(None) if wanted == NO_MODEL else as_scorer(models[wanted], alpha, str(system))
-    return Best(scorer, system.size) if system.kind == BEST else Tree(scorer, system.size)
+    return NBestPaths(scorer, system.size) if system.kind == BEST else BestTree(scorer, system.size)
 
 
 def rescores(name: str) -> bool:
@@ -117,7 +117,7 @@ def rescores(name: str) -> bool:
 
 def drafter_named(
     name: str,
-    source: Source | None,
+    source: LatticeSource | None,
     lm: Models = None,
     alpha: float | None = None,
     prompt_context: bool = True,
@@ -157,7 +157,7 @@ def drafter_named(
         )
     strategy = strategy_named(lattices, lm, alpha)
     if costs is not None:
-        if not isinstance(strategy, Tree) or with_copies:
+        if not isinstance(strategy, BestTree) or with_copies:
             raise ValueError(f"expected N-tree or N-calibrated with costs, since these trees can be cut, got {name!r}")
         strategy = Sized(strategy, costs)
     drafter = LatticeDrafter(source, strategy, prompt_context)

@@ -10,7 +10,7 @@ from latticebpd.jacobi.block_schedule import Blocks, BlocksThenSingle, Length, L
 from latticebpd.jacobi.dependencies import Dependencies, Wait, dependencies
 from latticebpd.jacobi.initial_values import (
     Block,
-    Drafted,
+    DraftedInitial,
     Initial,
     NgramContinuation,
     Padding,
@@ -28,7 +28,7 @@ __all__ = [
     "BlocksThenSingle",
     "Cell",
     "Dependencies",
-    "Drafted",
+    "DraftedInitial",
     "Initial",
     "Iterate",
     "Length",

@@ -144,7 +144,7 @@ class NgramContinuation(_Constant):
         return tokens[before:]
 
 
-class Drafted:
+class DraftedInitial:
     """A drafter's best draft: block heads' lattices, rescored or not, or copies (our own step beyond the paper).
 
     Of a tree with log-probabilities the most probable of its deepest paths is taken, else the first of them.

@@ -117,12 +117,12 @@ def stock(model: Model, max_new_tokens: int, num_beams: int = 1, **options: Any)
                 pad_token_id=fill,
                 **options,
             )
-        prompt = 1 if base.encodes else ids.shape[1]
+        prompt = 1 if base.is_encoder_decoder else ids.shape[1]
         tokens = [_until_end(row, ends) for row in out[:, prompt:].tolist()]
         if options:
             return Decoded(tokens, [passes[0]] * len(ids))
-        source = mask.sum(1).tolist() if base.encodes else [0] * len(ids)
-        read = [1] * len(ids) if base.encodes else mask.sum(1).tolist()
+        source = mask.sum(1).tolist() if base.is_encoder_decoder else [0] * len(ids)
+        read = [1] * len(ids) if base.is_encoder_decoder else mask.sum(1).tolist()
         # A beam goes on until the batch's last; greedy decoding's rows end by themselves and are counted so.
         steps = [passes[0]] * len(ids) if num_beams > 1 else [len(row) for row in tokens]
         flops = []
@@ -142,7 +142,7 @@ def parallel(model: Model, algorithm: Callable[[Batch], Solution]) -> System:
     def decode(batch: Batch) -> Decoded:
         found = algorithm(batch)
         own = batch.mask.sum(1).tolist()
-        source, prompt = (own, [1] * len(own)) if base.encodes else ([0] * len(own), own)
+        source, prompt = (own, [1] * len(own)) if base.is_encoder_decoder else ([0] * len(own), own)
         flops = [
             shape.flops(n, columns, pairs, columns - p + 1)
             for n, p, columns, pairs in zip(source, prompt, found.columns.tolist(), found.pairs.tolist(), strict=True)

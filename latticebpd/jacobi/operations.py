@@ -44,7 +44,7 @@ class ModelShape:
     def of(cls, model: PreTrainedModel) -> ModelShape:
         """Read off a causal LM's or an encoder-decoder's modules."""
         base = BaseModel.of(model)
-        both = base.encodes
+        both = base.is_encoder_decoder
         # An encoder-decoder's own names stand in its whole config; its text config shows one side under the common
         # names.
         config: Any = model.config if both else base.config

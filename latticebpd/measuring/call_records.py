@@ -103,7 +103,10 @@ def read_calls(
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
-    text = [*(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).encodes else prompt), *written]
+    text = [
+        *(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).is_encoder_decoder else prompt),
+        *written,
+    ]
     found, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
         lattice = step.tree.lattice

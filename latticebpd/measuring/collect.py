@@ -26,7 +26,7 @@ import torch
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.lattice_sources import Blocks
+from latticebpd.drafters.lattice_sources import BlockLattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares
@@ -72,7 +72,7 @@ class CollectOptions:
 
 
 def collect(
-    model: BlockwiseLM | Blocks,
+    model: BlockwiseLM | BlockLattices,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -129,7 +129,7 @@ def collect(
 
 
 def collect_shards(
-    model: BlockwiseLM | Blocks,
+    model: BlockwiseLM | BlockLattices,
     data: Texts,
     directory: str | os.PathLike[str],
     options: CollectOptions,
@@ -184,7 +184,7 @@ def collect_shards(
 
 @torch.inference_mode()
 def text_lattices(
-    model: BlockwiseLM | Blocks,
+    model: BlockwiseLM | BlockLattices,
     text: Sequence[int],
     positions: range,
     k: int,
@@ -237,7 +237,7 @@ def _written(
     model: Model, data: Texts, max_new_tokens: int, batch_size: int, eos_ids: tuple[int, ...] | None
 ) -> Iterator[tuple[list[int], int]]:
     """Every prompt, or source, with the model's own greedy text behind it."""
-    encodes = _start(model) is not None
+    is_encoder_decoder = _start(model) is not None
     prompts = [text[:length] for text, length in data.items()]
     for begin in range(0, len(prompts), batch_size):
         batch = prompts[begin : begin + batch_size]
@@ -247,8 +247,8 @@ def _written(
             padding, ones = [0] * (width - len(prompt)), [1] * len(prompt)
             # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from
             # the left.
-            ids.append(prompt + padding if encodes else padding + prompt)
-            mask.append(ones + padding if encodes else padding + ones)
+            ids.append(prompt + padding if is_encoder_decoder else padding + prompt)
+            mask.append(ones + padding if is_encoder_decoder else padding + ones)
         out = generate(
             model,
             ids,
@@ -265,4 +265,4 @@ def _written(
 def _start(model: Model) -> int | None:
     """The token that an encoder–decoder's texts begin with; None for a causal LM."""
     base = BaseModel.of(model)
-    return base.start_id if base.encodes else None
+    return base.start_id if base.is_encoder_decoder else None

@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from latticebpd.drafters.strategies import Best, Strategy, Tree
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Strategy
 from latticebpd.drafters.system_names import NO_MODEL, ORACLE, VANILLA, Models, strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring.counts import Counts
 from latticebpd.measuring.lattice_files import Shard, units
-from latticebpd.measuring.oracle_tally import Walk, losses, mean_length, ranks, ratio
+from latticebpd.measuring.oracle_tally import DecodeReplay, losses, mean_length, ranks, ratio
 from latticebpd.measuring.signature import DECODE, Signature, counted_by
 from latticebpd.measuring.systems import Outcome, outcome
 from latticebpd.scoring.ngram import NgramScorer
@@ -188,7 +188,7 @@ def compare(
         if result is None:
             settings = {"by": counted_by(by, block), "lm": _described(lm), "alpha": _weights(strategies), "seed": seed}
             result = Comparison.zero(Signature.of(block, **settings), systems=names)
-            walk = Walk(result.walked)
+            walk = DecodeReplay(result.walked)
         result.signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
         lengths = np.stack([found.lengths for found in outcomes], axis=1)
@@ -221,7 +221,7 @@ def describe(lm: LanguageModel) -> str:
 
 
 def _weights(strategies: Sequence[Strategy]) -> str | None:
-    scorers = [strategy.scorer for strategy in strategies if isinstance(strategy, Best | Tree)]
+    scorers = [strategy.scorer for strategy in strategies if isinstance(strategy, NBestPaths | BestTree)]
     found = dict.fromkeys(
         f"{scorer.alpha:g}" for scorer in scorers if not (isinstance(scorer, NgramScorer) and scorer.lm is None)
     )

@@ -19,7 +19,7 @@ import numpy as np
 
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring.oracle_tally import Walk, lengths_of, ranks
+from latticebpd.measuring.oracle_tally import DecodeReplay, lengths_of, ranks
 from latticebpd.measuring.signature import DECODE, Signature, counted_by
 
 BIN = 0.25
@@ -133,7 +133,7 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
     sums: np.ndarray = np.empty((2, 0))
     exact = True
     count = 0
-    texts, walk = _Texts(), Walk(np.zeros(3, np.int64))
+    texts, walk = _Texts(), DecodeReplay(np.zeros(3, np.int64))
     for block in blocks:
         if not len(block):
             continue

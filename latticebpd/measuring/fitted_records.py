@@ -12,11 +12,11 @@ from latticebpd.measuring.tuning import Paths, without
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.weights import TEXT, Tuning
 
-SetAside: TypeAlias = "Tuning | Calibration"
+FittedRecord: TypeAlias = "Tuning | Calibration"
 """A record of what was fitted, and on which examples."""
 
 
-def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[SetAside]) -> Iterator[LatticeSet]:
+def exclude_examples(lattices: Iterable[LatticeSet], tunings: Iterable[FittedRecord]) -> Iterator[LatticeSet]:
     """The blocks of the same files, less every example that a weight was tuned on.
 
     Lattices are numbered through all files, so all examples of one kind have to go at once, and numbered lattices
@@ -25,7 +25,7 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[SetAside]) -> 
     Raises:
         ValueError: weights were tuned on all there are.
     """
-    merged: dict[str, SetAside] = {}
+    merged: dict[str, FittedRecord] = {}
     for tuning in tunings:
         known = merged.get(tuning.unit)
         merged[tuning.unit] = tuning if known is None else replace(known, examples=(*known.examples, *tuning.examples))
@@ -43,12 +43,12 @@ def without_any(lattices: Iterable[LatticeSet], tunings: Iterable[SetAside]) -> 
         )
 
 
-def numbered_without(paths: Paths, tunings: Iterable[SetAside]) -> Iterator[tuple[int, tuple[list[int], int]]]:
+def numbered_without(paths: Paths, tunings: Iterable[FittedRecord]) -> Iterator[tuple[int, tuple[list[int], int]]]:
     """Number, and tokens and prompt length, of every text of directories, less the texts that a weight was tuned on."""
     used = {number for tuning in tunings if tuning.unit == TEXT for number in tuning.examples}
     return ((number, text) for number, text in enumerate(texts_of(paths)) if number not in used)
 
 
-def texts_without(paths: Paths, tunings: Iterable[SetAside]) -> Iterator[tuple[list[int], int]]:
+def texts_without(paths: Paths, tunings: Iterable[FittedRecord]) -> Iterator[tuple[list[int], int]]:
     """Tokens and prompt length of these texts."""
     return (text for _, text in numbered_without(paths, tunings))

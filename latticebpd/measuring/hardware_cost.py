@@ -102,13 +102,13 @@ class ModelShape:
             else sum(parameter.numel() for parameter in blockwise.heads.parameters()),
             vocabulary=base.vocab_size,
             bytes_per_number=base.dtype.itemsize,
-            source=source if base.encodes else 0,
+            source=source if base.is_encoder_decoder else 0,
         )
 
 
 def _read_by_calls(base: BaseModel) -> list[Parameter]:
     """A model's parameters, but for those that an encoder has to itself."""
-    if not base.encodes:
+    if not base.is_encoder_decoder:
         return list(base.model.parameters())
     shared = {
         id(parameter) for part in (base.decoder, base.model.get_output_embeddings()) for parameter in part.parameters()

@@ -15,7 +15,7 @@ from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
-from latticebpd.drafters.lattice_sources import Source
+from latticebpd.drafters.lattice_sources import LatticeSource
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.quality import MEASURES, References, perplexity
@@ -105,10 +105,10 @@ def decode(
     counts = np.zeros((len(ways), 1), np.int64)
     verified, differing = np.zeros(len(ways), np.int64), np.zeros(len(ways), np.int64)
     written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
-    number, encodes = 0, BaseModel.of(model).encodes
+    number, is_encoder_decoder = 0, BaseModel.of(model).is_encoder_decoder
     for text, prompt_length in texts:
         begin = (
-            1 if encodes else prompt_length
+            1 if is_encoder_decoder else prompt_length
         )  # an encoder–decoder's output begins with its start token instead of the prompt
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
@@ -139,7 +139,7 @@ def decode(
 
 
 def system_drafters(
-    source: Source, systems: Sequence[str], lm: Models, alpha: float | None, prompt_context: bool = True
+    source: LatticeSource, systems: Sequence[str], lm: Models, alpha: float | None, prompt_context: bool = True
 ) -> dict[str, Factory]:
     """Systems on a source's lattices by name, see ``latticebpd.drafters.system_names``, the oracle among them."""
 
@@ -196,7 +196,7 @@ def qualities(
     return found
 
 
-def oracle_drafters(source_of: Callable[[int], Source], ks: Sequence[int]) -> dict[str, Factory]:
+def oracle_drafters(source_of: Callable[[int], LatticeSource], ks: Sequence[int]) -> dict[str, Factory]:
     """The oracle over each slot's k best arcs, for every k; k = 1 is vanilla. ``source_of``: from k to a source of such
     lattices."""
 

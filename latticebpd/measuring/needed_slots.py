@@ -25,7 +25,7 @@ LOSS = 0.005
 
 
 @dataclass
-class Walk:
+class DecodeReplay:
     """A walk through one text after the other. tokens, calls: so far. place: of the text's next lattice that it drafts
     from."""
 
@@ -48,11 +48,13 @@ def with_needed_slots(
     if calibration.unit != TEXT:
         return calibration
     scorer = CalibratedScorer(NgramScorer(lm), calibration)
-    walks: dict[tuple[int, int], Walk] = {}
+    walks: dict[tuple[int, int], DecodeReplay] = {}
     text, place = -1, 0
     for lattices, row, number in chosen(paths, TEXT, calibration.examples):
         if not walks:
-            walks = {(size, slots): Walk() for size in SIZES for slots in range(1, lattices.tokens.shape[1] + 1)}
+            walks = {
+                (size, slots): DecodeReplay() for size in SIZES for slots in range(1, lattices.tokens.shape[1] + 1)
+            }
         if number != text:
             text, place = number, 0
             for walk in walks.values():

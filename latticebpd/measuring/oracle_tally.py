@@ -171,7 +171,7 @@ def tally(
         if result is None:
             tried = tuple(heads) or (slots + 1,)
             result = OracleTally.zero(Signature.of(block, by=counted_by(by, block)), ks=tuple(ks), heads=tried)
-            walk, vanilla_walk = Walk(result.walked), Walk(np.zeros(3, np.int64))
+            walk, vanilla_walk = DecodeReplay(result.walked), DecodeReplay(np.zeros(3, np.int64))
         result.signature.check(block)
         place = ranks(block)
         reached = np.stack([lengths_of(place, k) for k in ks], axis=1)
@@ -193,7 +193,7 @@ def tally(
     return result
 
 
-class Walk:
+class DecodeReplay:
     """Decodes of texts by several drafters at once, through positions that come in order.
 
     A call at position i with ``a`` accepted tokens goes on at ``i + a + 1``. The fewest calls come from looking, among

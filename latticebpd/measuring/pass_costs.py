@@ -43,7 +43,7 @@ def profile(
         ValueError: an encoder-decoder, or sizes that are none.
     """
     stock = BaseModel.of(model)
-    if stock.encodes:
+    if stock.is_encoder_decoder:
         raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
     widths, batches = sorted(set(columns)), sorted(set(rows))
     if not widths or not batches or min(*widths, *batches, context, rounds) < 1:

@@ -86,7 +86,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
     """
     base, loss, count = BaseModel.of(model), 0.0, 0
     for text, prompt_length in texts:
-        longest = len(text) - prompt_length if base.encodes else len(text) - 1
+        longest = len(text) - prompt_length if base.is_encoder_decoder else len(text) - 1
         if base.max_positions is not None and longest > base.max_positions:
             raise ValueError(
                 f"expected texts of at most {base.max_positions} tokens (the model's positions), got {longest}; cut"
@@ -96,7 +96,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
         prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
         if not following.shape[1]:
             continue
-        if base.encodes:
+        if base.is_encoder_decoder:
             start = torch.full((1, 1), base.start_id, device=base.device)
             read = torch.cat([start, following[:, :-1]], dim=1)
             logits = base.model(input_ids=prompt, attention_mask=torch.ones_like(prompt), decoder_input_ids=read).logits

@@ -10,7 +10,7 @@ import numpy as np
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring.comparison import describe
-from latticebpd.measuring.oracle_tally import Walk
+from latticebpd.measuring.oracle_tally import DecodeReplay
 from latticebpd.measuring.signature import Signature
 from latticebpd.measuring.systems import outcome
 from latticebpd.scoring.rescoring import LanguageModel
@@ -86,7 +86,7 @@ def sweep_alpha(
     alphas = sorted(set(alphas))
     strategies = [strategy_named(system, lm, alpha) for alpha in alphas]
     found: AlphaSweep | None = None
-    walk: Walk | None = None
+    walk: DecodeReplay | None = None
     for block in blocks:
         if not len(block):
             continue
@@ -95,7 +95,7 @@ def sweep_alpha(
             signature = Signature.of(block, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
             counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
             found = AlphaSweep(system, tuple(alphas), counts, walked, signature)
-            walk = Walk(walked)
+            walk = DecodeReplay(walked)
         found.signature.check(block)
         lengths = np.stack([outcome(strategy, block, threads).lengths for strategy in strategies], axis=1)
         for row in range(len(alphas)):

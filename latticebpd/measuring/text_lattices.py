@@ -14,7 +14,7 @@ from torch import Tensor
 
 from latticebpd.drafters.block.block_lattices import block_lattices
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.lattice_sources import Blocks
+from latticebpd.drafters.lattice_sources import BlockLattices
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -51,9 +51,9 @@ class Foreseer(Protocol):
         slots + 1]`` nats, the base model's first."""
 
 
-def foreseer(drafts: BlockwiseLM | Blocks) -> Foreseer:
+def foreseer(drafts: BlockwiseLM | BlockLattices) -> Foreseer:
     """Of a model with heads, or of a block drafter beside its target."""
-    return _Blocks(drafts) if isinstance(drafts, Blocks) else _Heads(drafts)
+    return _Blocks(drafts) if isinstance(drafts, BlockLattices) else _Heads(drafts)
 
 
 class _Heads:
@@ -81,7 +81,7 @@ class _Heads:
 
 
 class _Blocks:
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: BlockLattices) -> None:
         self.blocks, self.model, self.vocab_size, self.fingerprint = (
             blocks,
             blocks.target,

@@ -17,7 +17,7 @@ import transformers
 import fst
 from latticebpd._version import __version__
 from latticebpd.decoding.loop import Generated, generate
-from latticebpd.drafters import Drafter, Heads, OracleDrafter, bundled, drafter_named
+from latticebpd.drafters import Drafter, HeadLattices, OracleDrafter, bundled, drafter_named
 from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
@@ -207,7 +207,9 @@ def systems(subject: Subject, continuation: list[int], settings: Settings) -> di
         return {label: drafter_named(name, None, subject.lm) for label, name in names.items()}
     found: dict[str, Drafter] = {}
     for label, name in names.items():
-        found[label] = drafter_named(name, Heads(model, *lattice_shape(settings.k, None, name, subject.lm)), subject.lm)
+        found[label] = drafter_named(
+            name, HeadLattices(model, *lattice_shape(settings.k, None, name, subject.lm)), subject.lm
+        )
     return {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
 
 
@@ -250,7 +252,7 @@ def run_demo(
         started = time.perf_counter()
         reference = _reference(subject, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
-        written = reference[0, 1 if base.encodes else len(prompt.ids) :].tolist()
+        written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
         for name, drafter in systems(subject, written, settings).items():
             tell(name)

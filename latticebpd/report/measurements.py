@@ -18,7 +18,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.measuring.comparison import Comparison, compare, describe
 from latticebpd.measuring.entropy import HeadEntropy, head_entropy
-from latticebpd.measuring.fitted_records import SetAside, without_any
+from latticebpd.measuring.fitted_records import FittedRecord, exclude_examples
 from latticebpd.measuring.latency import Latency, rescoring_latency
 from latticebpd.measuring.lattice_files import blocks, watched
 from latticebpd.measuring.oracle_tally import OracleTally, tally
@@ -111,7 +111,7 @@ class Measured:
 
     name: str
     texts: int | None
-    aside: tuple[SetAside, ...]
+    aside: tuple[FittedRecord, ...]
     oracle: OracleTally
     comparison: Comparison
     entropy: HeadEntropy | None
@@ -207,7 +207,7 @@ def measure(
     if vocab_size is None:
         vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
     found = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
-    first = next(without_any(blocks(datasets[0].paths), found[0].aside))
+    first = next(exclude_examples(blocks(datasets[0].paths), found[0].aside))
     words = {name: describe(model) for name, model in models.items()}
     latency = None
     if options.latency:
@@ -230,12 +230,12 @@ def _measure_one(
         return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {doing}", done))
 
     def read(doing: str) -> Iterator[LatticeSet]:
-        for block in watched(without_any(blocks(dataset.paths), tunings), watching(doing)):
+        for block in watched(exclude_examples(blocks(dataset.paths), tunings), watching(doing)):
             for name, model in models.items():
                 check_vocabulary(model, block.fingerprint, block.vocab_size, f"{dataset.name}'s model ({name})")
             yield block
 
-    tunings: list[SetAside] = []
+    tunings: list[FittedRecord] = []
     lattices, texts, has_entropy = _counted(read("texts"), dataset)
     fingerprint = lattices_fingerprint(dataset.paths)
     count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)

@@ -49,7 +49,7 @@ class Verified:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class EncodedSource:
     """What an encoder–decoder's decoder reads besides its own text: encoded once, selected with the rows.
 
     hidden: ``[rows, source, hidden]``; mask: ``[rows, source]``, 1 where the source has a token.
@@ -60,13 +60,13 @@ class Source:
 
     @classmethod
     @torch.inference_mode()
-    def encode(cls, model: Model, input_ids: Tensor, mask: Tensor) -> Source:
+    def encode(cls, model: Model, input_ids: Tensor, mask: Tensor) -> EncodedSource:
         """Run the encoder; ``[rows, source]`` both."""
         return cls(BaseModel.of(model).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
 
-    def select(self, rows: Tensor) -> Source:
+    def select(self, rows: Tensor) -> EncodedSource:
         """The given rows, in this order; a row may come several times."""
-        return Source(self.hidden[rows], self.mask[rows])
+        return EncodedSource(self.hidden[rows], self.mask[rows])
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Forward:
             reads it.
     """
 
-    def __init__(self, model: Model, source: Source | None, layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Model, source: EncodedSource | None, layers: Sequence[int] = ()) -> None:
         self.base = BaseModel.of(model)
         self.source, self.layers = source, tuple(layers)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import Forward, Source, Verified
+from latticebpd.target.forward import EncodedSource, Forward, Verified
 from latticebpd.target.stock_model import Model
 
 
@@ -33,7 +33,7 @@ class RecomputingVerifier:
         layers: those whose states are kept.
     """
 
-    def __init__(self, model: Model, source: Source | None = None, layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Model, source: EncodedSource | None = None, layers: Sequence[int] = ()) -> None:
         self.forward = Forward(model, source, layers)
         self.source = source
         self.device = self.forward.base.device

@@ -95,10 +95,10 @@ class RowCache:
         encodes: whether the model is an encoder–decoder, whose cache holds what it made of the sources as well.
     """
 
-    def __init__(self, encodes: bool) -> None:
+    def __init__(self, is_encoder_decoder: bool) -> None:
         self.text: Any = DynamicCache()
         self.text.layer_class_to_replicate = GrowingLayer
-        self.source = DynamicCache() if encodes else None
+        self.source = DynamicCache() if is_encoder_decoder else None
         self.beside = GrowingLayer()
         self.past: Any = self.text if self.source is None else EncoderDecoderCache(self.text, self.source)
         self.lengths: list[int] = []

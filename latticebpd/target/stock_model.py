@@ -155,14 +155,14 @@ class BaseModel:
         return dtype
 
     @property
-    def encodes(self) -> bool:
+    def is_encoder_decoder(self) -> bool:
         """Whether it is an encoder–decoder."""
         return bool(self.model.config.is_encoder_decoder)
 
     @property
     def decoder(self) -> Any:
         """The module that reads the text and gives final hidden states."""
-        if self.encodes:
+        if self.is_encoder_decoder:
             return self.model.get_decoder()
         own = self.model.base_model
         return own if own is not self.model else getattr(own, "model", own)  # Llama 4 calls it otherwise than it says
@@ -175,12 +175,16 @@ class BaseModel:
     @property
     def vocab_size(self) -> int:
         """Tokens that it writes; those that an encoder reads may be others."""
-        return len(self.model.get_output_embeddings().weight) if self.encodes else int(self.config.vocab_size)
+        return (
+            len(self.model.get_output_embeddings().weight) if self.is_encoder_decoder else int(self.config.vocab_size)
+        )
 
     @property
     def source_vocab_size(self) -> int:
         """Tokens that it reads as a prompt or, if it encodes, as a source."""
-        return int(self.model.get_input_embeddings().num_embeddings if self.encodes else self.config.vocab_size)
+        return int(
+            self.model.get_input_embeddings().num_embeddings if self.is_encoder_decoder else self.config.vocab_size
+        )
 
     @property
     def max_positions(self) -> int | None:
@@ -254,7 +258,7 @@ class BaseModel:
 
         Some models (RoBERTa's family) count otherwise where none are given.
         """
-        if self.encodes or not self.takes("position_ids"):
+        if self.is_encoder_decoder or not self.takes("position_ids"):
             return {"input_ids": tokens}
         return {
             "input_ids": tokens,
@@ -274,7 +278,7 @@ class BaseModel:
                 " cut them"
             )
 
-    def check_side(self, shortest: int, longest: int) -> None:
+    def check_rope_limit(self, shortest: int, longest: int) -> None:
         """Refuse texts that grow over the ``rope_boundary``, or lie on both sides of it.
 
         Args:
@@ -302,7 +306,7 @@ class BaseModel:
         What decoder-only models do behind their output embedding (cap logits, say) is left out: it changes no order of
         tokens.
         """
-        return self.scaled(self._output().scale if self.encodes else 1.0)
+        return self.scaled(self._output().scale if self.is_encoder_decoder else 1.0)
 
     @property
     def exact_projection(self) -> Projection | None:
@@ -319,18 +323,18 @@ class BaseModel:
         """Found out once for every model and type: in T5's family it depends on model, configuration and version."""
         known = _outputs.get(self.model)
         if known is None or known.dtype != self.dtype:
-            known = _outputs[self.model] = self._read_some()
+            known = _outputs[self.model] = self._probe_projection()
         return known
 
     @torch.no_grad()
-    def _read_some(self) -> _Output:
+    def _probe_projection(self) -> _Output:
         vocabulary = min(self.vocab_size, self.source_vocab_size)
         tokens = torch.arange(vocabulary, device=self.device)[:: max(1, vocabulary // 8)][
             None, :8
         ]  # one may have a state of zeros
         training = self.model.training
         self.model.eval()  # dropout would make any two passes differ
-        if self.encodes:
+        if self.is_encoder_decoder:
             encoded = self.encoder(input_ids=tokens).last_hidden_state
             logits = self.model(input_ids=tokens, decoder_input_ids=tokens, use_cache=False).logits
             read = self.decoder(input_ids=tokens, encoder_hidden_states=encoded, use_cache=False)
@@ -342,7 +346,8 @@ class BaseModel:
         if hidden is None:  # the model is not made of a part that gives states and an output embedding
             return _Output(1.0, False, self.dtype)
         known = [
-            _Output(scale, False, self.dtype) for scale in (1.0, float(hidden.shape[-1]) ** -0.5)[: 1 + self.encodes]
+            _Output(scale, False, self.dtype)
+            for scale in (1.0, float(hidden.shape[-1]) ** -0.5)[: 1 + self.is_encoder_decoder]
         ]
         try:
             made = [self.scaled(each.scale)(hidden) for each in known]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import Forward, Source, Verified
+from latticebpd.target.forward import EncodedSource, Forward, Verified
 from latticebpd.target.row_cache import RowCache
 from latticebpd.target.stock_model import Model
 from latticebpd.target.tree_positions import Placement
@@ -46,7 +46,7 @@ class TreeVerifier:
     """
 
     def __init__(
-        self, model: Model, placement: Placement, source: Source | None = None, layers: Sequence[int] = ()
+        self, model: Model, placement: Placement, source: EncodedSource | None = None, layers: Sequence[int] = ()
     ) -> None:
         self.forward = Forward(model, source, layers)
         self.placement = placement

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from latticebpd.cpu.attention import CPU_ATTENTION
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import Forward, Source
+from latticebpd.target.forward import EncodedSource, Forward
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.row_cache import RowCache
 from latticebpd.target.stock_model import BaseModel, Model
@@ -48,7 +48,7 @@ _trials: weakref.WeakKeyDictionary[PreTrainedModel, _Trial] = weakref.WeakKeyDic
 
 
 def verifier_for(
-    model: Model, source: Source | None = None, use_cache: bool = True, layers: Sequence[int] = ()
+    model: Model, source: EncodedSource | None = None, use_cache: bool = True, layers: Sequence[int] = ()
 ) -> Verifier:
     """The quickest verifier that is right for the model.
 
@@ -108,7 +108,7 @@ def _kinds(model: PreTrainedModel) -> tuple[Kind, ...]:
     if not layers_of(model).only_attention:
         return ()
     base = BaseModel.of(model)
-    if base.encodes:
+    if base.is_encoder_decoder:
         return ByRelativeBias, ByEmbedding
     return (ByPositionIds,) if base.takes("position_ids") else ()
 
@@ -116,19 +116,19 @@ def _kinds(model: PreTrainedModel) -> tuple[Kind, ...]:
 def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
     """Whether tree attention gives what plain causal passes give, on two rows of different lengths and branching
     trees."""
-    encodes, vocabulary = BaseModel.of(model).encodes, BaseModel.of(model).vocab_size
+    is_encoder_decoder, vocabulary = BaseModel.of(model).is_encoder_decoder, BaseModel.of(model).vocab_size
     if vocabulary < 4:
         return False
     a, b, c, d = range(vocabulary // 2 - 2, vocabulary // 2 + 2)
-    prompts = [[a], [b]] if encodes else [[a, b, c], [b]]
+    prompts = [[a], [b]] if is_encoder_decoder else [[a, b, c], [b]]
     trees = [
         DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1])),
         DraftTree(np.array([b, d]), np.array([-1, -1])),
     ]
     source = None
-    if encodes:
+    if is_encoder_decoder:
         tokens = torch.tensor([[a, b], [c, d]], device=model.device)
-        source = Source.encode(model, tokens, torch.ones_like(tokens))
+        source = EncodedSource.encode(model, tokens, torch.ones_like(tokens))
     found = []
     try:
         for verifier in (TreeVerifier(model, kind(model), source), RecomputingVerifier(model, source)):
@@ -157,7 +157,9 @@ def _is_causal(model: PreTrainedModel) -> bool:
     base = BaseModel.of(model)
     middle = base.vocab_size // 2  # special tokens stand at the ends of vocabularies
     tokens = torch.arange(middle, middle + 4, device=base.device)[None] % base.vocab_size
-    forward = Forward(base, Source.encode(base, tokens, torch.ones_like(tokens)) if base.encodes else None)
+    forward = Forward(
+        base, EncodedSource.encode(base, tokens, torch.ones_like(tokens)) if base.is_encoder_decoder else None
+    )
     whole = base.text(tokens)
     beginning, rest = ({name: value[:, part] for name, value in whole.items()} for part in (slice(3), slice(3, 4)))
     logits = forward.nodes({**whole, "use_cache": False}).logits_of([0] * 4, range(4))
@@ -165,7 +167,7 @@ def _is_causal(model: PreTrainedModel) -> bool:
         return False
     if not base.takes("past_key_values") or not layers_of(model).only_attention:
         return True
-    cache = RowCache(base.encodes).arguments
+    cache = RowCache(base.is_encoder_decoder).arguments
     try:
         forward.nodes({**beginning, **cache})
         kept = forward.nodes({**rest, **cache}).logits_of([0], [0])

@@ -97,7 +97,7 @@ def distill(
         raise ValueError(
             "expected either prompts (.npz) or text to cut them from, got both; distil one after the other"
         )
-    elif stock.encodes:
+    elif stock.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
         encoder = None
@@ -120,7 +120,7 @@ def distill(
     text = load_distilled(output)
     if corpus_output is not None:
         # Of an encoder-decoder, the start token is what every text's first token is predicted from.
-        read, history = (text.answers(stock.start_id), max(1, history)) if stock.encodes else (text, history)
+        read, history = (text.answers(stock.start_id), max(1, history)) if stock.is_encoder_decoder else (text, history)
         with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
             np.save(file, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

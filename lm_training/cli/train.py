@@ -158,7 +158,7 @@ def heads(
     warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtype), dtype)
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
-    if BaseModel.of(base).encodes and windows:
+    if BaseModel.of(base).is_encoder_decoder and windows:
         raise ValueError(
             f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus"
         )

@@ -191,12 +191,12 @@ def _check_fit(base: PreTrainedModel, prompts: Texts, options: DistillOptions) -
     limit, longest = stock.max_positions, int(prompts.lengths.max())
     if limit is None:
         return
-    if stock.encodes and max(longest, 1 + options.max_new_tokens) > limit:
+    if stock.is_encoder_decoder and max(longest, 1 + options.max_new_tokens) > limit:
         raise ValueError(
             f"expected sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
             f"got a source of {longest} and texts of up to {options.max_new_tokens}; ask for shorter ones"
         )
-    if not stock.encodes and longest + options.max_new_tokens > limit:
+    if not stock.is_encoder_decoder and longest + options.max_new_tokens > limit:
         raise ValueError(
             f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
             f"got {longest} + {options.max_new_tokens}; ask for shorter ones"

@@ -211,7 +211,7 @@ def add_states(
             not have; whole texts of an encoder-decoder, whose prompts are no part of what its decoder reads.
     """
     stock = BaseModel.of(model)
-    if whole and stock.encodes:
+    if whole and stock.is_encoder_decoder:
         raise ValueError(
             "expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out"
         )
@@ -235,7 +235,11 @@ def claim_states(
     whole: bool = False,
 ) -> None:
     """Begin with a directory of states, or go on with it."""
-    names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers") if model.encodes else ("num_hidden_layers",)
+    names = (
+        ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+        if model.is_encoder_decoder
+        else ("num_hidden_layers",)
+    )
     deepest = next((int(getattr(model.config, name)) for name in names if getattr(model.config, name, None)), 0)
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
@@ -304,18 +308,18 @@ def states_of(
         rows = [
             texts[index] for index in together
         ]  # the last token is read in vain, so that a prompt alone is read too
-        if stock.encodes:
+        if stock.is_encoder_decoder:
             answers = [texts[index][texts.prompt_lengths[index] :] for index in together]
             rows = [np.concatenate([[stock.start_id], answer]) for answer in answers]
         inputs = torch.from_numpy(padded(rows, 0)[0]).to(stock.device)
         encoded = {}
-        if stock.encodes:
+        if stock.is_encoder_decoder:
             both = zip(("sources", "mask"), padded(sources, stock.pad_id or 0), strict=True)
             encoded = {name: torch.from_numpy(each).to(stock.device) for name, each in both}
         read = read_states(stock, inputs, **encoded, every_layer=bool(layers))
         for place, index in enumerate(together):
             count = int(texts.lengths[index] - texts.prompt_lengths[index])
-            begin = 0 if stock.encodes else int(texts.prompt_lengths[index]) - 1
+            begin = 0 if stock.is_encoder_decoder else int(texts.prompt_lengths[index]) - 1
             wanted = [read[-1], *(read[layer] for layer in layers)]
             found[index] = {
                 name: each[place, begin : begin + count].cpu() for name, each in zip(names, wanted, strict=True)

@@ -57,12 +57,13 @@ class ByGenerate:
     @torch.inference_mode()
     def __call__(self, prompts: Sequence[np.ndarray], max_new_tokens: int) -> list[np.ndarray]:
         """What follows each prompt, up to and with its end of text."""
-        end_ids, encodes = self.model.eos_ids, self.model.encodes
+        end_ids, is_encoder_decoder = self.model.eos_ids, self.model.is_encoder_decoder
         fill = self.model.pad_id if self.model.pad_id is not None else min(end_ids, default=0)
         # A text goes on at its prompt's right end; a source has no such end, and an encoder counts positions from the
         # left.
         ids, mask = (
-            torch.from_numpy(array).to(self.model.device) for array in padded(list(prompts), fill, left=not encodes)
+            torch.from_numpy(array).to(self.model.device)
+            for array in padded(list(prompts), fill, left=not is_encoder_decoder)
         )
         out = self.model.model.generate(
             ids,
@@ -72,6 +73,8 @@ class ByGenerate:
             max_new_tokens=max_new_tokens,
             pad_token_id=fill,
         )
-        rows = out[:, 1 if encodes else ids.shape[1] :].cpu().numpy()  # behind the decoder's start token, or the prompt
+        rows = (
+            out[:, 1 if is_encoder_decoder else ids.shape[1] :].cpu().numpy()
+        )  # behind the decoder's start token, or the prompt
         ends = [np.flatnonzero(np.isin(row, end_ids)) for row in rows]
         return [row[: int(end[0]) + 1] if len(end) else row for row, end in zip(rows, ends, strict=True)]

@@ -58,7 +58,7 @@ class BlockObjective(Objective[BlockBatch]):
         data: HeadData,
         validation: HeadData,
         options: BlockDrafterTraining,
-        made_of: dict[str, Any] | None = None,
+        run_identity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(options)
         self.options: BlockDrafterTraining = options
@@ -67,7 +67,7 @@ class BlockObjective(Objective[BlockBatch]):
         self.validation = BlockSampler(target, drafter, validation, "validation", options.anchors)
         if int((data.texts.lengths - data.texts.prompt_lengths).max(initial=0)) < 2:
             raise ValueError("expected training texts of at least 2 written tokens (an anchor and a label), got none")
-        self.drafter, self.embedding, self._made_of = drafter, target.get_input_embeddings(), made_of or {}
+        self.drafter, self.embedding, self._made_of = drafter, target.get_input_embeddings(), run_identity or {}
         projection = BaseModel.of(target).projection
         self.project = drafter.output(projection)
         self.target = projection if drafter.draft_tokens is None else projection.over(drafter.draft_tokens)
@@ -163,7 +163,7 @@ class BlockObjective(Objective[BlockBatch]):
             "chain_block_efficiency": round(1 + committed / blocks, 4),
         }
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         return {"data": self.data.texts.fingerprint(), **self._made_of}
 
     def save(self, directory: Path) -> None:
@@ -282,7 +282,7 @@ def train_block_drafter(
             given.states.require_model(own, "the target")
     torch.nn.Module.to(target, process.device)
     config, tokens = drafter.config, drafter.draft_tokens
-    made_of = {
+    run_identity = {
         "target": own, "drafter": weights_fingerprint(drafter), "warm_start": warm_start,
         "block_size": config.block_size,
         "mask_token": config.mask_token_id, "layers": [layer + 1 for layer in config.target_layer_ids],
@@ -291,7 +291,7 @@ def train_block_drafter(
         "taught": "all" if drafter.fc.weight.requires_grad else "bigram",
         "shortlist": fingerprint(None if tokens is None else tokens.numpy()),
     }  # fmt: skip
-    objective = BlockObjective(drafter.to(process.device), target, data, validation, options, made_of)
+    objective = BlockObjective(drafter.to(process.device), target, data, validation, options, run_identity)
     trainer = Trainer(objective, Path(directory), options, process)
     if warm_start and not trainer.begun:
         begin_well(objective, target)

@@ -71,7 +71,7 @@ class BlockwiseObjective(Objective[HeadBatch]):
         validation: HeadData | Texts,
         options: HeadTraining | BlockwiseTraining,
         make_optimizers: Callable[[BlockwiseLM], list[torch.optim.Optimizer]],
-        made_of: dict[str, Any] | None = None,
+        run_identity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(options)
         data, validation = HeadData.of(data), HeadData.of(validation)
@@ -85,7 +85,7 @@ class BlockwiseObjective(Objective[HeadBatch]):
         weights = options.head_weights or (1.0,) * (heads - 1)
         if len(weights) != heads - 1 or not all(0 <= weight < math.inf for weight in weights) or sum(weights) <= 0:
             raise ValueError(f"expected {heads - 1} head weights >= 0, not all 0 (heads 2 to {heads}), got {weights}")
-        self.model, self.make_optimizers, self._made_of = model, make_optimizers, made_of or {}
+        self.model, self.make_optimizers, self._made_of = model, make_optimizers, run_identity or {}
         self.options: HeadTraining | BlockwiseTraining = options
         self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
         if data.states is not None and not self.frozen:
@@ -191,7 +191,7 @@ class BlockwiseObjective(Objective[HeadBatch]):
             out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
         return out.block_efficiency
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         return {"data": self.data.source.fingerprint(), **self._made_of}
 
     def save(self, directory: Path) -> None:

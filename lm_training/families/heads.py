@@ -67,13 +67,13 @@ def train_heads(
             groups.append({"params": taught, "lr": options.base_learning_rate})
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
 
-    made_of = {
+    run_identity = {
         "base": base,
         "heads": {"kind": model.heads.kind, **model.heads.settings()},
         "warm_start": _learnt(model.heads),
     }
-    made_of["shortlist"] = fingerprint(model.shortlist)
-    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, made_of)
+    run_identity["shortlist"] = fingerprint(model.shortlist)
+    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, run_identity)
     Trainer(objective, Path(directory), options, process).run(progress)
     model.eval()
     return model

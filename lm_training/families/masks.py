@@ -33,7 +33,7 @@ from latticebpd.drafters import GadDrafter
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 from lm_training.families.translators import PairSampler, nothing
 from lm_training.training.optimizers import adamw_and_muon
@@ -90,7 +90,7 @@ class DrafterObjective(Objective[Windows]):
         made_of: what a run that goes on must have begun with, beside data and options.
     """
 
-    made_before: Mapping[str, Any] = {"bidirectional": False}
+    legacy_defaults: Mapping[str, Any] = {"bidirectional": False}
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DrafterObjective(Objective[Windows]):
         validation: Texts,
         options: DrafterTraining,
         serve: Callable[[NonAutoregressiveModel], float] | None = None,
-        made_of: dict[str, Any] | None = None,
+        run_identity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(options)
         smallest = options.smallest_block or drafter.block_size
@@ -121,7 +121,7 @@ class DrafterObjective(Objective[Windows]):
             validation,
             smallest,
             serve,
-            made_of or {},
+            run_identity or {},
         )
         self.pairs = PairSampler(drafter.base, data, options.batch_tokens, options.seed)
         self.tokens_per_step = self.pairs.tokens_per_batch
@@ -220,12 +220,12 @@ class DrafterObjective(Objective[Windows]):
             right = importance[inside][logits.detach().argmax(dim=-1) == batch.labels[scored]].sum()
         return {"loss": (losses * importance[scored]).sum() * batch.weight, "accuracy": right * batch.weight}
 
-    def encoded(self, batch: Windows) -> Source:
+    def encoded(self, batch: Windows) -> EncodedSource:
         """The sources, encoded once, as many times as each has rows of windows."""
         source, times = self.drafter.encode(batch.sources, batch.mask), len(batch.labels) // len(batch.sources)
         return source.select(torch.arange(len(batch.sources), device=batch.sources.device).repeat_interleave(times))
 
-    def filled(self, batch: Windows, source: Source) -> Tensor:
+    def filled(self, batch: Windows, source: EncodedSource) -> Tensor:
         """``[rows, windows, slots]``: the best token of every labelled mask, -1 elsewhere."""
         inside = batch.labels != UNLABELLED
         predicted = torch.full_like(batch.labels, -1)
@@ -258,7 +258,7 @@ class DrafterObjective(Objective[Windows]):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return adamw_and_muon(self.drafter, self.options, betas=(0.9, 0.98))
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         return {"data": self.pairs.data.fingerprint(), **self._made_of}
 
     def save(self, directory: Path) -> None:
@@ -296,13 +296,13 @@ def train_drafter(
                 verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128
             ).block_efficiency
 
-    made_of = {
+    run_identity = {
         "verifier": weights_fingerprint(verifier), "drafter": weights_fingerprint(drafter),
         "block_size": drafter.block_size,
         "anchored": drafter.anchored, "bidirectional": drafter.bidirectional, "dropout": drafter.base.config.dropout,
     }  # fmt: skip
     objective = DrafterObjective(
-        drafter.to(process.device), data, validation, options, serve if sources else None, made_of
+        drafter.to(process.device), data, validation, options, serve if sources else None, run_identity
     )
     torch.manual_seed(options.seed)
     Trainer(objective, Path(directory), options, process).run(progress)

@@ -108,7 +108,7 @@ class RescorerObjective(Objective[NextTokenBatch]):
         begins_with: Any = None,
     ) -> None:
         super().__init__(options)
-        if BaseModel.of(model).encodes:
+        if BaseModel.of(model).is_encoder_decoder:
             raise ValueError(
                 f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})"
             )
@@ -181,7 +181,7 @@ class RescorerObjective(Objective[NextTokenBatch]):
             "accuracy": round(hits / labels, 4),
         }
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         return {"data": self.source.fingerprint(), "model": self.begins_with}
 
     def save(self, directory: Path) -> None:

@@ -202,7 +202,7 @@ class TranslationObjective(Objective[PairBatch]):
             "accuracy": round(right / max(count, 1), 4),
         }
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         return {"data": self.pairs.data.fingerprint(), "model": self.begins_with}
 
     def save(self, directory: Path) -> None:

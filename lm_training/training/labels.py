@@ -66,8 +66,8 @@ class ModelTexts:
     def of(cls, model: Model, data: Texts, name: str) -> ModelTexts:
         """Prompts and what follows them, as a model takes them; ValueError where vocabulary or positions do not fit."""
         stock = BaseModel.of(model)
-        read = cls(data.answers(stock.start_id), data.prompts()) if stock.encodes else cls(data, None)
-        sources = stock.source_positions if stock.encodes else None
+        read = cls(data.answers(stock.start_id), data.prompts()) if stock.is_encoder_decoder else cls(data, None)
+        sources = stock.source_positions if stock.is_encoder_decoder else None
         for part, ids, limit in (
             (read.texts, stock.vocab_size, stock.max_positions),
             (read.sources, stock.source_vocab_size, sources),

@@ -31,7 +31,7 @@ from fst.files import replacing, replacing_files, require_writable
 from latticebpd import console
 from lm_training.training.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
 from lm_training.training.training_options import LoopOptions
-from lm_training.training.trim_heap import give_freed_back
+from lm_training.training.trim_heap import trim_heap
 
 STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
@@ -50,8 +50,8 @@ class Objective(nn.Module, Generic[Batch]):
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
-    made_before: Mapping[str, Any] = {}
-    """What runs of earlier versions, which do not say it, were begun with; part of ``made_of``."""
+    legacy_defaults: Mapping[str, Any] = {}
+    """What runs of earlier versions, which do not say it, were begun with; part of ``run_identity``."""
 
     def __init__(self, options: LoopOptions) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Objective(nn.Module, Generic[Batch]):
         """Measurements on held-out data, for the log."""
         return {}
 
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         """Hashes of data and of models to begin with, and shapes: what a run that goes on must agree with, beside the
         options."""
         raise NotImplementedError
@@ -184,7 +184,7 @@ class Trainer:
                 seconds = time.perf_counter() - started
                 self.seconds += seconds
                 if self.step % UPDATES_BETWEEN_TRIMS == 0:
-                    give_freed_back()
+                    trim_heap()
                 if not math.isfinite(values["loss"]):
                     rates = ", ".join(str(rate) for rates in self._peak_rates for rate in rates)
                     raise ValueError(
@@ -264,7 +264,12 @@ class Trainer:
                     tensors[f"optimizer{number}.{index}.{name}"] = whole(torch.as_tensor(value))
         if self.process.rank:
             return
-        record = {"step": self.step, "options": self.options.record(), "made_of": self.made_of, "seconds": self.seconds}
+        record = {
+            "step": self.step,
+            "options": self.options.record(),
+            "made_of": self.run_identity,
+            "seconds": self.seconds,
+        }
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
         with replacing(self.directory / STATE_STEP) as temporary:
@@ -307,11 +312,11 @@ class Trainer:
             self._trim_log()
 
     @functools.cached_property
-    def made_of(self) -> dict[str, Any]:
+    def run_identity(self) -> dict[str, Any]:
         """What a run that goes on must have been started with."""
         whole = {
             "objective": type(self.objective).__name__,
-            **self.objective.made_of(),
+            **self.objective.run_identity(),
             **self.options.record(free=False),
         }
         known: dict[str, Any] = json.loads(json.dumps(whole))
@@ -320,7 +325,7 @@ class Trainer:
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError where the checkpoint is of another run; one of an earlier version that does not say so is
         believed."""
-        found, wanted = {**self.objective.made_before, **record.get("made_of", {})}, self.made_of
+        found, wanted = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
         for name in sorted(found.keys() & wanted.keys()):
             if found[name] != wanted[name]:
                 raise ValueError(

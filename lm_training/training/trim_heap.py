@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 
-def give_freed_back() -> None:
+def trim_heap() -> None:
     """Give freed memory back to the system, where the C library is glibc, which keeps it.
 
     Batches of texts have another shape at every update, so freed tensors leave gaps that the next ones do not fit: an

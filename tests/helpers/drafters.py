@@ -23,8 +23,8 @@ from latticebpd import (
     TreeDrafter,
     VanillaDrafter,
 )
-from latticebpd.drafters import Heads
-from latticebpd.drafters.strategies import Tree
+from latticebpd.drafters import HeadLattices
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -42,7 +42,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "paths": lambda heads, texts: PathsDrafter(heads, LM, p=4, alpha=0.7, k=3),
     "tree": lambda heads, texts: TreeDrafter(heads, LM, num_nodes=20, k=5),
     "calibrated tree": lambda heads, texts: LatticeDrafter(
-        Heads(heads, 5), Tree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)
+        HeadLattices(heads, 5), BestTree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)
     ),
     "oracle": lambda heads, texts: OracleDrafter(heads, texts, k=6),
     "all right": lambda heads, texts: GoldDrafter(texts, 4),

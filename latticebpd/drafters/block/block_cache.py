@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
-from latticebpd.drafters.prefix_cache import GrowingText, ReadTexts
+from latticebpd.drafters.prefix_cache import GrowingText, PrefixCache
 from latticebpd.target.stock_model import BaseModel, Model
 
 
@@ -42,7 +42,7 @@ class BlockFiller:
         self.drafter = drafter
         self.output = drafter.output(base.projection)
         self.embeddings: Any = base.model.get_input_embeddings().weight
-        self.read = ReadTexts(encodes=False)
+        self.read = PrefixCache(is_encoder_decoder=False)
 
     def embedded(self, anchors: Tensor) -> Tensor:
         """``[rows, blocks]`` anchors' tokens -> ``[rows, blocks * block_size, hidden]``: each block's anchor, and
@@ -93,7 +93,7 @@ class BlockFiller:
             together: blocks in one pass.
         """
         drafter, config, device = self.drafter, self.drafter.config, self.drafter.device
-        cache = ReadTexts(encodes=False).cache
+        cache = PrefixCache(is_encoder_decoder=False).cache
         cache.lengths = [len(layers)]
         if len(layers):
             drafter.read(

@@ -139,7 +139,7 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
         ValueError: the target is an encoder–decoder, or the numbers describe no drafter.
     """
     base = BaseModel.of(target)
-    if base.encodes:
+    if base.is_encoder_decoder:
         raise ValueError(
             "expected a decoder-only model for a block drafter, got an encoder–decoder; see `latticebpd train drafter`"
         )
@@ -348,7 +348,7 @@ def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None =
         ValueError: the target is an encoder–decoder, or differs in hidden size, vocabulary or layers.
     """
     base, config = BaseModel.of(target), drafter.config
-    if base.encodes:
+    if base.is_encoder_decoder:
         raise ValueError(
             "expected a decoder-only target for a block drafter, got an encoder–decoder; see `latticebpd train drafter`"
         )

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.cpu.int8_linear import RoundedLinear
+from latticebpd.cpu.int8_linear import Int8Linear
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
 from latticebpd.target.stock_model import BaseModel, Projection
@@ -110,7 +110,7 @@ class BlockwiseLM(nn.Module):
             weight.device,
         )
         if self._short is None or self._short[0] != key:
-            self._short = (key, whole.over(tokens, RoundedLinear() if rounded else None))
+            self._short = (key, whole.over(tokens, Int8Linear() if rounded else None))
         return self._short[1]
 
     def head_logits(self, hidden: Tensor, slots: int | None = None) -> Tensor:

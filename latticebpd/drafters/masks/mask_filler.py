@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
-from latticebpd.drafters.prefix_cache import GrowingText, ReadTexts
-from latticebpd.target.forward import Source
+from latticebpd.drafters.prefix_cache import GrowingText, PrefixCache
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
 
@@ -25,8 +25,8 @@ class MaskFiller:
         self.model = model
         self.device = model.base.device
         self.encoded: dict[tuple[int, ...], Tensor] = {}
-        self.read = ReadTexts(encodes=True)
-        self.source = Source(torch.empty(0), torch.empty(0))
+        self.read = PrefixCache(is_encoder_decoder=True)
+        self.source = EncodedSource(torch.empty(0), torch.empty(0))
 
     @torch.inference_mode()
     def logits(self, states: Sequence[GrowingText], slots: int) -> Tensor:
@@ -75,6 +75,6 @@ class MaskFiller:
         if places is None:
             lines = [self.encoded[source] for source in sources]
             masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
-            self.source = Source(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
+            self.source = EncodedSource(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
         elif places != list(range(before)):
             self.source = self.source.select(torch.tensor(places, device=self.device))

@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from fst.files import replacing
 from latticebpd.target.checkpoints import load_base
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.tree_positions import ByEmbedding
 
@@ -141,7 +141,7 @@ class NonAutoregressiveModel(nn.Module):
     ) -> None:
         super().__init__()
         stock = BaseModel.of(base)
-        if not stock.encodes or not hasattr(stock.decoder, "embed_positions"):
+        if not stock.is_encoder_decoder or not hasattr(stock.decoder, "embed_positions"):
             raise ValueError(
                 "expected an encoder–decoder with embedded positions as drafter, such as Marian or BART, got"
                 f" {base.config.model_type}"
@@ -170,11 +170,13 @@ class NonAutoregressiveModel(nn.Module):
     def max_positions(self) -> int:
         return BaseModel.of(self).max_positions or 0
 
-    def encode(self, input_ids: Tensor, mask: Tensor) -> Source:
+    def encode(self, input_ids: Tensor, mask: Tensor) -> EncodedSource:
         """Run the encoder, with gradients if they are wanted; ``[rows, source]`` both, the mask 1 at tokens."""
-        return Source(BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask)
+        return EncodedSource(
+            BaseModel.of(self).encoder(input_ids=input_ids, attention_mask=mask).last_hidden_state, mask
+        )
 
-    def forward(self, source: Source, columns: Columns, cache: Any = None) -> Tensor:
+    def forward(self, source: EncodedSource, columns: Columns, cache: Any = None) -> Tensor:
         """``[rows, slots, hidden]``: the decoder's final hidden states at the columns that say the slots.
 
         Args:
@@ -312,7 +314,7 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
         ValueError: there is none that can be read.
     """
     model = load_base(directory, dtype)
-    if not BaseModel.of(model).encodes:
+    if not BaseModel.of(model).is_encoder_decoder:
         raise ValueError(
             f"{directory}: expected an encoder–decoder (config.json, model.safetensors), found a decoder-only model"
         )

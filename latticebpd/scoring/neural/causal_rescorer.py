@@ -56,7 +56,7 @@ class CausalRescorer:
         use_cache: bool = True,
     ) -> None:
         base = BaseModel.of(model)
-        if base.encodes:
+        if base.is_encoder_decoder:
             raise ValueError(
                 f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})"
             )

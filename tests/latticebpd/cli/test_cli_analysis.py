@@ -19,7 +19,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
-from latticebpd.measuring.fitted_records import without_any
+from latticebpd.measuring.fitted_records import exclude_examples
 from latticebpd.measuring.quality import perplexity
 from latticebpd.measuring.tuning import lattices_fingerprint, without
 from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
@@ -133,7 +133,7 @@ def test_the_oracle_and_its_decodes_leave_out_what_a_weight_was_tuned_on(
     status, out, err = run(*command, "--model", model_directory, "--json")
     assert status == 0, err
     record = json.loads(out)
-    (left,) = (block for block in without_any(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.json")))
+    (left,) = (block for block in exclude_examples(blocks([tmp_path / "shards"]), Tuning.load(tmp_path / "tuned.json")))
     assert np.unique(left.sequence).tolist() == [3]
     assert record["lattices"] == 13
     for row, decoded, efficiency in zip(

@@ -32,7 +32,7 @@ NEW = 10
 def test_operations_are_those_that_torch_counts(family: str) -> None:
     model: Any = tiny(family, seed=3, attention="eager")
     ids = torch.tensor([[3, 4, 6, 8, 2]])
-    shape, encodes = ModelShape.of(model), model.config.is_encoder_decoder
+    shape, is_encoder_decoder = ModelShape.of(model), model.config.is_encoder_decoder
     with FlopCounterMode(display=False) as counted:
         model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=9)
     # Before version 5, transformers computes some families' logits for the whole prompt, and Llama's rotary angles,
@@ -40,15 +40,15 @@ def test_operations_are_those_that_torch_counts(family: str) -> None:
     before_5 = Version(transformers.__version__).major < 5
     prompt = 4 * 2 * shape.output_weights if before_5 and family in ("opt", "bloom") else 0
     angles = 2 * 4 if before_5 and family == "llama" else 0  # of a column
-    greedy = shape.greedy_flops(5 if encodes else 0, 1 if encodes else 5, 9)
+    greedy = shape.greedy_flops(5 if is_encoder_decoder else 0, 1 if is_encoder_decoder else 5, 9)
     assert greedy + prompt + 13 * angles == counted.get_total_flops()
     if family == "bloom":  # read without a cache
         return
     jacobi(model, ids, max_new_tokens=9)  # what kind of model it is, is found out the first time
     with FlopCounterMode(display=False) as counted:
         found = jacobi(model, ids, max_new_tokens=9)
-    predicted = int(found.columns[0]) - (0 if encodes else 4)
-    own = shape.flops(5 if encodes else 0, int(found.columns[0]), int(found.pairs[0]), predicted)
+    predicted = int(found.columns[0]) - (0 if is_encoder_decoder else 4)
+    own = shape.flops(5 if is_encoder_decoder else 0, int(found.columns[0]), int(found.pairs[0]), predicted)
     assert own + int(found.columns[0]) * angles == counted.get_total_flops()
 
 

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, narrow
+from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, use_cpu_kernels
 from latticebpd.cpu.attention import CPU_ATTENTION, attend
-from latticebpd.cpu.int8_linear import RoundedLinear
-from latticebpd.cpu.linear import NarrowLinear, PackedLinear
-from latticebpd.cpu.llama_layer import NarrowLayer
+from latticebpd.cpu.int8_linear import Int8Linear
+from latticebpd.cpu.linear import CpuLinear, PackedLinear
+from latticebpd.cpu.llama_layer import CpuLlamaLayer
 from latticebpd.drafters.bundled import Bundle, load_bundle
 from latticebpd.drafters.heads.head_networks import BlockHeads, Int8BlockHeads
 from latticebpd.target.stock_model import Projection
@@ -69,7 +69,7 @@ def test_a_packed_layer_takes_what_pytorch_takes() -> None:
 
 
 def test_changed_weights_are_laid_out_anew_and_gradients_are_pytorchs() -> None:
-    model = narrow(nn.Sequential(nn.Linear(4, 3)))
+    model = use_cpu_kernels(nn.Sequential(nn.Linear(4, 3)))
     x = torch.randn(2, 4)
     with torch.no_grad():
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_a_weight_that_lies_where_another_lay_is_laid_out_anew() -> None:
     for outputs, inputs in ((4, 8), (12, 8), (12, 3), (5, 8)):
         x = torch.randn(2, inputs)
         torch.testing.assert_close(layer(x, rows[:outputs, :inputs]), F.linear(x, rows[:outputs, :inputs]))
-    model = narrow(
+    model = use_cpu_kernels(
         nn.Linear(300, 300, bias=False)
     )  # memory of this size goes back to the system, which gives the same again
     x = torch.randn(1, 300)
@@ -107,9 +107,9 @@ def test_a_model_without_such_layers_is_refused() -> None:
     with pytest.raises(
         ValueError, match="expected a model with linear layers in float32 on a CPU, got bfloat16 on cpu"
     ):
-        narrow(nn.Linear(4, 3, dtype=torch.bfloat16))
+        use_cpu_kernels(nn.Linear(4, 3, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="got no linear layers"):
-        narrow(nn.ReLU())
+        use_cpu_kernels(nn.ReLU())
 
 
 class _Module(nn.Module):
@@ -193,7 +193,7 @@ def small_llama() -> LlamaForCausalLM:
 
 @torch.inference_mode()
 def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: int) -> None:
-    model = narrow(small_llama())
+    model = use_cpu_kernels(small_llama())
     assert model.config._attn_implementation == CPU_ATTENTION
     prompt = list(range(3, 40))
     tree = DraftTree(np.array([5, 6, 7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 0, 1, 2, 3, 4], np.int32))
@@ -215,10 +215,10 @@ def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: i
 
 @torch.inference_mode()
 def test_llamas_layers_are_computed_whole_and_give_what_pytorch_gives(threads: int) -> None:
-    plain, changed = small_llama(), narrow(small_llama())
+    plain, changed = small_llama(), use_cpu_kernels(small_llama())
     ids, mask = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     expected, found = (model(ids, attention_mask=mask, output_hidden_states=True) for model in (plain, changed))
-    assert all(isinstance(layer, NarrowLayer) and layer.packed.kernels is not None for layer in changed.model.layers)
+    assert all(isinstance(layer, CpuLlamaLayer) and layer.packed.kernels is not None for layer in changed.model.layers)
     assert len(found.hidden_states) == len(expected.hidden_states) == 4
     for one, other in zip(found.hidden_states, expected.hidden_states, strict=True):
         torch.testing.assert_close(one[mask == 1], other[mask == 1], rtol=1e-4, atol=1e-4)
@@ -227,7 +227,7 @@ def test_llamas_layers_are_computed_whole_and_give_what_pytorch_gives(threads: i
 def test_a_layer_whose_parts_are_others_is_computed_as_they_are() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     for change in (_halved, _replaced, _heard, _narrower):
-        plain, changed = small_llama(), narrow(small_llama())
+        plain, changed = small_llama(), use_cpu_kernels(small_llama())
         with torch.no_grad():
             before = changed(ids).logits
             change(plain)
@@ -259,7 +259,7 @@ def _narrower(model: LlamaForCausalLM) -> None:
 
 
 def test_gradients_of_a_narrow_layer_are_pytorchs() -> None:
-    plain, changed = small_llama(), narrow(small_llama())
+    plain, changed = small_llama(), use_cpu_kernels(small_llama())
     for model in (plain, changed):
         with torch.no_grad():
             model(torch.tensor([[5, 6, 7]]))
@@ -281,7 +281,7 @@ def test_heads_are_computed_by_the_kernel_and_stay_theirs(threads: int) -> None:
     torch.manual_seed(0)
     plain = BlockHeads(96, 5, 40)
     plain.down.data.normal_()
-    changed = narrow(nn.ModuleList([copy.deepcopy(plain), nn.Linear(2, 2)]))[0]
+    changed = use_cpu_kernels(nn.ModuleList([copy.deepcopy(plain), nn.Linear(2, 2)]))[0]
     assert isinstance(changed, Int8BlockHeads)
     hidden = torch.randn(2, 3, 96)
     for slots in (None, 1, 3):
@@ -301,7 +301,7 @@ def test_heads_are_computed_by_the_kernel_and_stay_theirs(threads: int) -> None:
 
 @torch.inference_mode()
 def test_logits_of_the_first_columns_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = narrow(small_llama())
+    model = use_cpu_kernels(small_llama())
     nodes = np.arange(15, dtype=np.int32)
     verifier = verifier_for(model)
     verifier.prefill([list(range(3, 40))])
@@ -318,7 +318,7 @@ def test_logits_of_the_first_columns_are_one_product(monkeypatch: pytest.MonkeyP
 def test_best_tokens_are_those_of_all_logits_and_looked_for_a_few_columns_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, nodes = narrow(small_llama()), np.arange(15, dtype=np.int32)
+    model, nodes = use_cpu_kernels(small_llama()), np.arange(15, dtype=np.int32)
     model.lm_head.weight[11] = model.lm_head.weight[7]  # what is best may be so twice
     tree = DraftTree(nodes + 20, (nodes - 1) // 2)
     asked: list[tuple[int, ...]] = []
@@ -359,14 +359,14 @@ def test_the_largest_output_is_pytorchs_whatever_is_given() -> None:
     x[1], x[2, 3] = x[1] * 1e37, torch.nan
     assert torch.equal(layer.largest(x, weight), F.linear(x, weight).argmax(dim=-1))
     assert torch.equal(layer.largest(x.double(), weight.double()), F.linear(x, weight).argmax(dim=-1))
-    scaled = Projection(narrow(nn.Linear(40, 90)), 0.5, torch.randn(90))  # T5's and Marian's
+    scaled = Projection(use_cpu_kernels(nn.Linear(40, 90)), 0.5, torch.randn(90))  # T5's and Marian's
     assert torch.equal(scaled.best(x[3:]), scaled(x[3:]).argmax(dim=-1))
     assert torch.equal(replace(scaled, bias=None).best(x[3:]), replace(scaled, bias=None)(x[3:]).argmax(dim=-1))
 
 
 @torch.no_grad()
 def test_hooks_of_the_output_embedding_have_their_say_in_what_is_best() -> None:
-    layer, x = narrow(nn.Linear(40, 90)), torch.randn(5, 40)
+    layer, x = use_cpu_kernels(nn.Linear(40, 90)), torch.randn(5, 40)
     projection = Projection(layer)
     expected = layer(x).argmin(dim=-1)
     handle = layer.register_forward_hook(lambda module, given, output: -output)
@@ -379,7 +379,7 @@ def test_hooks_of_the_output_embedding_have_their_say_in_what_is_best() -> None:
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
     found = load_bundle()
-    narrow(found.model)
+    use_cpu_kernels(found.model)
     return found
 
 
@@ -418,14 +418,14 @@ def test_heads_rounded_to_8_bits_draft_what_exact_ones_draft(bundle: Bundle) -> 
     gaps = (found.gather(-1, best.indices) - best.values).abs()
     assert gaps.mean() < 0.03
     assert gaps.max() < 0.3
-    assert isinstance(model.head_projection.embedding.linear, RoundedLinear)
+    assert isinstance(model.head_projection.embedding.linear, Int8Linear)
     assert model.projection.embedding is model.base.get_output_embeddings()
 
 
 @torch.no_grad()
 def test_a_rounded_layer_takes_what_pytorch_takes() -> None:
     torch.manual_seed(0)
-    weight, bias, layer = torch.randn(6, 40), torch.randn(6), RoundedLinear()
+    weight, bias, layer = torch.randn(6, 40), torch.randn(6), Int8Linear()
     for x in (torch.randn(40), torch.randn(2, 3, 40), torch.randn(5, 80)[:, ::2], torch.randn(40, 5).T):
         assert _gap(layer(x, weight, bias), F.linear(x, weight, bias)) < 0.02
     for empty in (torch.empty(0, 40), torch.empty(2, 0, 40)):
@@ -447,8 +447,8 @@ def test_a_rounded_layer_takes_what_pytorch_takes() -> None:
 def test_other_families_keep_their_texts(family: str) -> None:
     """All of them, whatever of them can be computed by the kernels."""
     plain, changed = tiny(family), tiny(family)
-    narrow(changed)
-    assert any(isinstance(module, NarrowLinear) for module in changed.modules())
+    use_cpu_kernels(changed)
+    assert any(isinstance(module, CpuLinear) for module in changed.modules())
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]])
     expected = plain.generate(ids, do_sample=False, max_new_tokens=16)
     assert torch.equal(changed.generate(ids, do_sample=False, max_new_tokens=16), expected)

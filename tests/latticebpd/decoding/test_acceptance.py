@@ -18,12 +18,12 @@ from torch import Tensor
 from latticebpd import (
     Acceptance,
     Distance,
-    Drafted,
     Drafter,
     DraftTree,
     Exact,
     GoldDrafter,
     MinimumBlock,
+    NodeDrafts,
     NoDrafter,
     Sampling,
     SausageLattice,
@@ -276,7 +276,7 @@ def test_speculative_sampling_tries_siblings_without_replacement() -> None:
     random, draws = np.random.default_rng(5), 6_000
     trees = [DraftTree.from_paths(random.choice(4, (3, 1), replace=False, p=q), lattice) for _ in range(draws)]
     rule = SpeculativeSampling(generator=torch.Generator().manual_seed(7))
-    chosen = rule.choose(torch.tensor(np.log(p)).expand(draws, -1), Drafted(trees, [-1] * draws), [0] * draws)
+    chosen = rule.choose(torch.tensor(np.log(p)).expand(draws, -1), NodeDrafts(trees, [-1] * draws), [0] * draws)
     seen = np.bincount(chosen, minlength=len(p))
     assert ((seen - draws * p) ** 2 / (draws * p)).sum() < 23.5  # beyond that with probability 1e-4
     assert np.mean([token in tree.tokens for token, tree in zip(chosen, trees, strict=True)]) > 0.6
@@ -291,7 +291,7 @@ def test_speculative_sampling_refuses_drafts_that_were_not_drawn() -> None:
 def test_rules_see_what_the_drafter_thought_of_its_drafts() -> None:
     lattice = SausageLattice([[1, 2], [0, -1]], [[-0.1, -2.0], [-0.3, -np.inf]])
     tree = replace(draft_tree(lattice, None, num_nodes=4), lattice=lattice)
-    seen = Drafted([tree, tree, DraftTree.from_paths([[5]])], [-1, 0, -1])
+    seen = NodeDrafts([tree, tree, DraftTree.from_paths([[5]])], [-1, 0, -1])
     assert [seen(i).tolist() for i in range(3)] == [[1, 2], [0], [5]]
     first, second = seen.log_probs(0), seen.log_probs(1)
     assert first is not None

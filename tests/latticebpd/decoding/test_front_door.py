@@ -12,7 +12,7 @@ import torch
 
 from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDrafter, load
 from latticebpd.drafters import LatticeDrafter, bundled
-from latticebpd.drafters.strategies import Tree
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -67,7 +67,7 @@ def test_the_bundled_models_parts_are_there_with_the_weight_of_the_default_syste
     assert toy.calibration == stored_calibration(bundled.LM)
     default = toy.drafter()
     assert isinstance(default, LatticeDrafter)
-    assert isinstance(default.strategy, Tree)
+    assert isinstance(default.strategy, BestTree)
     assert isinstance(default.strategy.scorer, CalibratedScorer)
     assert isinstance(toy.drafter("16-best"), LatticeDrafter)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from latticebpd import Acceptance, Distance, DraftTree, Exact, MinimumBlock, Sampling, TopBeta, TopK
-from latticebpd.decoding.acceptance import Drafted
+from latticebpd.decoding.acceptance import NodeDrafts
 from latticebpd.decoding.rule_names import EXPECTED, parse_rule
 
 
@@ -32,7 +32,7 @@ def test_sample_takes_the_settings_given_beside_it() -> None:
     logits = torch.tensor([[0.0, 9.0, 8.0]])
     for name in ("sample", "min-block:3,sample"):
         rule = parse_rule(name, temperature=0.5, top_k=1, top_p=None)
-        assert rule.choose(logits, Drafted([DraftTree.empty()], [-1]), [9]) == [1]
+        assert rule.choose(logits, NodeDrafts([DraftTree.empty()], [-1]), [9]) == [1]
     assert isinstance(parse_rule("sample"), Sampling)
 
 

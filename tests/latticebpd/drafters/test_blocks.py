@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from latticebpd import custom_generate, generate
 from latticebpd.drafters import (
-    Blocks,
+    BestTree,
+    BlockLattices,
     DrafterHeads,
     LatticeDrafter,
     MixtureDrafter,
     PromptNgramDrafter,
     State,
-    Tree,
     Vanilla,
 )
 from latticebpd.drafters.block.block_lattices import block_lattices
@@ -74,8 +74,8 @@ def test_texts_of_a_batch_are_those_of_generate(family: str, kind: str) -> None:
     drafter = tiny_drafter(target, **KINDS[kind])
     ids, mask = padded()
     expected = greedy(target, 14)
-    for strategy in (Vanilla(), Tree(as_scorer(trigram(VOCAB), 0.5), 12)):
-        run = LatticeDrafter(Blocks(drafter, target, 5), strategy)
+    for strategy in (Vanilla(), BestTree(as_scorer(trigram(VOCAB), 0.5), 12)):
+        run = LatticeDrafter(BlockLattices(drafter, target, 5), strategy)
         out = generate(target, ids, run, max_new_tokens=14, attention_mask=mask, trace=True)
         for row, text in enumerate(expected):
             written = [token for block in out.blocks(row) for token in block]
@@ -117,7 +117,7 @@ def test_the_states_a_drafter_sees_are_those_of_a_plain_pass(use_cache: bool) ->
 def test_a_kept_context_gives_the_lattices_of_one_read_anew(kind: str) -> None:
     target = tiny_target(seed=3)
     drafter = tiny_drafter(target, **KINDS[kind])
-    kept = Blocks(drafter, target, 4)
+    kept = BlockLattices(drafter, target, 4)
 
     class Compared:
         needs_layers = kept.needs_layers
@@ -127,7 +127,7 @@ def test_a_kept_context_gives_the_lattices_of_one_read_anew(kind: str) -> None:
         def propose(self, states: list[State]) -> list[DraftTree]:
             found = kept.lattices(states)
             for lattice, state in zip(found, states, strict=True):
-                (alone,) = Blocks(drafter, target, 4).lattices([state])
+                (alone,) = BlockLattices(drafter, target, 4).lattices([state])
                 assert lattice is not None
                 assert alone is not None
                 assert np.array_equal(lattice.tokens, alone.tokens)
@@ -153,7 +153,7 @@ def test_lattices_hold_the_best_tokens_of_the_drafters_own_pass() -> None:
     drafter = tiny_drafter(target, draft_tokens=[2, 5, 8, 9, 30])
     text = [4, 17, 9, 21]
     states = layer_states(target, text, drafter.config.target_layer_ids)[:-1]
-    (lattice,) = Blocks(drafter, target, 3).lattices([State(0, text, 2, None, 9, (), states)])
+    (lattice,) = BlockLattices(drafter, target, 3).lattices([State(0, text, 2, None, 9, (), states)])
     assert lattice is not None
     assert lattice.slots == 3
     embedded = target.get_input_embeddings().weight[[21, MASK, MASK, MASK]][None]
@@ -177,7 +177,9 @@ def test_a_lattice_has_no_more_slots_than_may_be_drafted_or_were_asked_for() -> 
     states = layer_states(target, [4, 5, 6], drafter.config.target_layer_ids)[:-1]
 
     def slots(depth: int, wanted: int | None = None) -> int:
-        (lattice,) = Blocks(drafter, target, 3, wanted).lattices([State(0, [4, 5, 6], 3, None, depth, (), states)])
+        (lattice,) = BlockLattices(drafter, target, 3, wanted).lattices(
+            [State(0, [4, 5, 6], 3, None, depth, (), states)]
+        )
         assert lattice is not None
         return lattice.slots
 
@@ -187,7 +189,7 @@ def test_a_lattice_has_no_more_slots_than_may_be_drafted_or_were_asked_for() -> 
 def test_rows_that_come_and_go_keep_the_texts_of_generate() -> None:
     """A mixture asks its second drafter for some rows at some calls only."""
     target = tiny_target(seed=3)
-    lattices = LatticeDrafter(Blocks(tiny_drafter(target), target, 4), Tree(as_scorer(None), 8))
+    lattices = LatticeDrafter(BlockLattices(tiny_drafter(target), target, 4), BestTree(as_scorer(None), 8))
     mixed = MixtureDrafter(PromptNgramDrafter(block_size=6, num_nodes=6), lattices, num_nodes=8)
     assert needs_layers(mixed) == lattices.needs_layers == (1, 2)
     ids, mask = padded()
@@ -198,7 +200,7 @@ def test_rows_that_come_and_go_keep_the_texts_of_generate() -> None:
 
 def test_transformers_own_generate_drafts_by_blocks() -> None:
     target: Any = tiny_target(seed=3)
-    drafter = LatticeDrafter(Blocks(tiny_drafter(target, layers=1), target, 4), Tree(as_scorer(None), 8))
+    drafter = LatticeDrafter(BlockLattices(tiny_drafter(target, layers=1), target, 4), BestTree(as_scorer(None), 8))
     ids = torch.tensor([PROMPTS[0]])
     written = target.generate(ids, custom_generate=custom_generate(drafter), do_sample=False, max_new_tokens=12)
     assert written.tolist() == target.generate(ids, do_sample=False, max_new_tokens=12).tolist()
@@ -207,7 +209,9 @@ def test_transformers_own_generate_drafts_by_blocks() -> None:
 def test_drafters_that_need_other_layers_cannot_be_mixed() -> None:
     target = tiny_target()
     one, two = (
-        LatticeDrafter(Blocks(tiny_drafter(target, target_layer_ids=ids), target, 4), Tree(as_scorer(None), 8))
+        LatticeDrafter(
+            BlockLattices(tiny_drafter(target, target_layer_ids=ids), target, 4), BestTree(as_scorer(None), 8)
+        )
         for ids in ((0,), (1,))
     )
     with pytest.raises(
@@ -218,7 +222,7 @@ def test_drafters_that_need_other_layers_cannot_be_mixed() -> None:
 
 def test_states_without_layers_are_refused() -> None:
     target = tiny_target()
-    source = Blocks(tiny_drafter(target), target, 4)
+    source = BlockLattices(tiny_drafter(target), target, 4)
     with pytest.raises(
         ValueError, match="expected the target's layers' states of 2 tokens, which a block drafter reads, got none"
     ):
@@ -231,7 +235,7 @@ def test_more_arcs_than_the_drafter_knows_tokens_are_refused(k: int, kind: str) 
     drafter = tiny_drafter(target, **KINDS[kind])
     states = layer_states(target, [4, 5, 6], drafter.config.target_layer_ids)[:-1]
     with pytest.raises(ValueError, match="arcs per slot"):
-        Blocks(drafter, target, k).lattices([State(0, [4, 5, 6], 3, None, 5, (), states)])
+        BlockLattices(drafter, target, k).lattices([State(0, [4, 5, 6], 3, None, 5, (), states)])
 
 
 def chain_by_hand(drafter: BlockDrafter, logits: Tensor, anchor: int, path: list[int], hidden: Tensor) -> float:

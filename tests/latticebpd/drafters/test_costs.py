@@ -17,7 +17,7 @@ from latticebpd import DraftTree, SausageLattice
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
-from latticebpd.drafters.strategies import Pauses, Sized, Tree, best_size
+from latticebpd.drafters.strategies import BestTree, DraftingBudget, Sized, best_size
 from latticebpd.measuring.pass_costs import profile
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.verifier_choice import verifier_for
@@ -130,7 +130,7 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
     lattice = SausageLattice([list(range(9))], np.log(np.full((1, 9), 1 / 9)))
     costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(share,))
     source = Asked(lattice)
-    sized = Sized(Tree(NgramScorer(None), 9), costs)
+    sized = Sized(BestTree(NgramScorer(None), 9), costs)
     _, saved = best_size([sized.trees.draft([lattice], [[1]])[0].log_probs], costs)
     assert saved < 0
     drafter, seconds = LatticeDrafter(source, sized), 0.0
@@ -144,7 +144,7 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
     source.lattice = SausageLattice([[3], [4], [5], [6]], np.zeros((4, 1)))  # the text repeats itself now
     drafted = [len(drafter.propose([state])[0]) for _ in range(40)]
     first = next(number for number, size in enumerate(drafted) if size)
-    assert first <= share / Pauses.SHARE
+    assert first <= share / DraftingBudget.SHARE
     assert drafted[first:] == [4] * (40 - first)
 
 
@@ -153,19 +153,25 @@ def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
     allows."""
     rng = np.random.default_rng(0)
     for _ in range(200):
-        pauses, seconds, lost, looks, losses = Pauses(), float(rng.uniform(0.1, 9)), 0.0, 0, rng.uniform(0.01, 0.3)
+        budget, seconds, lost, looks, losses = (
+            DraftingBudget(),
+            float(rng.uniform(0.1, 9)),
+            0.0,
+            0,
+            rng.uniform(0.01, 0.3),
+        )
         promises = np.where(rng.random(400) < rng.random(), -losses, rng.uniform(0, 1, 400)) * seconds
         for call, promised in enumerate(promises.tolist(), 1):
-            if pauses.over(seconds):
-                pauses.hear(promised)
+            if budget.allows(seconds):
+                budget.credit(promised)
                 lost, looks = lost - promised, looks + 1
-            assert lost <= (Pauses.FIRST + Pauses.SHARE * call + losses) * seconds * 1.0001
-        assert looks > 0.9 * 400 * min(1, Pauses.SHARE / losses)
+            assert lost <= (DraftingBudget.FIRST + DraftingBudget.SHARE * call + losses) * seconds * 1.0001
+        assert looks > 0.9 * 400 * min(1, DraftingBudget.SHARE / losses)
 
 
 def test_trees_are_cut_and_texts_stay() -> None:
     lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
-    whole = Tree(NgramScorer(None), 9)
+    whole = BestTree(NgramScorer(None), 9)
     (full,) = whole.draft([lattice], [[1]])
     (cut,) = Sized(whole, CURVE).draft([lattice], [[1]])
     size, _ = best_size([full.log_probs], CURVE)
@@ -185,8 +191,8 @@ def test_a_decode_with_costs_is_the_same_text(run: Run, tmp_path: Path) -> None:
         texts[name] = json.loads(printed)
     assert texts["plain"]["text"] == texts["cut"]["text"]
     assert texts["cut"]["verified_tokens"] < texts["plain"]["verified_tokens"]
-    status, _, told = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
-    assert (status, "expected N-tree or N-calibrated with costs" in told) == (2, True)
+    status, _, scoring_context = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
+    assert (status, "expected N-tree or N-calibrated with costs" in scoring_context) == (2, True)
 
 
 def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -228,7 +234,7 @@ def test_passes_are_measured(run: Run, tmp_path: Path) -> None:
     assert measured.drafting[0] > 0
     status, _, _ = run("profile", "--columns", "1", "--rounds", 1, "--context", 8, "--system", "16-copies+best")
     assert status == 2
-    status, _, told = run("profile", "--columns", "0,3")
-    assert (status, "expected --columns as numbers from 1" in told) == (2, True)
+    status, _, scoring_context = run("profile", "--columns", "0,3")
+    assert (status, "expected --columns as numbers from 1" in scoring_context) == (2, True)
     with pytest.raises(ValueError, match="decoder-only"):
         profile(tiny("t5", 0))

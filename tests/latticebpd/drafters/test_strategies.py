@@ -31,12 +31,12 @@ from latticebpd import (
     rescore,
 )
 from latticebpd.drafters import (
-    Best,
-    Heads,
+    BestTree,
+    HeadLattices,
+    NBestPaths,
     Oracle,
     SavedTopK,
     Strategy,
-    Tree,
     Vanilla,
     drafter_named,
     needs_hidden,
@@ -61,11 +61,11 @@ LM = good_model()
 STRATEGIES: dict[str, Strategy] = {
     "vanilla": Vanilla(),
     "oracle": Oracle(),
-    "paths": Best(as_scorer(LM, 0.5), 3),
-    "all paths": Best(as_scorer(None), 400),
-    "tree": Tree(as_scorer(LM, 0.5), 5),
-    "neural paths": Best(NeuralRescorer(tiny("gpt2")), 2),
-    "neural tree": Tree(NeuralRescorer(tiny("gpt2")), 4),
+    "paths": NBestPaths(as_scorer(LM, 0.5), 3),
+    "all paths": NBestPaths(as_scorer(None), 400),
+    "tree": BestTree(as_scorer(LM, 0.5), 5),
+    "neural paths": NBestPaths(NeuralRescorer(tiny("gpt2")), 2),
+    "neural tree": BestTree(NeuralRescorer(tiny("gpt2")), 4),
 }
 
 
@@ -164,10 +164,10 @@ def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
         ("vanilla", Vanilla()),
         ("chain", GreedyChain()),
         ("oracle", Oracle()),
-        ("16-best", (Best, 16, "a", 0.5)),
-        ("8-tree", (Tree, 8, "a", 0.5)),
-        ("16-best:0-gram", (Best, 16, None, 1.0)),
-        ("8-tree:b", (Tree, 8, "b", 0.5)),
+        ("16-best", (NBestPaths, 16, "a", 0.5)),
+        ("8-tree", (BestTree, 8, "a", 0.5)),
+        ("16-best:0-gram", (NBestPaths, 16, None, 1.0)),
+        ("8-tree:b", (BestTree, 8, "b", 0.5)),
     ],
 )
 def test_names_stand_for_strategies(name: str, expected: object) -> None:
@@ -177,9 +177,9 @@ def test_names_stand_for_strategies(name: str, expected: object) -> None:
         assert found == expected
         return
     kind, size, model, alpha = expected
-    assert isinstance(found, Best | Tree)
+    assert isinstance(found, NBestPaths | BestTree)
     assert isinstance(found.scorer, NgramScorer)
-    assert (type(found), found.p if isinstance(found, Best) else found.num_nodes) == (kind, size)
+    assert (type(found), found.p if isinstance(found, NBestPaths) else found.num_nodes) == (kind, size)
     assert (found.scorer.lm, found.scorer.alpha) == (None if model is None else models[model], alpha)
     assert str(SystemName.parse(name)) == name.partition(":")[0]
 
@@ -191,7 +191,7 @@ def test_names_that_are_no_strategies_are_refused(name: str) -> None:
 
 
 def test_names_stand_for_drafters(model: BlockwiseLM) -> None:
-    heads = Heads(model, 4)
+    heads = HeadLattices(model, 4)
     assert isinstance(drafter_named("greedy", None), NoDrafter)
     copies, mixed, tree = (
         drafter_named(name, heads, trigram()) for name in ("7-copies", "copies+9-tree", "9-tree:0-gram")

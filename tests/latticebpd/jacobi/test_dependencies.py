@@ -21,7 +21,7 @@ from latticebpd import GoldDrafter
 from latticebpd.jacobi import (
     Cell,
     Dependencies,
-    Drafted,
+    DraftedInitial,
     RandomTokens,
     Wait,
     dependencies,
@@ -243,7 +243,7 @@ def sentences() -> list[Sentence]:
 
 def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -> None:
     model = RuleModel(follows_its_predecessor)
-    drafted = Drafted(GoldDrafter([list(range(2, 10))]))
+    drafted = DraftedInitial(GoldDrafter([list(range(2, 10))]))
     found = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
     assert found.right_since.tolist() == [1] + [0] * 7
     assert found.cells.tolist() == [[Cell.NEWLY_RIGHT] + [Cell.NOT_RIGHT] * 7, [Cell.SETTLED] * 8]

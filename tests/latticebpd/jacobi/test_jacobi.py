@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 from latticebpd import BlockwiseLM, DraftTree, NoDrafter, PathsDrafter, PromptNgramDrafter, VanillaDrafter
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.jacobi import (
-    Drafted,
+    DraftedInitial,
     Initial,
     LengthRatio,
     NgramContinuation,
@@ -31,7 +31,7 @@ from latticebpd.jacobi import (
     jacobi,
     trajectory,
 )
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.rule_models import (
@@ -153,7 +153,7 @@ def _holds_to_greedy_decoding(
     model = _models(family, seed, eos)
     ids, mask = padded(rows)
     expected = greedy(model, ids, mask)
-    first = [Padding(), RandomTokens(VOCABULARY, seed), SourceCopy(), Drafted(PromptNgramDrafter(block_size=4))][
+    first = [Padding(), RandomTokens(VOCABULARY, seed), SourceCopy(), DraftedInitial(PromptNgramDrafter(block_size=4))][
         initial
     ]
     found = hybrid_jacobi(model, ids, block_size, first, max_length, attention_mask=mask, max_new_tokens=NEW)
@@ -170,7 +170,7 @@ def test_drafts_of_heads_as_initial_values_leave_the_text_alone(base: str) -> No
     for drafter in (VanillaDrafter(model), PathsDrafter(model, trigram(), p=1, k=4), PromptNgramDrafter(), NoDrafter()):
         for algorithm in (jacobi, gauss_seidel_jacobi, hybrid_jacobi):
             found = algorithm(
-                model, ids, initial=Drafted(drafter), attention_mask=mask, max_new_tokens=NEW, pad_token_id=0
+                model, ids, initial=DraftedInitial(drafter), attention_mask=mask, max_new_tokens=NEW, pad_token_id=0
             )
             assert found.sequences.tolist() == expected.tolist()
 
@@ -319,7 +319,7 @@ def test_a_pass_from_nothing_reads_what_a_prefill_reads(family: str, use_cache: 
     source = None
     if model.config.is_encoder_decoder:
         tokens = torch.tensor([[3, 4, 6], [7, 7, 2]])
-        source = Source.encode(model, tokens, torch.ones_like(tokens))
+        source = EncodedSource.encode(model, tokens, torch.ones_like(tokens))
     prefilled, begun = (verifier_for(model, source, use_cache) for _ in range(2))
     expected = prefilled.prefill(rows).hidden[:, 0]
     begun.begin(2)
@@ -380,6 +380,6 @@ def test_initialisations_share_one_interface() -> None:
         SourceCopy(),
         PreviousOutput([]),
         NgramContinuation(trigram()),
-        Drafted(NoDrafter()),
+        DraftedInitial(NoDrafter()),
     ]
     assert [each.after_first_token for each in everything] == [False] * 5 + [True]

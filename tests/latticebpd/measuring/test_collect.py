@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from latticebpd import GoldDrafter, LatticeSet, OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
-from latticebpd.drafters import Blocks, Heads, State
+from latticebpd.drafters import BlockLattices, HeadLattices, State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.sausage import PADDING, SausageLattice
@@ -87,7 +87,7 @@ def test_drafts_may_be_deeper_than_the_heads(model: BlockwiseLM, collected: tupl
 
 def test_decoded_oracle_by_arcs(model: BlockwiseLM, collected: tuple[LatticeSet, Texts]) -> None:
     lattices, texts = collected
-    decoded = decode(model, texts.items(), oracle_drafters(lambda k: Heads(model, k), [1, 2, 4]))
+    decoded = decode(model, texts.items(), oracle_drafters(lambda k: HeadLattices(model, k), [1, 2, 4]))
     assert decoded.calls.tolist() == tally([lattices], [1, 2, 4]).walked[:, 0, 1].tolist()
     assert decoded.counts.sum(axis=1).tolist() == decoded.calls.tolist()
     with pytest.raises(ValueError, match="at least one text"):
@@ -306,7 +306,7 @@ def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int)
 )
 def test_lattices_of_a_block_drafter_are_those_that_a_decode_draws(parts: dict[str, Any]) -> None:
     target = tiny_target(seed=3)
-    drafts = Blocks(tiny_drafter(target, block_size=5, **parts), target, 4)
+    drafts = BlockLattices(tiny_drafter(target, block_size=5, **parts), target, 4)
     lattices, texts = collect(
         drafts, Texts.of_rows([[5, 9, 12], [3, 20, 7, 8, 1]], [3, 5]), CollectOptions(k=4, max_new_tokens=12)
     )

@@ -18,7 +18,7 @@ from latticebpd.drafters.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring import compare, comparison, lattice_files, lengths_of, ranks, run_system
-from latticebpd.measuring.fitted_records import without_any
+from latticebpd.measuring.fitted_records import exclude_examples
 from latticebpd.measuring.replay import accept_length
 from latticebpd.measuring.sweep import sweep_alpha
 from latticebpd.scoring.rescoring import Tuned, as_scorer
@@ -322,9 +322,9 @@ def test_examples_of_several_tunings_are_left_out_by_their_own_numbers(
     parts = [found.take(np.arange(0, 3)), found.take(np.arange(3, len(found)))]
     if not kept:
         with pytest.raises(ValueError, match="expected lattices besides those that the weights were tuned on"):
-            list(without_any(parts, tunings))
+            list(exclude_examples(parts, tunings))
         return
-    left = [tokens for block in without_any(parts, tunings) for tokens in block.tokens.tolist()]
+    left = [tokens for block in exclude_examples(parts, tunings) for tokens in block.tokens.tolist()]
     assert left == found.tokens[kept].tolist()
 
 

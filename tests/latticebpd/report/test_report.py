@@ -22,7 +22,7 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, rescoring_latency, tally
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import CollectOptions, collect_shards
-from latticebpd.measuring.fitted_records import without_any
+from latticebpd.measuring.fitted_records import exclude_examples
 from latticebpd.measuring.hardware_cost import ModelShape
 from latticebpd.measuring.latency import _shaped
 from latticebpd.measuring.tuning import lattices_fingerprint, without
@@ -231,7 +231,7 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
     assert not [
         tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system
     ]  # they have no weight to tune
-    kept = list(without_any(blocks([lattices]), measured.aside))
+    kept = list(exclude_examples(blocks([lattices]), measured.aside))
     expected = compare(kept, [f"{n}-calibrated" for n in NODES], lm)
     for name, value in zip(expected.systems, expected.block_efficiency.tolist(), strict=True):
         assert measured.efficiency[name] == value

@@ -15,7 +15,7 @@ import fst
 from latticebpd import SausageLattice
 from latticebpd.drafters import bundled
 from latticebpd.drafters.default_systems import default_block_system, default_system
-from latticebpd.drafters.strategies import Tree
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
@@ -116,7 +116,7 @@ def test_records_come_back_and_are_used(stored: Path) -> None:
     assert stored_calibration(stored) == WEIGHTS
     assert is_calibrated(stored)
     strategy = strategy_named("9-calibrated", stored)
-    assert isinstance(strategy, Tree)
+    assert isinstance(strategy, BestTree)
     assert isinstance(strategy.scorer, CalibratedScorer)
     assert (strategy.num_nodes, strategy.scorer.calibration) == (9, WEIGHTS)
     assert set_aside_by(stored) == (WEIGHTS,)
@@ -191,8 +191,8 @@ def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Pat
         ("calibrated", ("--lm", lm, "--trace", tmp_path / "page.html")),
         ("greedy", ("--system", "greedy")),
     ):
-        status, printed, told = run(*arguments, *options)
-        assert status == 0, told
+        status, printed, scoring_context = run(*arguments, *options)
+        assert status == 0, scoring_context
         texts[name] = json.loads(printed)
     assert texts["calibrated"]["text"] == texts["greedy"]["text"]
     assert texts["calibrated"]["block_efficiency"] > 1.5

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from latticebpd import generate
-from latticebpd.drafters import Heads, PromptNgramDrafter, drafter_named
+from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
 from latticebpd.measuring.spec_bench import Question, forward_func, run
@@ -38,7 +38,7 @@ def chat(smollm2: BlockwiseLM) -> ChatTemplate:
 
 @pytest.mark.parametrize("system", ["16-copies", "16-tree", "copies+16-tree"])
 def test_answers_are_those_of_generate(smollm2: BlockwiseLM, chat: ChatTemplate, system: str) -> None:
-    drafter = drafter_named(system, Heads(smollm2, 64), lm_beside(NAME))
+    drafter = drafter_named(system, HeadLattices(smollm2, 64), lm_beside(NAME))
     calls = tokens = 0
     for question in ("Repeat this three times: the train leaves at nine.", "Name three rivers in Germany."):
         prompt = chat.prompt([question])

@@ -30,7 +30,7 @@ def texts(cache: RowCache) -> list[list[float]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_hold_what_lists_would(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    cache, expected = RowCache(encodes=False), [[] for _ in range(4)]  # type: list[list[int]]
+    cache, expected = RowCache(is_encoder_decoder=False), [[] for _ in range(4)]  # type: list[list[int]]
     cache.lengths = [0] * 4
     for _ in range(12):
         rows, columns = len(expected), int(rng.integers(1, 7))

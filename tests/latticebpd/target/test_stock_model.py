@@ -15,11 +15,11 @@ def test_adapter_tells_what_a_model_is(family: str) -> None:
     model = tiny(family, eos=7)
     base = BaseModel.of(model)
     assert base.model is model
-    assert base.encodes == (family in {"t5", "marian", "bart"})
+    assert base.is_encoder_decoder == (family in {"t5", "marian", "bart"})
     assert (base.vocab_size, base.source_vocab_size, base.hidden_size) == (VOCABULARY, VOCABULARY, 16)
     assert base.max_positions == (None if family in {"t5", "bloom"} else POSITIONS)
     assert (base.pad_id, base.eos_ids) == (0, [7])
-    if base.encodes:
+    if base.is_encoder_decoder:
         assert base.start_id == 1
 
 
@@ -30,7 +30,7 @@ def test_projection_makes_the_models_own_logits(family: str) -> None:
     projection = base.exact_projection
     assert projection is not None
     with torch.inference_mode():
-        if base.encodes:
+        if base.is_encoder_decoder:
             source = base.encoder(input_ids=tokens).last_hidden_state
             hidden = base.decoder(input_ids=tokens, encoder_hidden_states=source).last_hidden_state
             logits = base.model(input_ids=tokens, decoder_input_ids=tokens).logits

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
-from latticebpd.target.forward import Source
+from latticebpd.target.forward import EncodedSource
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.tree_attention import TreeVerifier, visible_keys
@@ -26,7 +26,7 @@ PATHS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=4), min_size=
 ROWS = st.lists(st.tuples(st.lists(st.integers(3, 22), min_size=1, max_size=5), PATHS), min_size=1, max_size=4)
 
 
-def tree_verifier(model: PreTrainedModel, source: Source | None = None) -> TreeVerifier:
+def tree_verifier(model: PreTrainedModel, source: EncodedSource | None = None) -> TreeVerifier:
     placement = tree_placement(model)
     assert placement is not None
     return TreeVerifier(model, placement, source)
@@ -60,7 +60,7 @@ def test_tree_attention_equals_recomputing_over_several_calls(family: str) -> No
     prompts = [[3], [4], [5]] if model.config.is_encoder_decoder else [[3, 4, 5, 6], [7], [8, 9]]
     source = None
     if model.config.is_encoder_decoder:
-        source = Source.encode(
+        source = EncodedSource.encode(
             model, torch.tensor([[4, 5, 6], [0, 9, 8], [3, 3, 7]]), torch.tensor([[1, 1, 1], [0, 1, 1], [1, 1, 1]])
         )
     verifiers: list[Verifier] = [tree_verifier(model, source), RecomputingVerifier(model, source)]
@@ -127,7 +127,7 @@ def test_last_hidden_state_is_what_the_logits_are_made_of(family: str) -> None:
     model = tiny(family, dtype=torch.float64)
     source = None
     if model.config.is_encoder_decoder:
-        source = Source.encode(model, torch.tensor([[4, 5, 6]]), torch.ones(1, 3, dtype=torch.long))
+        source = EncodedSource.encode(model, torch.tensor([[4, 5, 6]]), torch.ones(1, 3, dtype=torch.long))
     verifier = verifier_for(model, source)
     verifier.prefill([[1]])
     lazy = verifier.verify([5], [DraftTree.from_paths([[6, 7]])]).logits_of([0, 0, 0], [0, 1, 2])

@@ -52,7 +52,7 @@ def test_states_are_those_that_each_written_token_was_chosen_from(family: str, t
     stock = BaseModel.of(base)
     for index, (text, prompt) in enumerate(data.items()):
         with torch.no_grad():
-            if stock.encodes:
+            if stock.is_encoder_decoder:
                 out = base(torch.tensor([text[:prompt]]),
                 decoder_input_ids=torch.tensor([[stock.start_id, *text[prompt:-1]]]),
                            output_hidden_states=True)  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_training.training.trim_heap import _malloc_trim, give_freed_back
+from lm_training.training.trim_heap import _malloc_trim, trim_heap
 
 
 def resident() -> int:
@@ -37,7 +37,7 @@ def test_gaps_between_living_memory_are_given_back() -> None:
         if number % 20:
             libc.free(each)
     before = resident()
-    give_freed_back()
+    trim_heap()
     after = resident()
     for each in kept:
         libc.free(each)
