@@ -11,21 +11,23 @@ passes over other numbers of files must count the same, or the run ends with an 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 SLOTS, ARCS, VOCABULARY, TEXT = 9, 16, 8192, 128
 KS, HEADS = [1, 2, 4, 8, 16], [3, 6, 10]
+RANKS = 0.36 * 0.6 ** np.arange(ARCS)
+"""Probabilities that the arc of a rank is right."""
 
 
 def write(directory: Path, count: int, files: int, seed: int = 0) -> None:
@@ -49,7 +51,7 @@ def text(seed: int, index: int) -> tuple[np.ndarray, ...]:
     continuation = words[at + 1 + np.arange(SLOTS)]
     # A stride that is odd, and so prime to the vocabulary's size, keeps the tokens of a slot apart.
     stride = 2 * rng.integers(0, VOCABULARY // 2, (TEXT, SLOTS, 1)) + 1
-    rank = rng.choice(ARCS + 1, (TEXT, SLOTS), p=_ranks())
+    rank = rng.choice(ARCS + 1, (TEXT, SLOTS), p=np.append(RANKS, 1 - RANKS.sum()))
     place = np.arange(ARCS) - rank[:, :, None]
     tokens = (
         continuation[:, :, None] + stride * np.where(rank[:, :, None] < ARCS, place, place + 2 * ARCS)
@@ -59,20 +61,15 @@ def text(seed: int, index: int) -> tuple[np.ndarray, ...]:
     return tokens.astype(np.int32), log_probs.astype(np.float32), continuation, context
 
 
-def _ranks() -> np.ndarray:
-    p = 0.36 * 0.6 ** np.arange(ARCS)
-    return np.append(p, 1 - p.sum())
-
-
-def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads: int) -> None:
-    """One pass, in this process; prints what it counted, seconds and peak memory."""
+def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads: int) -> dict[str, Any]:
+    """One pass, in this process: its counts, seconds and peak memory.  Nothing else is imported, as PyTorch would count."""
     import fst
     from latticebpd.measuring import blocks, compare, tally
 
     model = fst.NgramModel.load(lm) if lm else None
     before = peak_memory()
 
-    def read():
+    def read() -> Iterator[Any]:
         seen = 0
         for block in blocks([directory]):
             if limit is not None and seen >= limit:
@@ -81,19 +78,11 @@ def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads
             yield block
 
     begin = time.perf_counter()
-    if name == "oracle":
-        found = tally(read(), KS, HEADS)
-        counted = [found.counts.tolist(), found.walked.tolist()]
-    else:
-        compared = compare(read(), [name], model, 1.0, threads=threads)
-        found, counted = compared, [compared.counts.tolist(), compared.nodes.tolist()]
+    found: Any = tally(read(), KS, HEADS) if name == "oracle" else compare(read(), [name], model, 1.0, threads=threads)
     seconds = time.perf_counter() - begin
-    peak = peak_memory()
-    print(
-        json.dumps(
-            {"lattices": found.num_lattices, "seconds": seconds, "before": before, "peak": peak, "counted": counted}
-        )
-    )
+    counted = [found.counts.tolist(), (found.walked if name == "oracle" else found.nodes).tolist()]
+    times = {"lattices": found.num_lattices, "seconds": seconds}
+    return {**times, "before": before, "peak": peak_memory(), "counted": counted}
 
 
 def peak_memory() -> float:
@@ -102,86 +91,63 @@ def peak_memory() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def measured(name: str, directory: Path, args: argparse.Namespace, threads: int, limit: int | None = None) -> dict:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.bench_analysis",
-        "--work",
-        name,
-        "--directory",
-        str(directory),
-        "--threads",
-        str(threads),
-    ]
-    command += ["--limit", str(limit)] if limit is not None else []
-    command += ["--lm", str(args.lm)] if args.lm else []
+def measured(name: str, directory: Path, lm: Path | None, threads: int, limit: int | None = None) -> dict[str, Any]:
+    """`work` in a process of its own."""
+    call = "import json; from pathlib import Path, PosixPath; from benchmarks.bench_analysis import work; "
+    call += f"print(json.dumps(work({name!r}, {directory!r}, {limit!r}, {lm!r}, {threads})))"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", call]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         sys.exit(f"{name}: {done.stderr.strip()}")
-    return json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    from benchmarks.common import options, signature, table
+
+    parser = options(__doc__, whole=True)
     parser.add_argument("--lattices", type=int, default=1_000_000)
-    parser.add_argument(
-        "--files", type=int, nargs="+", default=[4, 16, 256], help="numbers of files to spread the lattices over"
-    )
+    about = "numbers of files to split the lattices into"
+    parser.add_argument("--files", type=int, nargs="+", default=[4, 16, 256], help=about)
     parser.add_argument("--lm", type=Path, help="n-gram model, FST; without one, comparisons are of 0-grams")
     parser.add_argument("--compared", type=int, help="lattices of the comparisons; all by default")
     parser.add_argument("--keep", type=Path, help="directory to keep the lattices in, or to find them in")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
-    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=2, help="of the comparisons' searches")
     args = parser.parse_args()
-    if args.work:
-        work(args.work, args.directory, args.limit, args.lm, args.threads)
-        return
+    signature(numpy=np.__version__, lattices=f"{args.lattices:,} of {SLOTS} x {ARCS}")
+    rows: list[list[Any]] = []
+
+    def measure(title: str, name: str, files: int, threads: int, limit: int | None = None) -> Any:
+        found = measured(name, directory, args.lm, threads, limit)
+        speed = f"{found['lattices'] / found['seconds']:,.0f}"
+        memory = (f"{found[each]:.0f}" for each in ("peak", "before"))
+        rows.append([title, files, threads, f"{found['lattices']:,}", f"{found['seconds']:.1f}", speed, *memory])
+        return found["counted"]
+
     with tempfile.TemporaryDirectory() as scratch:
-        root = args.keep or Path(scratch)
-        print(
-            f"{platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}, numpy {np.__version__}"
-        )
-        print(f"{args.lattices:,} lattices of {SLOTS} x {ARCS}\n")
-        print(
-            "| pass | files | threads | lattices | seconds | lattices/s | peak MiB | of it before the first lattice |"
-        )
-        print("|---|---|---|---|---|---|---|---|", flush=True)
         expected = None
         for files in args.files:
-            directory = root / f"{args.lattices}-in-{files}"
+            directory = (args.keep or Path(scratch)) / f"{args.lattices}-in-{files}"
             if not directory.exists():
                 write(directory, args.lattices, files)
-            found = measured("oracle", directory, args, 1)
-            row("oracle, 5 widths x 3 numbers of heads", files, 1, found)
-            expected = expected or found["counted"]
-            if found["counted"] != expected:
+            counted = measure("oracle, 5 widths x 3 numbers of heads", "oracle", files, 1)
+            if counted != (expected := expected or counted):
                 sys.exit(f"{files} files: the counts are not those of {args.files[0]}")
-        names = [f"{kind}{'' if args.lm else ':0-gram'}" for kind in ("16-best", "64-tree")]
-        for name in names:
-            row(
-                f"vanilla, {name}, oracle",
-                args.files[-1],
-                args.threads,
-                measured(name, directory, args, args.threads, args.compared),
-            )
-
-
-def row(name: str, files: int, threads: int, found: dict) -> None:
-    speed = found["lattices"] / found["seconds"]
-    cells = [
-        name,
-        files,
-        threads,
-        f"{found['lattices']:,}",
-        f"{found['seconds']:.1f}",
-        f"{speed:,.0f}",
-        f"{found['peak']:.0f}",
+        for name in (f"{kind}{'' if args.lm else ':0-gram'}" for kind in ("16-best", "64-tree")):
+            measure(f"vanilla, {name}, oracle", name, files, args.threads, args.compared)
+    head = [
+        "pass",
+        "files",
+        "threads",
+        "lattices",
+        "seconds",
+        "lattices/s",
+        "peak MiB",
+        "of it before the first lattice",
     ]
-    print(f"| {' | '.join(map(str, cells))} | {found['before']:.0f} |", flush=True)
+    table("", head, rows)
 
 
 if __name__ == "__main__":

@@ -1,48 +1,36 @@
-"""Tokens to a 4-gram automaton: `latticebpd lm train`, by each engine, against KenLM's lmplz and OpenGrm NGram, on the same text.
+"""Tokens to a 4-gram automaton: `latticebpd lm train`, against KenLM's lmplz, on the same text.
 
     python -m benchmarks.bench_lm_training corpus.npy --sizes 73000,730000,7300000,73000000
     python -m benchmarks.bench_lm_training corpus.npy --sizes 73000000 --min-count 1 --only sort
 
-Every program runs as a process of its own, from its input file to its output file; wall time is the least of the
-repeats, which take turns, memory the most that the process ever had (its own, not the page cache's). lmplz gets the text
-ready-made as words, ids in decimal, which is not timed, and ends with an ARPA file; it estimates modified Kneser-Ney with
-its own cutoffs, so compare times only. It is built from the source that PyPI has (CMake and Boost are needed), unless it
-is on the PATH. OpenGrm is timed where ngramcount is on the PATH. Models are checked: they sum to 1 after sampled contexts,
-and the engines must agree to the byte.
+Every program runs as a process of its own, from its input file to its output file. Wall time is the least of the
+repeats, which take turns; memory is the most that the process ever had (its own, not the page cache's). lmplz, which must be on the
+PATH, gets ready-made text of ids in decimal, which is not timed, and ends with an ARPA file; it estimates modified Kneser-Ney with
+its own cutoffs, so compare times only. Our model is checked: it sums to 1 after sampled contexts.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 import fst
+from benchmarks.common import options, signature, table
 from lm_training.ngram.counts import TokenStream
 from lm_training.ngram.kenlm import write_sentences
 
-
-@dataclass(frozen=True)
-class Run:
-    """seconds: wall; cpu: seconds on all cores; memory: bytes."""
-
-    seconds: float
-    cpu: float
-    memory: int
-
-
+PROGRAMS = ("sort", "lmplz")
 LAUNCHER = """
 import json, os, subprocess, sys
 process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
@@ -52,99 +40,37 @@ print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_s
 """Starts a program from a small process: a child's peak memory begins with that of the process that started it."""
 
 
-def measured(commands: list[list[str]], stdin: Path | None = None) -> Run:
-    """Run commands one after another; the largest takes the memory."""
-    start, cpu, memory = time.perf_counter(), 0.0, 0
-    for command in commands:
-        with open(stdin or os.devnull, "rb") as file:
-            done = subprocess.run(
-                [sys.executable, "-c", LAUNCHER, *command], stdin=file, capture_output=True, text=True, check=True
-            )
-        status, seconds, peak = json.loads(done.stdout)
-        if status:
-            raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr}")
-        cpu, memory = cpu + seconds, max(memory, peak)
+class Run(NamedTuple):
+    """seconds: wall; cpu: seconds on all cores; memory: bytes."""
+
+    seconds: float
+    cpu: float
+    memory: int
+
+
+def measured(command: list[str], stdin: Path | None) -> Run:
+    start = time.perf_counter()
+    with open(stdin or os.devnull, "rb") as file:
+        launched = [sys.executable, "-c", LAUNCHER, *command]
+        done = subprocess.run(launched, stdin=file, capture_output=True, text=True, check=True)
+    status, cpu, memory = json.loads(done.stdout)
+    if status:
+        raise SystemExit(f"{' '.join(command)}: failed\n{done.stderr}")
     return Run(time.perf_counter() - start, cpu, memory)
 
 
-def built_lmplz(directory: Path) -> str | None:
-    """lmplz from the PATH, or built in ``directory``; None where its source or tools are not to be had."""
-    if found := shutil.which("lmplz"):
-        return found
-    directory.mkdir(parents=True, exist_ok=True)
-    program = directory / "build" / "bin" / "lmplz"
-    if program.exists():
-        return str(program)
-    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "--no-binary", "kenlm"]
-    steps = [
-        [*fetch, "-d", str(directory), "kenlm"],
-        ["sh", "-c", f"cd {directory} && mkdir -p source && tar xzf kenlm-*.tar.gz -C source --strip-components 1"],
-        ["cmake", "-S", str(directory / "source"), "-B", str(directory / "build"), "-DCMAKE_BUILD_TYPE=Release"],
-        ["cmake", "--build", str(directory / "build"), "--target", "lmplz"],
-    ]  # fmt: skip
-    for step in steps:
-        try:
-            done = subprocess.run(step, capture_output=True, text=True, check=False)
-        except FileNotFoundError as error:
-            print(f"lmplz left out: {error}", file=sys.stderr)
-            return None
-        if done.returncode:
-            print(
-                f"lmplz left out, `{' '.join(step)}` failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr
-            )
-            return None
-    return str(program)
-
-
-def check_sums(path: Path, contexts: int = 20) -> float:
-    """The largest distance from 1 of the sum over the vocabulary after sampled contexts of all lengths."""
-    model = fst.NgramModel.load(path)
-    rng = np.random.default_rng(0)
-    worst = 0.0
-    ngrams = model.to_table().ngrams
-    for rows in ngrams[:-1]:
+def check_sums(path: Path, contexts: int = 20) -> None:
+    """Probabilities sum to 1 over the vocabulary after sampled contexts of all lengths."""
+    model, rng = fst.NgramModel.load(path), np.random.default_rng(0)
+    for rows in model.to_table().ngrams[:-1]:
         for row in rows[rng.integers(0, len(rows), contexts)] if len(rows) else []:
             total = math.fsum(math.exp(model.log_prob(token, row)) for token in range(model.vocab_size))
-            worst = max(worst, abs(total - 1))
-    if worst > 1e-4:
-        raise SystemExit(f"{path}: expected contexts that sum to 1 within 1e-4, got one off by {worst}")
-    return worst
+            if abs(total - 1) > 1e-4:
+                raise SystemExit(f"{path}: expected contexts that sum to 1 within 1e-4, got one of {total}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("corpus", type=Path, help="token ids (.npy), end of text 0")
-    parser.add_argument("--sizes", default="73000,730000,7300000,73000000", help="tokens, from the corpus' beginning")
-    parser.add_argument("--order", type=int, default=4)
-    parser.add_argument("--min-count", default="1,1,2,4")
-    parser.add_argument("--memory", default="4G", help="the option of `lm train`, and lmplz's -S")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="sort,duckdb,lmplz,opengrm", help="what to run")
-    parser.add_argument(
-        "--build", type=Path, default=Path(tempfile.gettempdir()) / "latticebpd-kenlm", help="where to build lmplz"
-    )
-    parser.add_argument("--work", type=Path, help="where to put files, by default a temporary directory")
-    arguments = parser.parse_args()
-    wanted = arguments.only.split(",")
-    lmplz = built_lmplz(arguments.build) if "lmplz" in wanted else None
-    if "opengrm" in wanted and not shutil.which("ngramcount"):
-        print(
-            "OpenGrm left out: ngramcount is not on the PATH (it is no wheel; build it from its source)",
-            file=sys.stderr,
-        )
-        wanted.remove("opengrm")
-    print(
-        f"{platform.processor() or platform.machine()}, {arguments.threads} threads, memory {arguments.memory}, order {arguments.order}\n"
-    )
-    print("| tokens | program | seconds | CPU seconds | tokens/s | peak memory, MB | n-grams |")
-    print("|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
-        for size in map(int, arguments.sizes.split(",")):
-            compare(arguments, wanted, lmplz, size, Path(scratch))
-
-
-def compare(arguments: argparse.Namespace, wanted: list[str], lmplz: str | None, size: int, scratch: Path) -> None:
+def compare(arguments: argparse.Namespace, wanted: list[str], size: int, scratch: Path) -> list[list[str]]:
+    """The table's rows for so many tokens."""
     tokens = np.load(arguments.corpus, mmap_mode="r")[:size]
     if len(tokens) < size:
         raise SystemExit(f"{arguments.corpus}: expected {size} tokens, got {len(tokens)}")
@@ -152,76 +78,52 @@ def compare(arguments: argparse.Namespace, wanted: list[str], lmplz: str | None,
     np.save(corpus, tokens)
     with open(text, "wb") as file:
         write_sentences(TokenStream.of(tokens, 0), None, file)
-    programs: dict[str, tuple[list[list[str]], Path | None, Path]] = {}
-    for engine in ("sort", "duckdb"):
-        if engine in wanted:
-            output = scratch / f"{engine}.fst"
-            train = [
-                sys.executable,
-                "-m",
-                "latticebpd",
-                "lm",
-                "train",
-                str(corpus),
-                "-o",
-                str(output),
-                "--order",
-                str(arguments.order),
-            ]
-            train += [
-                "--min-count",
-                arguments.min_count,
-                "--engine",
-                engine,
-                "--memory",
-                arguments.memory,
-                "--threads",
-                str(arguments.threads),
-            ]
-            programs[engine] = [train], None, output
-    if lmplz:
-        prune = [str(int(part) - 1) for part in arguments.min_count.split(",")]
+    programs: dict[str, tuple[str, Path | None, Path]] = {}
+    limits = f"--memory {arguments.memory} --threads {arguments.threads}"
+    if "sort" in wanted:
+        output = scratch / "sort.fst"
+        options = f"--order {arguments.order} --min-count {arguments.min_count} --engine sort {limits}"
+        programs["sort"] = f"{sys.executable} -m latticebpd lm train {corpus} -o {output} {options}", None, output
+    if "lmplz" in wanted:
+        prune = " ".join(str(int(part) - 1) for part in arguments.min_count.split(","))
         output = scratch / "lmplz.arpa"
-        command = [
-            lmplz,
-            "-o",
-            str(arguments.order),
-            "-S",
-            arguments.memory,
-            "-T",
-            str(scratch),
-            "--discount_fallback",
-            "--arpa",
-            str(output),
-        ]
-        programs["lmplz"] = [[*command, "--prune", *prune]], text, output
-    if "opengrm" in wanted:
-        symbols, far, counts, output = (scratch / name for name in ("syms", "far", "counts.fst", "opengrm.fst"))
-        programs["opengrm"] = [
-            ["sh", "-c", f"ngramsymbols < {text} > {symbols}"],
-            ["farcompilestrings", f"--symbols={symbols}", "--keep_symbols=1", str(text), str(far)],
-            ["ngramcount", f"--order={arguments.order}", str(far), str(counts)],
-            ["ngrammake", "--method=katz", str(counts), str(output)],
-        ], None, output  # fmt: skip
+        options = f"-o {arguments.order} -S {arguments.memory} -T {scratch} --discount_fallback --arpa {output}"
+        programs["lmplz"] = f"lmplz {options} --prune {prune}", text, output
     runs: dict[str, list[Run]] = {name: [] for name in programs}
     for _ in range(arguments.repeats):
-        for name, (commands, stdin, _) in programs.items():
-            runs[name].append(measured(commands, stdin))
-    digests = set()
+        for name, (command, stdin, _) in programs.items():
+            runs[name].append(measured(command.split(), stdin))
+    rows = []
     for name, (_, _, output) in programs.items():
-        best = min(runs[name], key=lambda run: run.seconds)
-        memory = max(run.memory for run in runs[name]) / 1e6
-        model = fst.NgramModel.load(output)
-        speed, count = size / best.seconds, sum(model.num_ngrams)
-        print(
-            f"| {size:,} | {name} | {best.seconds:.2f} | {best.cpu:.2f} | {speed:,.0f} | {memory:,.0f} | {count:,} |",
-            flush=True,
-        )
-        if name in ("sort", "duckdb"):
-            digests.add(hashlib.sha256(output.read_bytes()).digest())
+        best, memory = min(runs[name]), max(run.memory for run in runs[name]) / 1e6
+        if name == "sort":
             check_sums(output)
-    if len(digests) > 1:
-        raise SystemExit("expected the same model from both engines, got different bytes")
+        figures = (f"{best.seconds:.2f}", f"{best.cpu:.2f}", f"{size / best.seconds:,.0f}", f"{memory:,.0f}")
+        rows.append([f"{size:,}", name, *figures, f"{sum(fst.NgramModel.load(output).num_ngrams):,}"])
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("corpus", type=Path, help="token ids (.npy), end of text 0")
+    parser.add_argument("--sizes", default="73000,730000,7300000,73000000", help="tokens, from the corpus' beginning")
+    parser.add_argument("--order", type=int, default=4)
+    parser.add_argument("--min-count", default="1,1,2,4")
+    parser.add_argument("--memory", default="4G", help="the option of `lm train`, and lmplz's -S")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", default=",".join(PROGRAMS), help="programs to run")
+    parser.add_argument("--work", type=Path, help="where to put files, by default a temporary directory")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    if "lmplz" in wanted and shutil.which("lmplz") is None:
+        parser.error("expected lmplz on the PATH, found none; build KenLM, or leave it out with --only")
+    signature(memory=arguments.memory, order=arguments.order)
+    rows: list[list[str]] = []
+    with tempfile.TemporaryDirectory(dir=arguments.work) as scratch:
+        for size in map(int, arguments.sizes.split(",")):
+            rows += compare(arguments, wanted, size, Path(scratch))
+    table("", ("tokens", "program", "seconds", "CPU seconds", "tokens/s", "peak memory, MB", "n-grams"), rows)
 
 
 if __name__ == "__main__":

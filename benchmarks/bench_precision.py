@@ -16,16 +16,16 @@ from typing import Any
 import torch
 import transformers
 
-from latticebpd import BlockwiseLM, NoDrafter, TreeDrafter, check_lossless, generate
-from latticebpd.drafters.bundled import MODEL, Bundle, load_bundle
+from latticebpd import BlockwiseLM, Loaded, NoDrafter, TreeDrafter, check_lossless, generate, load
+from latticebpd.drafters.bundled import MODEL, load_prompts
 
 
 def decodes(
-    model: BlockwiseLM, bundle: Bundle, nodes: int, new: int
+    model: BlockwiseLM, bundle: Loaded, nodes: int, new: int
 ) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Ways to decode a prompt ``[1, n]`` greedily, by name."""
     base: Any = model.base
-    tree = TreeDrafter(model, bundle.lm_file, num_nodes=nodes)
+    tree = TreeDrafter(model, bundle.lm, num_nodes=nodes)
     return {
         "generate()": lambda ids: base.generate(ids, do_sample=False, max_new_tokens=new),
         "no drafts": lambda ids: generate(model, ids, NoDrafter(), max_new_tokens=new).sequences,
@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    bundle = load_bundle()
-    prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[: options.prompts]]
+    bundle = load()
+    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: options.prompts]]
     print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options}")
     print(
         f"{'precision':>9} {'decoded by':>12} {'rows that diverge':>18} {'tokens compared':>16} {'greatest margin':>16}"

@@ -1,4 +1,4 @@
-"""Rescoring side by side: the compiled core, OpenFst from Python and from C++, and a layered dynamic programme.
+"""Rescoring side by side: the compiled core, OpenFst in C++, and a layered dynamic programme.
 
     python -m benchmarks.bench_rescoring --lm lm.fst --lattices flat.npz --lattices trained.npz
     python -m benchmarks.bench_rescoring --corpus tokens.npy --max-ngrams 1000000
@@ -7,7 +7,7 @@ The second form makes its own: a Katz 4-gram of the corpus, and lattices of eigh
 token j ahead from the current token alone, by counts on the first nine tenths of the corpus; contexts come from the last
 tenth). Such heads are weak and their lattices flat: the hard case.
 
-Every exact method must find the same p best scores, or the run ends with an error. Times are microseconds; each is the
+Every method must give the same p best scores, or the run ends with an error. Times are microseconds; each is the
 least of the repetitions for one lattice, and a table gives the median over lattices (p95 where it says so). The grids are
 those of Tables 12 and 13 of Kim et al. 2024: p = 1..16 on 8 x 16, and slots x k.
 """
@@ -15,7 +15,6 @@ those of Tables 12 and 13 of Kim et al. 2024: p = 1..16 on 8 x 16, and slots x k
 from __future__ import annotations
 
 import argparse
-import platform
 import shutil
 import subprocess
 import sys
@@ -23,16 +22,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pynini
-import pywrapfst
 
 import fst
-from fst.product import product
+from benchmarks.common import options, signature, table
 
 HEADS, K = 8, 16
+PS, KS, SLOTS, NODES = (1, 2, 4, 8, 16, 64, 256, 1024), (2, 4, 8, 16), (4, 8, 16), (16, 64, 256)
 
 
 class Lattices(NamedTuple):
@@ -89,12 +87,6 @@ def skip_gram_lattices(corpus: np.ndarray, count: int) -> Lattices:
     return Lattices("skip-gram", tokens, log_probs, np.stack([held[a - 8 : a] for a in at]))
 
 
-def katz_model(corpus: np.ndarray, max_ngrams: int | None) -> fst.NgramModel:
-    from lm_training.ngram.estimation import estimate
-
-    return fst.NgramModel.from_table(estimate(corpus, 4, vocab_size=int(corpus.max()) + 1, max_ngrams=max_ngrams))
-
-
 def microseconds(work: Callable[[int], object], n: int, repeats: int) -> np.ndarray:
     """[n]: the least time of work(i) over the repetitions; these go round all lattices, so that none stays in cache."""
     best = np.full(n, np.inf)
@@ -111,200 +103,117 @@ def check(name: str, i: int, scores: np.ndarray, expected: np.ndarray) -> None:
         sys.exit(f"{name} and the core differ on lattice {i}: {scores[:3]}... and {expected[:3]}...")
 
 
-def path_scores(paths: pywrapfst.Fst | pynini.Fst) -> np.ndarray:
-    """Scores of every path of an acyclic automaton, best first."""
-    scores, stack = [], [(paths.start(), 0.0)]
-    while stack:
-        state, cost = stack.pop()
-        if state < 0:
-            continue
-        if (final := float(paths.final(state))) != float("inf"):
-            scores.append(-cost - final)
-        stack += [(arc.nextstate, cost + float(arc.weight)) for arc in paths.arcs(state)]
-    return np.sort(scores)[::-1]
+def compiled(directory: Path) -> Path | None:
+    """`phi_compose.cpp`'s program, where there are a compiler and OpenFst's headers."""
+    binary, source = directory / "phi_compose", Path(__file__).with_name("phi_compose.cpp")
+    command = [shutil.which("g++") or "false", "-O3", "-std=c++17", str(source), "-lfst", "-ldl", "-o", str(binary)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no g++")
+        print(f"OpenFst C++ is not run: {first} (apt-get install g++ libfst-dev)")
+    return None if done.returncode else binary
 
 
-class OpenFstProgram:
-    """`phi_compose.cpp`, compiled where a compiler and OpenFst's headers are."""
+def openfst(command: list[Any], lattices: Lattices) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
+    """Times [n, 3] of compose, shortest path and layered programme, and the scores of the two methods.
 
-    def __init__(self, scratch: Path) -> None:
-        self.binary = scratch / "phi_compose"
-        source = Path(__file__).with_name("phi_compose.cpp")
-        compiler = shutil.which("g++")
-        command = [compiler or "g++", "-O3", "-std=c++17", str(source), "-lfst", "-ldl", "-o", str(self.binary)]
-        self.missing = None if compiler else "no g++"
-        if compiler and (built := subprocess.run(command, capture_output=True, text=True)).returncode != 0:
-            first = next((line for line in built.stderr.splitlines() if "error" in line), "it does not compile")
-            self.missing = f"{first} (apt-get install libfst-dev)"
-
-    def run(
-        self, lm_path: Path, lattices: Lattices, p: int, repeats: int
-    ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Times [n, 3] of compose, shortest path and layered programme, and the scores of the two methods."""
-        lines = []
-        for i in range(len(lattices.tokens)):
-            context = lattices.context(i)[-3:]
-            lines.append(f"{lattices.tokens.shape[1]} {len(context)} {' '.join(map(str, context))}")
-            for tokens, log_probs in zip(lattices.tokens[i].tolist(), lattices.log_probs[i].tolist(), strict=True):
-                columns = [
-                    f"{token} {log_prob!r}" for token, log_prob in zip(tokens, log_probs, strict=True) if token >= 0
-                ]
-                lines.append(f"{len(columns)} {' '.join(columns)}")
-        command = [str(self.binary), str(lm_path), str(p), str(repeats)]
-        done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True)
-        times, openfst, layered = zip(*(line.split("|") for line in done.stdout.splitlines()), strict=True)
-        numbers = [np.array([[float(x) for x in line.split()] for line in times])]
-        scores = [[np.array([float(x) for x in line.split()]) for line in lines] for lines in (openfst, layered)]
-        return numbers[0], scores[0], scores[1]
+    command: program, n-gram model, p, repetitions.
+    """
+    lines = []
+    for i in range(len(lattices.tokens)):
+        context = lattices.context(i)[-3:]
+        lines.append(f"{lattices.tokens.shape[1]} {len(context)} {' '.join(map(str, context))}")
+        for tokens, log_probs in zip(lattices.tokens[i].tolist(), lattices.log_probs[i].tolist(), strict=True):
+            arcs = [f"{token} {score!r}" for token, score in zip(tokens, log_probs, strict=True) if token >= 0]
+            lines.append(f"{len(arcs)} {' '.join(arcs)}")
+    done = subprocess.run(list(map(str, command)), input="\n".join(lines), capture_output=True, text=True, check=True)
+    columns = zip(*(line.split("|") for line in done.stdout.splitlines()), strict=True)
+    times, best, layered = ([np.array(line.split(), float) for line in column] for column in columns)
+    return np.array(times), best, layered
 
 
-def row(name: str, cells: list[float | str]) -> None:
-    print(
-        f"| {name} | " + " | ".join(cell if isinstance(cell, str) else f"{cell:,.1f}" for cell in cells) + " |",
-        flush=True,
-    )
-
-
-def header(name: str, columns: list[str]) -> None:
-    print(f"\n| {name} | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 1), flush=True)
-
-
-def bench(
-    lm: fst.NgramModel, lm_path: Path, lattices: Lattices, program: OpenFstProgram, args: argparse.Namespace
-) -> None:
-    n = len(lattices.tokens)
-    few = lattices.first(args.slow_count)
+def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, binary: Path | None, args: argparse.Namespace) -> None:
+    n, few = len(lattices.tokens), lattices.first(args.slow_count)
     print(f"\n## {lattices.name}: {n} lattices, slots x k = {lattices.tokens.shape[1]} x {lattices.tokens.shape[2]}")
     mass = np.exp(lattices.log_probs)
-    print(f"Mean probability of the best column {mass.max(-1).mean():.3f}, of all columns {mass.sum(-1).mean():.3f}.")
+    print(f"Mean probability of the best arc {mass.max(-1).mean():.3f}, of all arcs {mass.sum(-1).mean():.3f}.")
 
     def nbest(of: Lattices, p: int) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
         return lambda i: fst.nbest_paths(of.tokens[i], of.log_probs[i], lm, p, 1.0, of.context(i))
 
-    header("16-best, 8 x 16", ["median us", "p95 us", "times the core's median", "exact"])
+    def tree(nodes: int) -> Callable[[int], object]:
+        tokens, scores = lattices.tokens, lattices.log_probs
+        return lambda i: fst.best_first_tree(tokens[i], scores[i], lm, nodes, 1.0, lattices.context(i))
+
+    def median(of: Lattices, p: int) -> str:
+        return f"{np.median(microseconds(nbest(of, p), len(of.tokens), args.repeats)):,.1f}"
+
+    def openfst_median(of: Lattices, p: int) -> str:
+        return f"{np.median(openfst([binary, lm_path, p, 2], of.first(20))[0][:, :2].sum(1)):,.1f}"
+
     core = microseconds(nbest(lattices, 16), n, args.repeats)
     reference = [nbest(few, 16)(i)[1] for i in range(len(few.tokens))]
-
-    def compare(name: str, times: np.ndarray, exact: str) -> None:
-        ratio = np.median(times) / np.median(core[: len(times)])
-        row(name, [float(np.median(times)), float(np.percentile(times, 95)), f"{ratio:.1f}", exact])
-
-    compare("core, one call", core, "yes")
-    compare(
-        "core, no model",
-        microseconds(lambda i: fst.nbest_paths(lattices.tokens[i], lattices.log_probs[i], None, 16), n, args.repeats),
-        "",
-    )
-
-    if program.missing is None:
-        times, openfst, layered = program.run(lm_path, few, 16, 3)
+    found = {"core, one call": core}
+    if binary is not None:
+        times, best, layered = openfst([binary, lm_path, 16, 3], few)
         for i, expected in enumerate(reference):
-            check("OpenFst's phi matcher", i, openfst[i] - lm.score(few.context(i)[-3:]), expected)
+            check("OpenFst's phi matcher", i, best[i] - lm.score(few.context(i)[-3:]), expected)
             check("the layered programme", i, layered[i], expected)
-        compare("OpenFst C++, phi matcher: compose + shortest path", times[:, 0] + times[:, 1], "yes")
-        compare("... of it compose", times[:, 0], "")
-        compare("C++ layered programme", times[:, 2], "yes")
-    else:
-        print(f"| OpenFst C++, phi matcher | not run: {program.missing} |")
+        found["OpenFst C++, phi matcher: compose + shortest path"] = times[:, :2].sum(1)
+        found |= {"... of it compose": times[:, 0], "C++ layered programme": times[:, 2]}
 
-    products = [
-        product(few.tokens[i], few.log_probs[i], lm, 1.0, few.context(i)) for i in range(min(5, len(few.tokens)))
-    ]
-    for i, automaton in enumerate(products):
-        check("pywrapfst", i, path_scores(pywrapfst.shortestpath(automaton, nshortest=16)), reference[i])
-    compare(
-        "pywrapfst, shortest path on the resolved product",
-        microseconds(lambda i: pywrapfst.shortestpath(products[i], nshortest=16), len(products), 3),
-        "yes",
-    )
-    epsilon = pynini.Fst.from_pywrapfst(pywrapfst.convert(pywrapfst.Fst.read(str(lm_path)), "vector"))
-    acceptors = [
-        pynini.Fst.from_pywrapfst(fst.lattice_to_fst(few.tokens[i], few.log_probs[i])) for i in range(len(few.tokens))
-    ]
-    for state in epsilon.states():
-        epsilon.set_final(state, 0)
+    def cells(times: np.ndarray) -> list[str]:
+        return [f"{np.median(times):,.1f}", f"{np.percentile(times, 95):,.1f}"]
 
-    def inexact(i: int) -> pynini.Fst:
-        return pynini.shortestpath(pynini.compose(acceptors[i], epsilon), nshortest=16)
+    ratios = {name: np.median(each) / np.median(core[: len(each)]) for name, each in found.items()}
+    head = ("16-best, 8 x 16", "median us", "p95 us", "times the core's median")
+    table("", head, [[name, *cells(each), f"{ratios[name]:.1f}"] for name, each in found.items()])
 
-    epsilon_times = []
-    for i in range(len(few.tokens)):
-        epsilon.set_start(lm.core.state_of(few.context(i)))
-        epsilon_times.append(microseconds(lambda _, i=i: inexact(i), 1, 2)[0])
-    compare("pynini, epsilon backoff: compose + shortest path", np.array(epsilon_times), "no")
+    rows: list[list[Any]] = [["core, median us", *(median(lattices, p) for p in PS)]]
+    if binary is not None:
+        rows.append(["OpenFst C++, median us", *(openfst_median(few, p) if p <= 16 else "" for p in PS)])
+    table("", ("p best of 8 x 16", *(f"p = {p}" for p in PS)), rows)
 
-    header("p best of 8 x 16", [f"p = {p}" for p in (1, 2, 4, 8, 16, 64, 256, 1024)])
-    row(
-        "core, median us",
-        [float(np.median(microseconds(nbest(lattices, p), n, args.repeats))) for p in (1, 2, 4, 8, 16, 64, 256, 1024)],
-    )
-    if program.missing is None:
-        row(
-            "OpenFst C++, median us",
-            [float(np.median(program.run(lm_path, few.first(20), p, 2)[0][:, :2].sum(1))) for p in (1, 2, 4, 8, 16)],
-        )
+    rows = []
+    for slots in SLOTS:
+        rows.append([f"core, {slots} slots", *(median(lattices.cut(slots, k), 16) for k in KS)])
+        if binary is not None:
+            rows.append([f"OpenFst C++, {slots} slots", *(openfst_median(few.cut(slots, k), 16) for k in KS)])
+    table("", ("16 best, median us", *(f"k = {k}" for k in KS)), rows)
 
-    header("16 best, median us", [f"k = {k}" for k in (2, 4, 8, 16)])
-    for slots in (4, 8, 16):
-        cells: list[float | str] = []
-        for k in (2, 4, 8, 16):
-            part = lattices.cut(slots, k)
-            cells.append(float(np.median(microseconds(nbest(part, 16), len(part.tokens), args.repeats))))
-        row(f"core, {slots} slots", cells)
-        if program.missing is None:
-            row(
-                f"OpenFst C++, {slots} slots",
-                [
-                    float(np.median(program.run(lm_path, few.cut(slots, k).first(20), 16, 2)[0][:, :2].sum(1)))
-                    for k in (2, 4, 8, 16)
-                ],
-            )
+    trees = {nodes: microseconds(tree(nodes), n, args.repeats) for nodes in NODES}
+    rows = [[f"core, {nodes} nodes", *cells(each)] for nodes, each in trees.items()]
+    if binary is not None:
+        slow = np.median(times[:, :2].sum(1))
+        rows = [
+            [*row, f"{slow / np.median(trees[nodes][: len(times)]):.1f}"]
+            for row, nodes in zip(rows, trees, strict=True)
+        ]
+    head = ("prefix tree of 8 x 16", "median us", "p95 us", "OpenFst C++ 16-best / this")
+    table("", head[: len(rows[0])], rows)
 
-    columns = ["median us", "p95 us"]
-    header("prefix tree of 8 x 16", [*columns, "OpenFst C++ 16-best / this"] if program.missing is None else columns)
-    for num_nodes in (16, 64, 256):
-        times_of_trees = microseconds(tree_of(lattices, lm, num_nodes), n, args.repeats)
-        cells = [float(np.median(times_of_trees)), float(np.percentile(times_of_trees, 95))]
-        if program.missing is None:
-            cells.append(f"{np.median(times[:, :2].sum(1)) / np.median(times_of_trees[: len(times)]):.1f}")
-        row(f"core, {num_nodes} nodes", cells)
-
-    header(f"a batch of {n}, lattices a second", [f"{threads} threads" for threads in args.threads])
-    paths, scores = [lattices.tokens, lattices.log_probs, lm], []
-    for name, batch in (
-        ("16 best", lambda threads: fst.nbest_paths_batch(*paths, 16, 1.0, lattices.contexts, threads=threads)),
-        (
-            "64-node tree",
-            lambda threads: fst.best_first_tree_batch(*paths, 64, 1.0, lattices.contexts, threads=threads),
-        ),
-    ):
-        row(
-            name,
-            [float(n / 1e-6 / microseconds(lambda _, t=t, b=batch: b(t), 1, args.repeats)[0]) for t in args.threads],
-        )
-        results = [batch(threads) for threads in args.threads]
-        scores.append(results[0][-2])
-        if not all(np.array_equal(x, y) for other in results[1:] for x, y in zip(results[0], other, strict=True)):
+    inputs, common, rows = (lattices.tokens, lattices.log_probs, lm), (1.0, lattices.contexts), []
+    batches: dict[str, Callable[[int], Any]] = {
+        "16 best": lambda threads: fst.nbest_paths_batch(*inputs, 16, *common, threads=threads),
+        "64-node tree": lambda threads: fst.best_first_tree_batch(*inputs, 64, *common, threads=threads),
+    }
+    for name, batch in batches.items():
+        seconds = [microseconds(lambda _, t=t, b=batch: b(t), 1, args.repeats)[0] * 1e-6 for t in args.threads]
+        rows.append([name, *(f"{n / each:,.0f}" for each in seconds)])
+        first, *others = [batch(threads) for threads in args.threads]
+        if not all(np.array_equal(x, y) for other in others for x, y in zip(first, other, strict=True)):
             sys.exit(f"{name}: the result depends on the number of threads")
-    for i, expected in enumerate(reference):
-        check("the batch", i, scores[0][i], expected)
-
-
-def tree_of(lattices: Lattices, lm: fst.NgramModel, num_nodes: int) -> Callable[[int], object]:
-    return lambda i: fst.best_first_tree(
-        lattices.tokens[i], lattices.log_probs[i], lm, num_nodes, 1.0, lattices.context(i)
-    )
+        for i, expected in enumerate(reference) if name == "16 best" else ():
+            check("the batch", i, first[-2][i], expected)
+    table("", (f"a batch of {n}, lattices a second", *(f"{threads} threads" for threads in args.threads)), rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, whole=True)
     parser.add_argument("--lm", type=Path, help="an OpenFst const file, as NgramModel.save writes it")
-    parser.add_argument(
-        "--lattices", type=Path, action="append", default=[], help="lattice files (.npz); may be repeated"
-    )
-    parser.add_argument(
-        "--corpus", type=Path, help="token ids (.npy) to make model and lattices from, where these are not given"
-    )
+    parser.add_argument("--lattices", type=Path, action="append", default=[], help="lattice files (.npz); repeatable")
+    about = "token ids (.npy) to make model and lattices from, where these are not given"
+    parser.add_argument("--corpus", type=Path, help=about)
     parser.add_argument("--max-ngrams", type=int, help="size of the model made from the corpus")
     parser.add_argument("--count", type=int, default=300, help="lattices of a file to use")
     parser.add_argument("--slow-count", type=int, default=40, help="lattices for the slow methods")
@@ -314,29 +223,21 @@ def main() -> None:
     if not (args.corpus or (args.lm and args.lattices)):
         parser.error("expected --lm and --lattices, or --corpus")
     with tempfile.TemporaryDirectory() as scratch:
-        corpus = np.load(args.corpus, mmap_mode="r") if args.corpus else None
-        lm_path = args.lm or Path(scratch, "lm.fst")
-        if args.lm is None and corpus is not None:
-            katz_model(np.asarray(corpus), args.max_ngrams).save(lm_path)
-        sets = [read_lattices(path, args.count) for path in args.lattices]
-        if not sets and corpus is not None:
-            sets = [skip_gram_lattices(np.asarray(corpus), args.count)]
+        corpus, lm_path = np.load(args.corpus) if args.corpus else None, args.lm or Path(scratch, "lm.fst")
+        if args.lm is None:
+            from lm_training.ngram.estimation import estimate
+
+            counted = estimate(corpus, 4, vocab_size=int(corpus.max()) + 1, max_ngrams=args.max_ngrams)
+            fst.NgramModel.from_table(counted).save(lm_path)
+        sets = [read_lattices(path, args.count) for path in args.lattices] or [skip_gram_lattices(corpus, args.count)]
         begin = time.perf_counter()
         lm = fst.NgramModel.load(lm_path)
-        load_ms = 1e3 * (time.perf_counter() - begin)
-        cpu = next(
-            (
-                line.split(":")[1].strip()
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if "model name" in line
-            ),
-            platform.machine(),
-        )
-        print(f"Machine: {cpu}, {platform.system()} {platform.release()}. Command: {' '.join(sys.argv)}")
-        print(f"Model: {lm_path.name}, {sum(lm.num_ngrams):,} n-grams {lm.num_ngrams}, loaded in {load_ms:.1f} ms.")
-        program = OpenFstProgram(Path(scratch))
+        milliseconds = 1e3 * (time.perf_counter() - begin)
+        signature()
+        print(f"{lm_path.name}: {sum(lm.num_ngrams):,} n-grams {lm.num_ngrams}, loaded in {milliseconds:.1f} ms")
+        binary = compiled(Path(scratch))
         for lattices in sets:
-            bench(lm, lm_path, lattices, program, args)
+            bench(lm, lm_path, lattices, binary, args)
 
 
 if __name__ == "__main__":

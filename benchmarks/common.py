@@ -89,8 +89,12 @@ def set_up(threads: int = 1) -> None:
 
 
 def latticebpd(*arguments: object) -> None:
-    """Run a command.  Its output goes to standard error, since a benchmark prints its tables alone."""
-    subprocess.run([sys.executable, "-m", "latticebpd", *map(str, arguments)], check=True, stdout=2)
+    """Run a command.  Strings are split at spaces, paths are not.
+
+    Its output goes to standard error, since a benchmark prints its tables alone.
+    """
+    words = [word for each in arguments for word in (each.split() if isinstance(each, str) else [str(each)])]
+    subprocess.run([sys.executable, "-m", "latticebpd", *words], check=True, stdout=2)
 
 
 def slug(name: str) -> str:
@@ -147,7 +151,9 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = 4) ->
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         for row in rows:
-            writer.writerow({key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()})
+            writer.writerow(
+                {key: round(value, digits) if isinstance(value, float) else value for key, value in row.items()}
+            )
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -200,7 +206,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    print(f"\n{title}\n\n{markdown(head, rows)}", flush=True)
+    print(f"\n{title}\n" if title else "", markdown(head, rows), sep="\n", flush=True)
 
 
 def processor() -> str:
@@ -217,7 +223,6 @@ def signature(**about: Any) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", program(), *sys.argv[1:]]),
         "processor": processor(),
         "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
         "threads": torch.get_num_threads(),
         **about,
         "latticebpd": package.__version__,

@@ -11,9 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks.common import Interval, interval, markdown, pooled, read_json, spread, with_ends, write_json
+from benchmarks.common import ENDS, Interval, interval, markdown, pooled, read_json, spread, with_ends, write_json
+from fst.files import replacing
 from latticebpd import BlockwiseLM, generate
+from latticebpd.report.theme import MARKERS, SERIES, png
+
+RESULTS = Path(__file__).parent / "study" / "results"
 
 System = tuple[Callable[[], Any], Any] | dict[str, Any]
 """What makes a drafter, and an acceptance rule; or options of ``generate()``."""
@@ -105,7 +110,9 @@ def decode(
     return found
 
 
-def timed(path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int) -> None:
+def timed(
+    path: Path, systems: Mapping[str, tuple[Any, System]], sources: Sequence[Sequence[int]], max_new: int
+) -> None:
     """CPU seconds a token, tokens and calls of every source by itself, systems in turns; the first source warms up.
 
     systems: model and system by name.
@@ -134,10 +141,27 @@ def speed_rows(path: Path) -> list[dict[str, Any]]:
 def speed_table(rows: Sequence[Mapping[str, str]]) -> None:
     """`speed_rows` on standard output."""
     head = ("system", "mean accepted block size", "ms a token", "over greedy")
-    cells = [
-        [row["system"], float(row["accepted"]), float(row["ms a token"]), spread(row, "speedup")] for row in rows
-    ]
+    cells = [[row["system"], float(row["accepted"]), float(row["ms a token"]), spread(row, "speedup")] for row in rows]
     print(f"\n{markdown(head, cells)}")
+
+
+def save_figure(path: Path, figure: Figure) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(png(figure))
+
+
+def style_of(number: int) -> dict[str, Any]:
+    """Colour and marker of a series."""
+    return {"color": SERIES[number].light, "marker": MARKERS[number]}
+
+
+def draw_series(
+    axes: Any, at: Sequence[int], rows: Sequence[Mapping[str, Any]], what: str, label: str, number: int
+) -> None:
+    """A column of rows by ``at``, its interval as a band."""
+    values, low, high = ([float(row[f"{what}{end}"]) for row in rows] for end in ENDS)
+    axes.plot(at, values, label=label, **style_of(number))
+    axes.fill_between(at, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
 
 
 @torch.no_grad()

@@ -18,8 +18,6 @@ Under exact acceptance every text must equal `generate()`'s; the program stops i
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,51 +26,50 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from benchmarks.bench_gad import GAD_PLUS, Found, Setting, System, check_exact, compared, in_batches, read, table
-from benchmarks.resuming import claim, latticebpd, slug, stage
+from benchmarks.bench_gad import BEAM, GAD_PLUS, GREEDY, Setting, check_exact, compared, read
+from benchmarks.common import (
+    claim,
+    clock_options,
+    latticebpd,
+    options,
+    pair_options,
+    read_json,
+    run,
+    set_up,
+    slug,
+    stage,
+    table,
+    write_csv,
+    write_json,
+)
+from benchmarks.decodes import Decoded, System
 from fst.files import replacing
-from latticebpd import Exact, GadDrafter, NoDrafter, TopBeta
+from latticebpd import Exact, NoDrafter, TopBeta
 from lm_training.training.training_plots import PNG
 
-PAPER: dict[str, tuple[Any, ...]] = {
-    "anchored": ("--no-anchored",), "text": ("--bidirectional-text",), "windows": ("--windows", 1),
-    "decay": ("--slot-decay", 1.0), "reveal": ("--reveal", 0.5, 0.3), "dropout": (),
-}  # fmt: skip
-CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "anchored": {"anchored": ("--anchored",)},
-    "slot decay": {"decay": ("--slot-decay", 0.75)},
-    "causal text": {"text": ("--causal-text",)},
-    "causal text, 8 windows": {
-        "text": ("--causal-text",),
-        "windows": ("--windows", 8),
-    },  # which share what is read of a text
-    "no dropout": {"dropout": ("--dropout", 0)},
+PAPER = {
+    "anchored": "--no-anchored",
+    "text": "--bidirectional-text",
+    "windows": "--windows 1",
+    "decay": "--slot-decay 1.0",
+    "reveal": "--reveal 0.5 0.3",
+    "dropout": "",
+}
+CHANGES = {
+    "anchored": {"anchored": "--anchored"},
+    "slot decay": {"decay": "--slot-decay 0.75"},
+    "causal text": {"text": "--causal-text"},
+    "causal text, 8 windows": {"text": "--causal-text", "windows": "--windows 8"},  # which share what is read of a text
+    "no dropout": {"dropout": "--dropout 0"},
 }
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
 RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 15, 20, 25)
-BEAM, GREEDY = "beam 5, generate()", "greedy, generate()"
-MADE_WITH = (
-    "train", "validation", "updates", "teacher_updates", "verifier_updates", "written", "batch_tokens", "block_size", "shape", "vocab_size",
-    "source", "target",
-)  # fmt: skip
-MEASURED_WITH = ("test", "limit", "timed", "threads", "clock")
+MADE_WITH = "train validation updates teacher_updates verifier_updates written batch_tokens block_size shape vocab_size source target"
+MEASURED_WITH = "test limit timed threads clock"
 """The options that the models depend on, and those that only the table does."""
-COLUMNS = (
-    "run",
-    "k",
-    "tok.",
-    "passes",
-    "BLEU",
-    "GAD++ tok.",
-    "GAD++ BLEU",
-    "ms",
-    "over greedy",
-    "over beam 5",
-    "peak, MiB",
-)
+COLUMNS = ["run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB"]
 
 
 def trained(directory: Path, *arguments: object) -> Path:
@@ -87,11 +84,11 @@ def teacher_updates(arguments: argparse.Namespace) -> int:
 
 
 def teacher_of(arguments: argparse.Namespace) -> Path:
-    fields = ("--source", arguments.source, "--target", arguments.target)
-    new = ("--shape", arguments.shape, "--vocab-size", arguments.vocab_size, "--steps", teacher_updates(arguments))
-    size = ("--batch-tokens", arguments.batch_tokens)
-    directory, held_out = arguments.work / "teacher", ("--validation", arguments.validation)
-    return trained(directory, "translation", arguments.train, *held_out, *fields, *new, *size)
+    size = f"--steps {teacher_updates(arguments)} --batch-tokens {arguments.batch_tokens}"
+    new = f"--shape {arguments.shape} --vocab-size {arguments.vocab_size} {size}"
+    fields = f"--source {arguments.source} --target {arguments.target} {new}"
+    directory, held_out = arguments.work / "teacher", arguments.validation
+    return trained(directory, "translation", arguments.train, "--validation", held_out, fields)
 
 
 def taught(arguments: argparse.Namespace) -> Path:
@@ -101,16 +98,21 @@ def taught(arguments: argparse.Namespace) -> Path:
     if rewritten != arguments.train:
         stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
     for name, text in (("written", rewritten), ("written-val", arguments.validation)):
-        encoded, template = work / f"{name}-sources.npz", f"{{{arguments.source}}}"
-        stage(encoded, lambda text=text, encoded=encoded, template=template: latticebpd(
-            "train", "encode", text, "--prompt-template", template, "--answer-field", arguments.target,
-            "--tokenizer", teacher / "tokenizer.json", "-o", encoded))  # fmt: skip
-        stage(work / f"{name}.npy", lambda name=name, encoded=encoded: latticebpd(
-            "distill", encoded, "--model", teacher, "-o", work / name, "--num-beams", 5, "--max-new-tokens", 64,
-            "--corpus", work / f"{name}.npy"))  # fmt: skip
+        encoded, corpus = work / f"{name}-sources.npz", work / f"{name}.npy"
+
+        def encode(text: Path = text, encoded: Path = encoded) -> None:
+            fields = f"--prompt-template {{{arguments.source}}} --answer-field {arguments.target}"
+            latticebpd("train", "encode", text, fields, "--tokenizer", teacher / "tokenizer.json", "-o", encoded)
+
+        def distill(encoded: Path = encoded, corpus: Path = corpus) -> None:
+            beams = "--num-beams 5 --max-new-tokens 64 --corpus"
+            latticebpd("distill", encoded, "--model", teacher, "-o", corpus.with_suffix(""), beams, corpus)
+
+        stage(encoded, encode)
+        stage(corpus, distill)
     second = arguments.verifier_updates or max(1, teacher_updates(arguments) * 2 // 9)
-    further = ("--model", teacher, "--steps", second, "--learning-rate", 1e-3, "--muon-learning-rate", 2e-3)
-    return trained(work / "verifier", "translation", *written(work), *further, "--batch-tokens", arguments.batch_tokens)
+    further = f"--steps {second} --learning-rate 1e-3 --muon-learning-rate 2e-3 --batch-tokens {arguments.batch_tokens}"
+    return trained(work / "verifier", "translation", *written(work), "--model", teacher, further)
 
 
 def cut(text: Path, result: Path, lines: int) -> None:
@@ -125,18 +127,9 @@ def written(work: Path) -> tuple[object, ...]:
 
 def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
     """The drafter of a run."""
-    options = [part for given in RUNS[name].values() for part in given]
-    size = (
-        "--block-size",
-        arguments.block_size,
-        "--steps",
-        arguments.updates,
-        "--batch-tokens",
-        arguments.batch_tokens,
-    )
-    return trained(
-        arguments.work / folder(name), "drafter", *written(arguments.work), "--model", verifier, *size, *options
-    )
+    size = f"--block-size {arguments.block_size} --steps {arguments.updates} --batch-tokens {arguments.batch_tokens}"
+    directory, changes = arguments.work / folder(name), " ".join(RUNS[name].values())
+    return trained(directory, "drafter", *written(arguments.work), "--model", verifier, size, changes)
 
 
 def folder(name: str) -> str:
@@ -163,42 +156,26 @@ def peak_memory(device: torch.device, work: Callable[[], object]) -> float | Non
 def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
     """A line for beam search, greedy decoding and every block size."""
     sizes = [size for size in BLOCKS if size <= setting.drafter.block_size] or [setting.drafter.block_size]
-    gad: dict[str, System] = {str(k): (lambda k=k: GadDrafter(setting.drafter, k), Exact()) for k in sizes}
+    gad: dict[str, System] = {str(k): setting.gad(k) for k in sizes}
     chosen: dict[str, System] = {GREEDY: {}, "this loop": (NoDrafter, Exact()), **gad, BEAM: {"num_beams": 5}}
-    few, peaks, found = setting.first(timed), dict[str, float | None](), dict[str, Found]()
+    few, peaks, found = setting.first(timed), dict[str, float | None](), dict[str, Decoded]()
     for name, system in chosen.items():  # by ascending need of memory, since a process gives little back
-        peaks[name] = peak_memory(setting.verifier.device, lambda system=system: in_batches(few, system, rows=1))
-        found[name] = in_batches(setting, system)
+        peaks[name] = peak_memory(setting.verifier.device, lambda system=system: few.decoded(system, 1))
+        found[name] = setting.decoded(system)
     check_exact(chosen, found)
     seconds = {name: sum(each.seconds) for name, each in compared(few, chosen, 1).items()}
-    (beta, tau), lines = GAD_PLUS[0], []
+    lines: list[dict[str, Any]] = []
     for name, each in found.items():
         line: dict[str, Any] = dict.fromkeys(COLUMNS)
+        passes = sum(map(len, each.rows)) / len(each.rows)  # one a token
         if name in gad:
-            loose = in_batches(setting, (gad[name][0], TopBeta(beta, tau)))  # type: ignore[index]
-            line |= {
-                "k": int(name),
-                "tok.": each.accepted,
-                "GAD++ tok.": loose.accepted,
-                "GAD++ BLEU": setting.bleu(loose.rows),
-            }
-        passes = (
-            each.iterations if name in gad else sum(map(len, each.rows)) / len(each.rows)
-        )  # the others': one a token
+            loose, passes = setting.decoded(setting.gad(int(name), TopBeta(*GAD_PLUS[0]))), each.iterations
+            line |= {"k": int(name), "tok.": each.tokens_per_call}
+            line |= {"GAD++ tok.": loose.tokens_per_call, "GAD++ BLEU": setting.bleu(loose.rows)}
         line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows), "peak, MiB": peaks[name]}
-        line |= {"ms": 1e3 * seconds[name] / len(few.sources)}
-        lines.append(
-            line | {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))}
-        )
+        line |= {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))}
+        lines.append(line | {"ms": 1e3 * seconds[name] / len(few.sources)})
     return lines
-
-
-def measure(arguments: argparse.Namespace, name: str) -> None:
-    """Measure a run's drafter, in a process of its own, and write what was found."""
-    setting = read(arguments, arguments.work / folder(name))
-    lines = measured(setting, arguments.timed)
-    with replacing(result_of(arguments.work, name)) as temporary:
-        temporary.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
 
 
 def result_of(work: Path, name: str) -> Path:
@@ -207,98 +184,76 @@ def result_of(work: Path, name: str) -> Path:
 
 def show(work: Path, runs: Sequence[str], about: str) -> None:
     """The table: what needs no drafter once, then every run."""
-    rows: list[list[Any]] = []
+    rows: list[dict[str, Any]] = []
     for name in runs:
-        for line in json.loads(result_of(work, name).read_text(encoding="utf-8")):
+        for line in read_json(result_of(work, name)):
             if line["k"] is not None or name == runs[0]:
-                rows.append([name if line["k"] is not None else line["run"], *(line[column] for column in COLUMNS[1:])])
-    table(about, COLUMNS, rows)
-    with replacing(work / "table.csv") as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
+                rows.append(
+                    {column: line[column] for column in COLUMNS} | {"run": line["run"] if line["k"] is None else name}
+                )
+    table(about, COLUMNS, [[*row.values()] for row in rows])
+    write_csv(work / "table.csv", rows, digits=17)
 
 
 def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """What the models are made from and with, what is measured on, and where all results go."""
-    for name, what in (
-        ("train", "to learn from"),
-        ("validation", "to watch the training with"),
-        ("test", "to measure on"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=Path, required=required, help=f"JSONL, a sentence and its translation a line, {what}"
-        )
-    parser.add_argument(
-        "--work", type=Path, required=required, help="directory of all results; the same command goes on in it"
-    )
+    for name, what in (("train", "to learn from"), ("validation", "to validate on"), ("test", "to measure on")):
+        about = f"JSONL, a sentence and its translation a line, {what}"
+        parser.add_argument(f"--{name}", type=Path, required=required, help=about)
+    about = "directory of all results; the same command resumes in it"
+    parser.add_argument("--work", type=Path, required=required, help=about)
     parser.add_argument("--updates", type=int, default=3000, help="of each drafter")
     parser.add_argument("--teacher-updates", type=int, help="of the teacher (default: 3/5 of a drafter's)")
+    about = "of the teacher, further, on its text (default: 2/9 of the teacher's)"
+    parser.add_argument("--verifier-updates", type=int, help=about)
     parser.add_argument(
-        "--verifier-updates", type=int, help="of the teacher, further, on its text (default: 2/9 of the teacher's)"
-    )
-    parser.add_argument(
-        "--written", type=int, help="so many training sentences only are translated anew; the first ones"
+        "--written", type=int, help="number of training sentences that are translated anew; the first ones"
     )
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update; the paper's are some 128,000")
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--source", default="en")
-    parser.add_argument("--target", default="de")
-    parser.add_argument("--limit", type=int, help="so many test sentences only")
+    pair_options(parser)
+    parser.add_argument("--limit", type=int, help="number of test sentences")
 
 
-def claim_models(arguments: argparse.Namespace) -> None:
-    """Note in the directory what its models are made with; ValueError where they were begun with something else."""
-    claim(arguments.work, {name: str(getattr(arguments, name)) for name in MADE_WITH})
-
-
-def options() -> argparse.ArgumentParser:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    recipe_options(parser)
-    parser.add_argument(
-        "--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=f"among: {'; '.join(RUNS)}"
-    )
-    parser.add_argument("--timed", type=int, default=200, help="so many of them where clock or memory are read")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
-    return parser
+def claim_options(directory: Path, arguments: argparse.Namespace, names: str) -> None:
+    """Note options in a directory; ValueError where it was begun with others."""
+    claim(directory, {name: str(getattr(arguments, name)) for name in names.split()})
 
 
 def main() -> None:
-    arguments = options().parse_args()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(arguments.threads)
-    if arguments.measure is not None:
+    parser = options(__doc__)
+    recipe_options(parser)
+    about = f"among: {'; '.join(RUNS)}"
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=about)
+    parser.add_argument("--timed", type=int, default=200, help="number of them that clock and memory are measured on")
+    clock_options(parser)
+    parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    set_up(arguments.threads)
+    work, measure = arguments.work, arguments.measure
+    if measure is not None:  # in a process of its own
         arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = (
             [arguments.test],
-            arguments.work / "verifier",
+            work / "verifier",
             None,
             0.0,
         )
-        measure(arguments, arguments.measure)
+        write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
         return
-    claim_models(arguments)
-    claim(arguments.work / "measured", {name: str(getattr(arguments, name)) for name in MEASURED_WITH})
+    claim_options(work, arguments, MADE_WITH)
+    claim_options(work / "measured", arguments, MEASURED_WITH)
     verifier = taught(arguments)
     for name in arguments.runs:
         run_of(arguments, name, verifier)
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
-        stage(result_of(arguments.work, name), lambda command=command: subprocess.run(command, check=True))
+        stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
     sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
     show(
-        arguments.work,
-        arguments.runs,
-        f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:",
+        work, arguments.runs, f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:"
     )
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"gad_recipe: error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    run(main)

@@ -5,7 +5,8 @@ Overview
     nbest_paths         the p best paths of a lattice under a model, exactly; `nbest_paths_batch` for many lattices
     best_first_tree     the most probable prefixes of a lattice's paths; `best_first_tree_batch` for many
     arc_posteriors      what rescoring makes of a lattice's arcs
-    lattice_to_fst      a lattice as an OpenFst acceptor; `fst_to_lattice` the other way
+    Lattice             a word lattice of any acyclic shape, with the same searches; `read_lattices` reads Kaldi's text
+    lattice_to_fst      a sausage as an OpenFst acceptor; `fst_to_lattice` the other way
     arpa_to_fst         converts files of any size in one pass
     NgramTable          a model as plain arrays: what estimators produce
 
@@ -29,13 +30,16 @@ Example
     >>> tokens.tolist()
     [[0, 1], [0, 0]]
 
-The modules: `fst.automaton` defines the automaton, `fst.arpa` and `fst.const_file` the formats, `fst.search` the searches,
-`fst.product` their slow reference in OpenFst, `fst.drawing` pictures. The compiled part is ``fst._core``.
+The modules: `fst.automaton` defines the automaton, `fst.arpa`, `fst.const_file` and `fst.kaldi` the formats, `fst.openfst` the
+way to pynini and pywrapfst, `fst.search` and `fst.word_lattices` the searches, `fst.drawing` pictures. The compiled part is
+``fst._core``.
 """
 
 from fst import drawing
-from fst.lattices import fst_to_lattice, lattice_to_fst
+from fst.kaldi import read_lattices
+from fst.lattices import fst_to_lattice
 from fst.model import NgramModel, arpa_to_fst
+from fst.openfst import is_openfst
 from fst.posteriors import arc_posteriors
 from fst.search import (
     FEATURES,
@@ -48,12 +52,14 @@ from fst.search import (
     nbest_paths_batch,
 )
 from fst.table import BOS, EOS, UNK, NgramTable
+from fst.word_lattices import Lattice, lattice_to_fst
 
 __all__ = [
     "BOS",
     "EOS",
     "FEATURES",
     "UNK",
+    "Lattice",
     "NgramModel",
     "NgramTable",
     "TextIndex",
@@ -65,7 +71,9 @@ __all__ = [
     "describe_arcs",
     "drawing",
     "fst_to_lattice",
+    "is_openfst",
     "lattice_to_fst",
     "nbest_paths",
     "nbest_paths_batch",
+    "read_lattices",
 ]

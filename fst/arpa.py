@@ -9,7 +9,7 @@
     ...
     \\end\\
 
-The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, blank lines, n-grams in
+The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, a byte order mark, blank lines, n-grams in
 any order, missing backoff weights, ``-99`` for log 0, no ``<unk>``, suffixes that pruning took away. It is strict where a
 file would be misread, and names the line: numbers that are none, a wrong number of words or n-grams, words that are no
 unigrams, n-grams without their context or given twice, positive or infinite log-probabilities, a missing end. Backoff
@@ -47,7 +47,10 @@ class ParsedArpa:
 
 
 def parse_arpa(
-    path: str | os.PathLike[str], vocab: Mapping[str, int] | None = None, strict: bool = True, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    vocab: Mapping[str, int] | None = None,
+    strict: bool = True,
+    progress: Progress | None = None,
 ) -> ParsedArpa:
     """Read an ARPA file, plain or gzip, in one pass.
 
@@ -64,7 +67,9 @@ def parse_arpa(
         _feed(parser, Path(path), progress)
         parser.finish()
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: expected a whole gzip stream, got a damaged one ({error}); make the file again") from None
+        raise ValueError(
+            f"{path}: expected a whole gzip stream, got a damaged one ({error}); make the file again"
+        ) from None
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     for warning in parser.warnings:
@@ -105,18 +110,22 @@ class _Words:
             return self.tokens
         missing = next((word for word in words if word not in self.vocab), None)
         if missing is not None:
-            raise ValueError(f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks")
+            raise ValueError(
+                f"expected the words of the vocabulary given, but the unigrams hold {missing!r}, which it lacks"
+            )
         self.tokens = [int(self.vocab[word]) for word in words]
         most = most_labels(len(self.vocab))
         if not all(0 <= token < most for token in self.tokens):
-            raise ValueError(f"expected a vocabulary of token ids from 0 to {most - 1}, got {min(self.tokens)} to {max(self.tokens)}")
+            raise ValueError(
+                f"expected a vocabulary of token ids from 0 to {most - 1}, got {min(self.tokens)} to {max(self.tokens)}"
+            )
         word_of = dict(zip(self.tokens, words, strict=True))
         self.symbols = [word_of.get(token, "") for token in range(max(self.tokens, default=-1) + 1)]
         return self.tokens
 
 
 def _is_id(word: bytes) -> bool:
-    """Whether a word is an id in canonical decimal form, and short enough to be worth calling one."""
+    """Whether a word is an id in canonical decimal form, and short enough to be one."""
     return word.isdigit() and len(word) <= 10 and (word == b"0" or not word.startswith(b"0"))
 
 
@@ -127,20 +136,23 @@ def _decoded(word: bytes) -> str:
         raise ValueError(f"expected words in UTF-8, got {word!r} in the unigrams") from None
 
 
-def write_arpa(model: _core.Model, path: str | os.PathLike[str], symbols: Sequence[str] | None = None) -> None:
+def write_arpa(
+    model: _core.Model, path: str | os.PathLike[str], symbols: Sequence[str] | None = None, markers: bool = False
+) -> None:
     """Write a model in canonical form, whole or not at all; gzip where the name ends in ``.gz``.
 
     Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams in
-    order of their ids. symbols: the word of every id; without it the ids themselves are written. Raises ValueError for
+    order of their ids. symbols: the word of every id; without it the ids themselves are written.
+    markers: as for `NgramModel.to_arpa`. Raises ValueError for
     a word that ARPA cannot hold.
     """
     words = [_spelled(word) for word in symbols] if symbols is not None else []
     with replacing(path) as temporary, open(temporary, "wb") as file:
         if str(path).endswith(".gz"):
             with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-                model.write_arpa(words, packed.write)
+                model.write_arpa(words, markers, packed.write)
         else:
-            model.write_arpa(words, file.write)
+            model.write_arpa(words, markers, file.write)
 
 
 def _spelled(word: str) -> bytes:

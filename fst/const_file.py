@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from mmap import ACCESS_READ
 from mmap import mmap as Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ INPUT_SORTED, OUTPUT_SORTED = 0x10000000, 0x40000000
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """The symbol table of a file, its strings left in place until they are asked for.
+    """The symbol table of a file, its strings read from the file on demand.
 
     labels, begins, lengths: ``[n]`` int64, the label of each symbol and where in ``data`` its bytes are.
     """
@@ -106,7 +106,7 @@ class FstFile:
 class _Cursor:
     """Reads the fields of a mapped file one after another, refusing to run past its end."""
 
-    def __init__(self, data: Mapping | bytes, path: Path) -> None:
+    def __init__(self, data: Mapping | bytes, path: str) -> None:
         self.data, self.path, self.offset = data, path, 0
 
     def take(self, layout: str) -> tuple[Any, ...]:
@@ -119,7 +119,9 @@ class _Cursor:
     def string(self) -> bytes:
         (length,) = self.take("<i")
         if length < 0:
-            raise ValueError(f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file is damaged")
+            raise ValueError(
+                f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file is damaged"
+            )
         self.need(length)
         self.offset += length
         return self.data[self.offset - length : self.offset]
@@ -150,14 +152,18 @@ def is_fst(path: str | os.PathLike[str]) -> bool:
 def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     """Read a ``const`` or ``vector`` file over the tropical semiring.
 
-    A ``const`` file is mapped, or read whole where ``mmap`` is False, its states and arcs not looked at. Raises ValueError
+    A ``const`` file is mapped, or read into memory where ``mmap`` is False; its states and arcs are not checked. Raises ValueError
     for other kinds of FST and for sizes that the file cannot hold.
     """
-    path = Path(path)
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise ValueError(f"{path}: expected an OpenFst file, got an empty one")
         data = Mapping(file.fileno(), 0, access=ACCESS_READ) if mmap else file.read()
+    return parse_fst(data, str(path))
+
+
+def parse_fst(data: Mapping | bytes, path: str) -> FstFile:
+    """The automaton in the bytes of a file; ``path`` opens every message of an error."""
     cursor = _Cursor(data, path)
     (magic,) = cursor.take("<i")
     if magic != MAGIC:
@@ -165,10 +171,14 @@ def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     fst_type, arc_type = cursor.text(), cursor.text()
     version, flags, properties, start, num_states, num_arcs = cursor.take("<iiQqqq")
     if arc_type != "standard":
-        raise ValueError(f"{path}: expected standard arcs, got {arc_type[:40]!r}; convert them with fstmap --map_type=to_standard")
+        raise ValueError(
+            f"{path}: expected standard arcs, got {arc_type[:40]!r}; convert them with fstmap --map_type=to_standard"
+        )
     versions = {"const": (ALIGNED_VERSION, UNALIGNED_VERSION), "vector": (VECTOR_VERSION,)}.get(fst_type)
     if versions is None:
-        raise ValueError(f"{path}: expected a const FST, got {fst_type[:40]!r}; convert it with fstconvert --fst_type=const")
+        raise ValueError(
+            f"{path}: expected a const FST, got {fst_type[:40]!r}; convert it with fstconvert --fst_type=const"
+        )
     if version not in versions:
         raise ValueError(f"{path}: expected version {versions[-1]} of the {fst_type} type, got {version}")
     symbols = _read_symbols(cursor) if flags & HAS_INPUT_SYMBOLS else None
@@ -181,14 +191,18 @@ def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     else:
         states, arcs = _read_vector(cursor, num_states)
     if not 0 <= start < len(states):
-        raise ValueError(f"{path}: expected a start state below {len(states)}, got {start}; an empty automaton is no language model")
+        raise ValueError(
+            f"{path}: expected a start state below {len(states)}, got {start}; an empty automaton is no language model"
+        )
     return FstFile(states, arcs, start, symbols, properties)
 
 
 def _read_symbols(cursor: _Cursor) -> Symbols:
     (magic,) = cursor.take("<i")
     if magic != SYMBOLS_MAGIC:
-        raise ValueError(f"{cursor.path}: byte {cursor.offset - 4}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}")
+        raise ValueError(
+            f"{cursor.path}: byte {cursor.offset - 4}: expected a symbol table ({SYMBOLS_MAGIC}), got {magic}"
+        )
     name = cursor.text()
     _, count = cursor.take("<qq")
     try:
@@ -202,7 +216,9 @@ def _records(cursor: _Cursor, dtype: np.dtype[np.void], count: int, aligned: boo
     if aligned:
         cursor.align()
     if not 0 <= count < 2**32:
-        raise ValueError(f"{cursor.path}: expected a number of states and arcs below 2^32, got {count}; the header is damaged")
+        raise ValueError(
+            f"{cursor.path}: expected a number of states and arcs below 2^32, got {count}; the header is damaged"
+        )
     cursor.need(count * dtype.itemsize)
     records = np.frombuffer(cursor.data, dtype, count, cursor.offset) if count else np.empty(0, dtype)
     cursor.offset += count * dtype.itemsize
@@ -228,38 +244,55 @@ def _read_vector(cursor: _Cursor, num_states: int) -> tuple[Records, Records]:
     return states, np.concatenate(rows) if rows else np.empty(0, ARC)
 
 
-def header(start: int, num_states: int, num_arcs: int, symbols_name: str, symbol_of_label: dict[int, str]) -> bytes:
-    """The bytes before the states: header and symbol table of an aligned file, padded to `ALIGNMENT`.
+SymbolTable = tuple[str, dict[int, str]]
+"""The name of a symbol table, and the symbol of each label."""
 
-    The properties claim what backoff models are by construction: deterministic acceptors sorted by label, with an
-    epsilon (a failure arc) in every state but one.
-    """
+
+def model_properties(num_states: int) -> int:
+    """What backoff models are by construction: deterministic acceptors sorted by label, with an epsilon (a failure arc) in every
+    state but one."""
     properties = EXPANDED | ACCEPTOR | INPUT_DETERMINISTIC | OUTPUT_DETERMINISTIC | INPUT_SORTED | OUTPUT_SORTED
     if num_states > 1:
-        properties |= EPSILONS | INPUT_EPSILONS | OUTPUT_EPSILONS
-    else:
-        properties |= NO_EPSILONS | NO_INPUT_EPSILONS | NO_OUTPUT_EPSILONS
-    flags = HAS_INPUT_SYMBOLS | IS_ALIGNED
+        return properties | EPSILONS | INPUT_EPSILONS | OUTPUT_EPSILONS
+    return properties | NO_EPSILONS | NO_INPUT_EPSILONS | NO_OUTPUT_EPSILONS
+
+
+def header(
+    start: int, num_states: int, num_arcs: int, symbols: SymbolTable | None, properties: int | None = None
+) -> bytes:
+    """The bytes before the states: header and symbol table of an aligned file, padded to `ALIGNMENT`.
+
+    properties: what the header claims of the automaton; by default `model_properties`.
+    """
+    properties = model_properties(num_states) if properties is None else properties
+    flags = IS_ALIGNED if symbols is None else HAS_INPUT_SYMBOLS | IS_ALIGNED
     parts = [
         struct.pack("<i", MAGIC) + _string("const") + _string("standard"),
         struct.pack("<iiQqqq", ALIGNED_VERSION, flags, properties, start, num_states, num_arcs),
-        struct.pack("<i", SYMBOLS_MAGIC) + _string(symbols_name),
-        struct.pack("<qq", max(symbol_of_label, default=-1) + 1, len(symbol_of_label)),
     ]
-    parts += [_string(symbol_of_label[label]) + struct.pack("<q", label) for label in sorted(symbol_of_label)]
+    if symbols is not None:
+        name, symbol_of_label = symbols
+        parts.append(struct.pack("<i", SYMBOLS_MAGIC) + _string(name))
+        parts.append(struct.pack("<qq", max(symbol_of_label, default=-1) + 1, len(symbol_of_label)))
+        parts += [_string(symbol_of_label[label]) + struct.pack("<q", label) for label in sorted(symbol_of_label)]
     data = b"".join(parts)
     return data + bytes(-len(data) % ALIGNMENT)
 
 
-def write_const(
-    path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols_name: str, symbol_of_label: dict[int, str]
-) -> None:
+def const_blocks(
+    states: Records, arcs: Records, start: int, symbols: SymbolTable | None, properties: int | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of an aligned ``const`` file, block by block."""
+    yield header(start, len(states), len(arcs), symbols, properties)
+    yield states.data
+    yield bytes(-states.nbytes % ALIGNMENT)
+    yield arcs.data
+
+
+def write_const(path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols: SymbolTable) -> None:
     """Write an aligned ``const`` file, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        file.write(header(start, len(states), len(arcs), symbols_name, symbol_of_label))
-        file.write(states.data)
-        file.write(bytes(-states.nbytes % ALIGNMENT))
-        file.write(arcs.data)
+        file.writelines(const_blocks(states, arcs, start, symbols))
 
 
 def _string(text: str) -> bytes:

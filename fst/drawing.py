@@ -15,22 +15,26 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pywrapfst
 
-from fst.lattices import lattice_to_fst, slots_of
+from fst.lattices import slots_of
 from fst.model import NgramModel
+from fst.word_lattices import lattice_to_fst
 
 MOST_ARCS = 500
-"""No picture with more arcs is worth drawing."""
+"""Larger pictures are refused."""
 
 SECONDS_FOR_GRAPHVIZ = 60
 
 
 def lattice_dot(
-    tokens: npt.ArrayLike, log_probs: npt.ArrayLike, symbols: Sequence[str] | None = None, transitions: npt.ArrayLike | None = None
+    tokens: npt.ArrayLike,
+    log_probs: npt.ArrayLike,
+    symbols: Sequence[str] | None = None,
+    transitions: npt.ArrayLike | None = None,
 ) -> str:
     """DOT text of a sausage lattice, ``tokens`` and ``log_probs`` ``[slots, k]``; ``symbols`` gives the word of every id.
 
@@ -48,12 +52,18 @@ def lattice_dot(
     return _graph(lines)
 
 
-def _branching_dot(automaton: pywrapfst.VectorFst, name: Callable[[int], str]) -> str:
-    arcs = [(state, arc.nextstate, arc.ilabel - 1, -float(arc.weight)) for state in automaton.states() for arc in automaton.arcs(state)]
+def _branching_dot(automaton: Any, name: Callable[[int], str]) -> str:
+    arcs = [
+        (state, arc.nextstate, arc.ilabel - 1, -float(arc.weight))
+        for state in automaton.states()
+        for arc in automaton.arcs(state)
+    ]
     _limit(len(arcs))
     lines = [_node(state, str(state), final=float(automaton.final(state)) < np.inf) for state in automaton.states()]
     ranked = sorted(arcs, key=lambda arc: (arc[0], -arc[3], arc[2]))
-    return _graph(lines + [_arc(source, target, f"{name(token)} {weight:.2f}") for source, target, token, weight in ranked])
+    return _graph(
+        lines + [_arc(source, target, f"{name(token)} {weight:.2f}") for source, target, token, weight in ranked]
+    )
 
 
 SLOT_WIDTH, ROW_HEIGHT, RADIUS, MARGIN = 156, 30, 11, 22
@@ -78,8 +88,8 @@ def lattice_svg(
         symbols: the word of every id.
         right: what the base model writes: the arcs of its tokens are green and bold.
         draft: a draft, whose arcs are marked with a diamond.
-        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best takes the last place.
-        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and stand behind those before.
+        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best replaces the last one drawn.
+        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are shown after the original ones.
     """
     if most < 1:
         raise ValueError(f"expected at least 1 arc of each slot to draw, got {most}")
@@ -91,11 +101,21 @@ def lattice_svg(
         wanted = [sequence[slot] if slot < len(sequence) else None for sequence in (right, draft)]
         weight_of = dict(zip(ids[slot].tolist(), weights[slot].tolist(), strict=True))
         ranked = [
-            _Arc(token, name(token), log_prob, None if after is None else weight_of[token], rank, token == wanted[0], token == wanted[1])
+            _Arc(
+                token,
+                name(token),
+                log_prob,
+                None if after is None else weight_of[token],
+                rank,
+                token == wanted[0],
+                token == wanted[1],
+            )
             for rank, (token, log_prob) in enumerate(sorted(arcs, key=lambda arc: (-weight_of[arc[0]], arc[0])))
         ]
-        behind = [arc for arc in ranked[most:] if arc.right or arc.drafted]
-        slots.append([*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < most - len(behind)), *behind])
+        extra = [arc for arc in ranked[most:] if arc.right or arc.drafted]
+        slots.append(
+            [*(arc for arc in ranked[:most] if arc.right or arc.drafted or arc.rank < most - len(extra)), *extra]
+        )
     _limit(sum(map(len, slots)))
     slot_width = SLOT_WIDTH if after is None else SLOT_WIDTH + 44
     height = 2 * MARGIN + ROW_HEIGHT * max(map(len, slots), default=1)
@@ -105,12 +125,19 @@ def lattice_svg(
     for slot, drawn in enumerate(slots):
         left = MARGIN + RADIUS + slot_width * slot
         for row, arc in enumerate(drawn):
-            lines.append(_svg_arc(arc, left, left + slot_width, middle, middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5))
+            lines.append(
+                _svg_arc(arc, left, left + slot_width, middle, middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5)
+            )
     for state in range(len(slots) + 1):
         x = MARGIN + RADIUS + slot_width * state
         rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
-        lines += [f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="fill:none;stroke:{_INK};stroke-width:1.3"/>' for r in rings]
-        lines.append(f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>')
+        lines += [
+            f'<circle cx="{x}" cy="{middle:g}" r="{r}" style="fill:none;stroke:{_INK};stroke-width:1.3"/>'
+            for r in rings
+        ]
+        lines.append(
+            f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">{"".join(lines)}</svg>'
@@ -169,7 +196,9 @@ def model_dot(model: NgramModel) -> str:
     queue = list(histories)
     for state in queue:
         record = model.states[state]
-        for label, _, cost, target in model.arcs[int(record["pos"]) : int(record["pos"]) + int(record["narcs"])].tolist():
+        for label, _, cost, target in model.arcs[
+            int(record["pos"]) : int(record["pos"]) + int(record["narcs"])
+        ].tolist():
             word = "<unk>" if label == unk_label else name(label - 1)
             if label == 0:
                 arcs.append(_arc(state, target, f"{-cost:.2f}", "style=dashed"))
@@ -181,7 +210,7 @@ def model_dot(model: NgramModel) -> str:
     nodes = []
     for state, history in histories.items():
         final = float(model.states["final"][state])
-        ends = np.isfinite(final)
+        ends = model.core.has_end and np.isfinite(final)
         nodes.append(_node(state, f"{history}\n</s> {-final:.2f}" if ends else history, final=bool(ends)))
     return _graph(nodes + arcs)
 
@@ -195,7 +224,13 @@ def svg(dot: str) -> str:
         )
     try:
         done = subprocess.run(
-            [program, "-Tsvg"], input=dot, capture_output=True, text=True, encoding="utf-8", timeout=SECONDS_FOR_GRAPHVIZ, check=True
+            [program, "-Tsvg"],
+            input=dot,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=SECONDS_FOR_GRAPHVIZ,
+            check=True,
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"expected a layout within {SECONDS_FOR_GRAPHVIZ} seconds; draw something smaller") from None
@@ -206,7 +241,9 @@ def svg(dot: str) -> str:
 
 def _limit(arcs: int) -> None:
     if arcs > MOST_ARCS:
-        raise ValueError(f"expected at most {MOST_ARCS} arcs to draw, got {arcs}; prune the model or shorten the lattice")
+        raise ValueError(
+            f"expected at most {MOST_ARCS} arcs to draw, got {arcs}; prune the model or shorten the lattice"
+        )
 
 
 def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:

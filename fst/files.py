@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, where that is possible, and by one process at a time; letting go of mapped ones."""
+"""Atomic writing of files, locks between processes, and releasing the pages of mapped files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Literal
 import numpy as np
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
-"""What a write meets that knows no file's name."""
+"""Errors of writing that carry no file name."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; rename it to ``path`` on success, delete it on any error.
+    """Yield a temporary path next to ``path``; rename it to ``path`` on success, delete it on any error.
 
     A reader therefore sees the old file or the complete new one, never a half.  Folders that are missing above it are
     made.  An error in writing names ``path``, not the temporary file.
@@ -72,10 +72,12 @@ def _named(path: Path, temporary: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno is None and not error.args[1:]:  # numpy: "324241 requested and 153536 written"
             raise OSError(errno.ENOSPC, f"could not be written whole, {error}; is the disk full?", str(path)) from error
-        if str(temporary) in (str(error.filename), str(error.filename2)) or (error.filename is None and error.errno in DISK_ERRORS):
+        if str(temporary) in (str(error.filename), str(error.filename2)) or (
+            error.filename is None and error.errno in DISK_ERRORS
+        ):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    except Exception as error:  # safetensors and tokenizers, in Rust, have kinds of their own for what the system says
+    except Exception as error:  # safetensors and tokenizers, in Rust, wrap the system's errors in types of their own
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise
@@ -107,9 +109,11 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
         ValueError: something else has the name, or the folder is a file, or cannot be written to.
     """
     path = Path(path)
-    found = "folder" if path.is_dir() else "file" if path.is_file() else "device"
-    if path.exists() and found not in kinds:
-        raise ValueError(f"{path}: expected to write a {' or a '.join(kinds)} of this name, found a {found}; name another")
+    kind = "folder" if path.is_dir() else "file" if path.is_file() else "device"
+    if path.exists() and kind not in kinds:
+        raise ValueError(
+            f"{path}: expected to write a {' or a '.join(kinds)} of this name, found a {kind}; name another"
+        )
     folder = path if path.is_dir() else path.parent
     while not folder.exists():
         folder = folder.parent
@@ -117,7 +121,9 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ValueError(f"{path}: expected a folder that can be written to, got {folder}: {error.strerror}; name another") from None
+        raise ValueError(
+            f"{path}: expected a folder that can be written to, got {folder}: {error.strerror}; name another"
+        ) from None
 
 
 @contextmanager
@@ -134,7 +140,9 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            taken = not lock.exists() or not os.path.samestat(os.fstat(handle), lock.stat())  # its last holder has just deleted it
+            taken = not lock.exists() or not os.path.samestat(
+                os.fstat(handle), lock.stat()
+            )  # its last holder has just deleted it
         except BlockingIOError:
             taken = True
         if taken:

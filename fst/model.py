@@ -18,6 +18,7 @@ from fst.arpa import MARKER_NAMES, Progress, parse_arpa, write_arpa
 from fst.automaton import LOG_ZERO, MAX_ORDER, Automaton, most_labels
 from fst.const_file import FstFile, Records, Symbols
 from fst.files import replacing
+from fst.openfst import records_of, to_openfst
 from fst.table import UNK, NgramTable
 
 TOKEN_IDS, WORDS = "token-ids", "words"
@@ -48,7 +49,9 @@ class NgramModel:
         self.fingerprint = fingerprint
         self.own_ids = symbols is not None and fingerprint is None if own_ids is None else own_ids
         self._mapped_from: Path | None = None
-        self.core = _core.Model(automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO)
+        self.core = _core.Model(
+            automaton.states, automaton.arcs, automaton.start, automaton.unigram_state, automaton.unk_label, LOG_ZERO
+        )
 
     @classmethod
     def from_table(cls, table: NgramTable) -> NgramModel:
@@ -87,6 +90,40 @@ class NgramModel:
         model._mapped_from = path.absolute() if mmap else None
         return model
 
+    @classmethod
+    def from_fst(cls, automaton: Any) -> NgramModel:
+        """The model that an automaton of pynini or pywrapfst is: a deterministic backoff acceptor over the tropical semiring.
+
+        Arcs may be in any order; the failure arc of a state is labelled 0 (or is Kaldi's ``#0:<eps>``).  Raises ValueError for
+        other automata, saying what is wrong.
+        """
+        model = cls._from_file(records_of(automaton))
+        _automaton.refuse_other_automata(model.automaton)
+        return model
+
+    def to_fst(self, tokens: npt.ArrayLike | None = None, context: Sequence[int] = ()) -> Any:
+        """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``.
+
+        Args:
+            tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons.  Token
+                ids give an automaton for these tokens alone, from every history that they reach, failure arcs resolved: its
+                plain composition with a lattice of these tokens is that of a phi matcher.
+            context: the tokens before, whose history is the start state of an automaton for given tokens.
+        """
+        if tokens is None:
+            return to_openfst(self.states, self.arcs, self.start_state, self._symbols())
+        ids = np.unique(np.asarray(tokens, np.int64))
+        ids = ids[ids >= 0]
+        if ids.size and ids[-1] > _automaton.LARGEST_TOKEN:
+            raise ValueError(f"expected token ids up to {_automaton.LARGEST_TOKEN}, got {ids[-1]}")
+        costs, targets, finals = self.core.resolve(ids, self.core.state_of(np.asarray(context, np.int64)))
+        states, arcs = np.zeros(len(finals), const_file.STATE), np.zeros(len(costs), const_file.ARC)
+        states["final"], states["narcs"] = finals, len(ids)
+        states["pos"] = np.arange(len(finals)) * len(ids)
+        arcs["ilabel"] = arcs["olabel"] = np.tile(ids + 1, len(finals))
+        arcs["weight"], arcs["nextstate"] = costs, targets
+        return to_openfst(states, arcs, 0, None, const_file.model_properties(1))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A mapped model is pickled by its file's path, so that worker processes share its pages; any other with its arrays."""
         if self._mapped_from is None:
@@ -99,7 +136,7 @@ class NgramModel:
         promised = const_file.ACCEPTOR | const_file.INPUT_SORTED
         if file.properties & promised != promised:
             states, arcs = _automaton.conventional(states, arcs)
-        symbols, unk_label, fingerprint = _embedded_symbols(file.symbols)
+        symbols, unk_label, fingerprint = embedded_symbols(file.symbols)
         unigram_state = _unigram_state(states, arcs, file.start)
         if unk_label not in _arcs_of(states, arcs, unigram_state)["ilabel"]:  # listed, but not in the model
             unk_label = 0
@@ -107,14 +144,19 @@ class NgramModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model as an OpenFst ``const`` file, whole or not at all."""
+        const_file.write_const(path, self.states, self.arcs, self.start_state, self._symbols())
+
+    def _symbols(self) -> const_file.SymbolTable:
         labels = _arcs_of(self.states, self.arcs, self.unigram_state)["ilabel"]
         tokens = (labels[labels != self.unk_label] - 1).tolist()
-        symbols = _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
-        const_file.write_const(path, self.states, self.arcs, self.start_state, *symbols)
+        return _symbols_to_embed(tokens, self.symbols, self.unk_label, self.fingerprint)
 
-    def to_arpa(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as an ARPA file, gzip where the name ends in ``.gz``."""
-        write_arpa(self.core, path, self.symbols)
+    def to_arpa(self, path: str | os.PathLike[str], markers: bool = False) -> None:
+        """Write the model as an ARPA file, gzip where the name ends in ``.gz``.
+
+        markers: add those of ``<s>``, ``</s>`` and ``<unk>`` that the model lacks, which KenLM demands; scores stay.
+        """
+        write_arpa(self.core, path, self.symbols, markers)
 
     def to_table(self) -> NgramTable:
         """All n-grams as arrays."""
@@ -202,7 +244,7 @@ def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]
     tokens = table.ngrams[0][:, 0]
     symbols = _symbols_to_embed(tokens[tokens >= 0].tolist(), table.symbols, unk_label, table.fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
-        file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, *symbols))
+        file.write(const_file.header(builder.start, builder.num_states, builder.num_arcs, symbols))
         builder.write(file.write)
     return builder.num_ngrams
 
@@ -226,17 +268,23 @@ def arpa_to_fst(
     parser = parsed.parser
     if fingerprint is not None and vocab is None and parsed.symbols is not None:
         word = next((word for word in parsed.symbols if not word.isdigit()), parsed.symbols[0])
-        raise ValueError(f"{arpa}: expected the ids of a tokenizer as words, got words such as {word!r}; convert without a tokenizer")
+        raise ValueError(
+            f"{arpa}: expected the ids of a tokenizer as words, got words such as {word!r}; convert without a tokenizer"
+        )
     if vocab_size is not None and max(parsed.tokens, default=-1) >= vocab_size:
-        raise ValueError(f"{arpa}: expected token ids below {vocab_size}, the tokenizer's size, got {max(parsed.tokens)}")
+        raise ValueError(
+            f"{arpa}: expected token ids below {vocab_size}, the tokenizer's size, got {max(parsed.tokens)}"
+        )
     symbols = _symbols_to_embed(parsed.tokens, parsed.symbols, parser.unk_label, fingerprint)
     with replacing(output) as temporary, open(temporary, "wb") as file:
-        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, *symbols))
+        file.write(const_file.header(parser.start, parser.num_states, parser.num_arcs, symbols))
         parser.write(file.write)
     return parser.num_ngrams
 
 
-def _symbols_to_embed(tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None) -> tuple[str, dict[int, str]]:
+def _symbols_to_embed(
+    tokens: list[int], symbols: list[str] | None, unk_label: int, fingerprint: str | None
+) -> tuple[str, dict[int, str]]:
     """The name of the embedded table and the symbol of every label: OpenFst wants all of them listed, ids as well."""
     if symbols is None:
         of_label = {token + 1: str(token) for token in tokens}
@@ -249,7 +297,34 @@ def _symbols_to_embed(tokens: list[int], symbols: list[str] | None, unk_label: i
     return f"{name} {fingerprint}" if fingerprint else name, of_label
 
 
-def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
+class Vocabulary:
+    """Ids of words: those of a model, and further ones for words that it lacks."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self._ids = {word: token for token, word in enumerate(words) if word}
+
+    def token(self, word: str) -> int:
+        """The word's id; a word that is new gets the next one."""
+        token = self._ids.setdefault(word, len(self.words))
+        if token == len(self.words):
+            self.words.append(word)
+        return token
+
+
+def refuse_other_words(model: NgramModel, symbols: Sequence[str] | None, tokens: npt.NDArray[np.int32]) -> None:
+    """ValueError where the model and a lattice both have words and give one of its tokens different ones."""
+    if symbols is None or model.symbols is None:
+        return
+    for token in np.unique(tokens[tokens >= 0]).tolist():
+        if token < min(len(symbols), len(model.symbols)) and symbols[token] and symbols[token] != model.symbols[token]:
+            raise ValueError(
+                f"expected a lattice in the model's words, got {symbols[token]!r} as token {token}, which the model has as "
+                f"{model.symbols[token]!r}; read the lattice with symbols=model.symbols"
+            )
+
+
+def embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str | None]:
     """The symbols, the label of ``<unk>`` and the fingerprint that an embedded table stands for."""
     if table is None:
         return None, 0, None
@@ -260,7 +335,9 @@ def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str
     words = {label: word for label, word in table.of_label().items() if label not in (0, unk_label)}
     largest = max(words, default=0)
     if min(words, default=1) < 0 or largest > most_labels(len(words)):
-        raise ValueError(f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}")
+        raise ValueError(
+            f"expected symbols with labels from 0 to {most_labels(len(words))}, got {min(words)} to {largest}"
+        )
     if len(set(words.values())) < len(words):
         word, count = Counter(words.values()).most_common(1)[0]
         raise ValueError(f"expected every symbol once, got {word!r} {count} times")
@@ -271,7 +348,9 @@ def _embedded_symbols(table: Symbols | None) -> tuple[list[str] | None, int, str
 def _arcs_of(states: Records, arcs: Records, state: int) -> Records:
     begin, count = int(states["pos"][state]), int(states["narcs"][state])
     if begin + count > len(arcs):
-        raise ValueError(f"expected the arcs of state {state} among the {len(arcs)} of the file, got {begin}..{begin + count - 1}")
+        raise ValueError(
+            f"expected the arcs of state {state} among the {len(arcs)} of the file, got {begin}..{begin + count - 1}"
+        )
     return arcs[begin : begin + count]
 
 
@@ -298,4 +377,6 @@ def _refuse_unreadable(path: Path) -> None:
             "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
         )
     if b"\0" in head and not head.startswith(b"\x1f\x8b"):
-        raise ValueError(f"{path}: expected an ARPA file (plain or gzip) or an OpenFst file, got some other binary file")
+        raise ValueError(
+            f"{path}: expected an ARPA file (plain or gzip) or an OpenFst file, got some other binary file"
+        )

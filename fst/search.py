@@ -8,10 +8,10 @@ under failure semantics it stays deterministic, so distinct paths are distinct t
 ``score(path) = sum over slots, from the left, of log_prob + alpha * ln p_LM(token | context and the tokens before)``
 
 in float64. Paths are ordered by falling score; equal scores by rising token sequence. Scores nearer to each other than
-float64's rounding may change places.
+float64's rounding may be swapped.
 
 A lattice may carry *transitions* ``[slots - 1, k, k]`` float32, as drafters with a bigram head have them:
-``transitions[s, i, j]`` is added to the log-probability of column j of slot s + 1 behind column i of slot s. One of -1e30
+``transitions[s, i, j]`` is added to the log-probability of column j of slot s + 1 after column i of slot s. One of -1e30
 or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths, or none.
 
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
@@ -33,22 +33,22 @@ from fst import _core
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
 TextIndex = _core.TextIndex
-"""The n-grams of one text, of up to eleven tokens, filed as it grows by ``extend(tokens)``."""
+"""The n-grams of one text, of up to eleven tokens, counted as it grows by ``extend(tokens)``."""
 FEATURES = (
     "log_prob", "not_drafted", "ngram", "bigram", "trigram", "longer_ngram",
     "seen", "match_1", "match_2", "match_3", "match_5", "match_8", "match_10", "share_seen", "share_1", "share_longer",
     "outside", "mass",
 )  # fmt: skip
-"""What a calibrated tree knows of a token, in the order of its weights.
+"""The features of a token in a calibrated tree, in the order of its weights.
 
     log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no copy, -30 at the
                     least; 0 for a copy that the slot lacks
     not_drafted     1 for such a copy
     ngram           ln p of the n-gram model, -30 at the least
-    bigram ...      1 where the n-gram model knows the token behind one token, two, more
-    seen            1 where the text has the token, but not behind the path's last one
-    match_1 ...     1 where the text has the token behind the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more of them
-    share_seen ...  ln of the token's share among what the text has there: where seen, behind one token, behind more
+    bigram ...      1 where the n-gram model has the token after a history of one token, two, more
+    seen            1 where the text has the token, but not after the path's last one
+    match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more of them
+    share_seen ...  ln of the token's share of the text's tokens after that match: where seen, after one token, after more
     outside         1 for all tokens that are no arc
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
 """
@@ -74,7 +74,7 @@ def nbest_paths(
     transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
-    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
+    lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     paths, scores, _ = _core.nbest(*lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
     return paths, scores
 
@@ -93,9 +93,9 @@ def nbest_paths_batch(
 
     tokens, log_probs: ``[n, slots, k]``. transitions: ``[n, slots - 1, k, k]``, for all lattices or none.
     contexts: ``[n, c]``, -1 pads on the left. threads: at most this many, by default one for each processor that the
-    process may use; the result does not depend on it. Lattice i has ``counts[i]`` paths; behind them stand tokens -1 and scores -inf.
+    process may use; the result does not depend on it. Lattice i has ``counts[i]`` paths; tokens -1 and scores -inf pad the rest.
     """
-    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
+    lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     texts = _contexts(contexts, len(lattices[0]))
     return _core.nbest(*lattices, _model(lm, alpha), _count("p", p), alpha, texts, _threads(threads))
 
@@ -116,7 +116,7 @@ def best_first_tree(
     product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the root (no token). Equal
     prefixes are ordered by their tokens, a prefix before its continuations.
     """
-    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
+    lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     nodes, parents, path_log_probs, _ = _core.tree(
         *lattice, _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
     )
@@ -135,10 +135,10 @@ def best_first_tree_batch(
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """`best_first_tree` of n lattices: ``tokens``, ``parents``, ``log_probs`` ``[n, nodes]`` and ``counts [n]``.
 
-    tokens, log_probs, transitions, contexts, threads: as for `nbest_paths_batch`. Behind the ``counts[i]`` nodes of tree i stand
-    tokens and parents -1 and log-probabilities -inf.
+    tokens, log_probs, transitions, contexts, threads: as for `nbest_paths_batch`. Tree i has
+    ``counts[i]`` nodes; tokens and parents -1 and log-probabilities -inf pad the rest.
     """
-    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
+    lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     nodes = _count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(lattices[0]))
     return _core.tree(*lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
@@ -163,16 +163,16 @@ def calibrated_tree_batch(
     up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens. ``f`` are the `FEATURES` of each.
 
     Args:
-        tokens, log_probs: ``[n, slots, k]``; probabilities, of which a slot's sum tells what is outside.
+        tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside.
         lm: n-gram model, or None.
         texts: for each lattice all the tokens before it, the next token included.
         weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further`` the last row is that
-            of slots behind the lattice, and the row before it is for all further slots of the lattice.
+            of slots after the lattice, and the row before it is for all further slots of the lattice.
         num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back on.
-        further: slots behind the lattice's last, where copies are all that is drafted.
+        further: slots after the lattice's last, where only copies are drafted.
         transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
     """
-    lattices = *_lattice(tokens, log_probs, 3), _transitions(transitions)
+    lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     table = np.asarray(weights, np.float64)
     if table.ndim != 2 or table.shape[1] != len(FEATURES):
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
@@ -191,31 +191,27 @@ def describe_arcs(
     further: int = 0,
     transitions: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
-    """What `calibrated_tree_batch` knows of the arcs that a path meets: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
+    """The features that `calibrated_tree_batch` gives the arcs on a path: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
 
-    The arcs of a slot stand together by rising token, outside (token -1) as the last; ``sizes`` says how many each of the path's
-    slots has.
+    The arcs of a slot are adjacent, by rising token, outside (token -1) last; ``sizes`` counts those of each slot of the path.
     """
-    lattice = *_lattice(tokens, log_probs, 2), _transitions(transitions)
+    lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     following = _ids(path, np.int64)
     if following.size and following.min() < 0:
         raise ValueError(f"expected a path of token ids, got {following.min()}")
     return _core.describe(*lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
-def _lattice(tokens: ArrayLike, log_probs: ArrayLike, axes: int) -> tuple[Ints, Floats]:
+def lattice_arrays(
+    tokens: ArrayLike, log_probs: ArrayLike, transitions: ArrayLike | None, axes: int
+) -> tuple[Ints, Floats, NDArray[np.float32] | None]:
+    """A sausage, ``axes`` 2, or several, 3, as the core takes them; ValueError where their shapes differ."""
     ids, scores = _ids(tokens, np.int32), np.asarray(log_probs, dtype=np.float64)
     if ids.ndim != axes or ids.shape != scores.shape:
         shape = "[slots, k]" if axes == 2 else "[n, slots, k]"
         raise ValueError(f"expected tokens and log_probs of one shape {shape}, got {ids.shape} and {scores.shape}")
-    return ids, scores
-
-
-def _transitions(transitions: ArrayLike | None) -> NDArray[np.float32] | None:
-    if transitions is None:
-        return None
     with np.errstate(over="ignore"):  # what is beyond float32 is beyond the largest weight
-        return np.asarray(transitions, np.float32)
+        return ids, scores, None if transitions is None else np.asarray(transitions, np.float32)
 
 
 def _ids(tokens: ArrayLike, dtype: type[np.int32] | type[np.int64]) -> Any:

@@ -26,18 +26,13 @@ from .decoding.showing import show as show
 from .drafters import BlockLattices as BlockLattices
 from .drafters import Drafter as Drafter
 from .drafters import DrafterHeads as DrafterHeads
-from .drafters import GadDrafter as GadDrafter
-from .drafters import GadPathsDrafter as GadPathsDrafter
-from .drafters import GadTreeDrafter as GadTreeDrafter
 from .drafters import GoldDrafter as GoldDrafter
 from .drafters import LatticeDrafter as LatticeDrafter
 from .drafters import MixtureDrafter as MixtureDrafter
 from .drafters import NoDrafter as NoDrafter
-from .drafters import OracleDrafter as OracleDrafter
 from .drafters import PathsDrafter as PathsDrafter
 from .drafters import PreviousOutputDrafter as PreviousOutputDrafter
 from .drafters import PromptNgramDrafter as PromptNgramDrafter
-from .drafters import SavedTopKDrafter as SavedTopKDrafter
 from .drafters import State as State
 from .drafters import TreeDrafter as TreeDrafter
 from .drafters import VanillaDrafter as VanillaDrafter
@@ -53,8 +48,6 @@ from .lattices.drafts import DraftTree as DraftTree
 from .lattices.lattice_set import LatticeSet as LatticeSet
 from .lattices.sausage import SausageLattice as SausageLattice
 from .lattices.sausage import oracle_path as oracle_path
-from .measuring.payoff import PayOff as PayOff
-from .measuring.payoff import pay_off as pay_off
 from .scoring.neural import NeuralRescorer as NeuralRescorer
 from .scoring.neural import ParallelNeuralRescorer as ParallelNeuralRescorer
 from .scoring.rescoring import draft_tree as draft_tree

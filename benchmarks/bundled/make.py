@@ -22,13 +22,15 @@ from tokenizers import Tokenizer
 import fst
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import load
 from latticebpd.console import progress, quiet_transformers
 from latticebpd.drafters import bundled
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.collect import CollectOptions, collect
 from latticebpd.measuring.needed_slots import with_needed_slots
-from latticebpd.measuring.replay import collect_lattices
 from latticebpd.measuring.sweep import ALPHAS
 from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.calibration import calibration_path
@@ -142,7 +144,9 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
     with progress() as bar:
         task = bar.add_task("tuning passages", total=len(texts))
         prompts = [tokenizer.encode(text).ids for text in texts]
-        collect_lattices(model, prompts, max_new_tokens=NEW_TOKENS, on_prompt=lambda: bar.advance(task)).save(lattices)
+        data = Texts.of_rows(prompts, [*map(len, prompts)])
+        options = CollectOptions(max_new_tokens=NEW_TOKENS)
+        collect(model, data, options, on_text=lambda: bar.advance(task))[0].save(lattices)
     tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
     for tuning in tunings:
         console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
@@ -152,10 +156,12 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
 def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
     """Store the calibration, fitted to the model's continuations of the texts, beside the n-gram model."""
     prompts = [tokenizer.encode(text).ids for text in texts]
+    data = Texts.of_rows(prompts, [*map(len, prompts)])
     whole = max(map(len, prompts)) + NEW_TOKENS  # the text so far is a feature
     with progress() as bar:
         task = bar.add_task("passages for the calibration", total=len(texts))
-        collect_lattices(model, prompts, ARCS, NEW_TOKENS, whole, lambda: bar.advance(task)).save(lattices)
+        options = CollectOptions(ARCS, NEW_TOKENS, whole)
+        collect(model, data, options, on_text=lambda: bar.advance(task))[0].save(lattices)
     ngrams = fst.NgramModel.load(lm)
     found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
     console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
@@ -245,10 +251,10 @@ def main(
         make(data, work, BlockwiseTraining(steps=steps, compile=compile), assets)
         return
     work.mkdir(parents=True, exist_ok=True)
-    loaded = bundled.load_bundle()
-    passages = held_out_passages(data, loaded.tokenizer)[0]
+    loaded, tokenizer = load(), Tokenizer.from_file(str(bundled.TOKENIZER))
+    passages = held_out_passages(data, tokenizer)[0]
     calibrate_trees(
-        loaded.model, bundled.LM, loaded.tokenizer, [passage.text for passage in passages], work / "calibration.npz"
+        loaded.model, bundled.LM, tokenizer, [passage.text for passage in passages], work / "calibration.npz"
     )
 
 

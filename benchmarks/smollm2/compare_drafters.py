@@ -14,31 +14,28 @@ calibrated, from drafter and n-gram model alone (*no text*), and with the text s
 
 from __future__ import annotations
 
-import argparse
 import csv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import fst
-from benchmarks.smollm2.intervals import interval
-from benchmarks.smollm2.trees import ALL, VARIANTS, Following, answers, gain, walk
+from benchmarks.common import err, options, table
+from benchmarks.smollm2.trees import ALL, COLUMNS, VARIANTS, Following, answers, counts_of, efficiency, gain, replayed
 from latticebpd import LatticeDrafter
-from latticebpd.drafters.lattice_sources import SavedTopK
+from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Strategy, Vanilla
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring.calibrate import calibrate
-from latticebpd.measuring.tuning import draw_examples, tune
+from latticebpd.measuring.examples import draw_examples
+from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 
 SIZES = (8, 16, 32, 64, 128)
 PATHS = ("best of every slot", "chain", "1-best, n-gram", "16-best", "16-best, n-gram", "oracle")
 KINDS = ("tree", "tree, n-gram", "calibrated, no text", "calibrated")
-out = Console(highlight=False, width=160)
 
 
 def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strategy]:
@@ -52,7 +49,7 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
         name: tune([fit], lm, name, examples=examples)[0].alpha
         for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
     }
-    out.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
+    err.print(f"{fit.name}: {np.mean(fitted['calibrated'].nats):.3f} nats a token, weights {weight}", style="dim")
     made: dict[str, Strategy] = {
         "best of every slot": Vanilla(),
         "chain": GreedyChain(),
@@ -68,69 +65,50 @@ def strategies(fit: Path, lm: fst.NgramModel, positions: int) -> dict[str, Strat
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--drafter",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("NAME", "FIT", "WALK"),
-        help="name and two directories",
-    )
+    parser = options(__doc__, whole=True)
+    about = "name and two directories of lattices"
+    parser.add_argument("--drafter", nargs=3, action="append", default=[], metavar=("NAME", "FIT", "WALK"), help=about)
     parser.add_argument("--lm", type=Path)
     parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
-    parser.add_argument("-o", "--output", type=Path, help="CSV file of all walks")
-    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and walk nothing")
-    arguments = parser.parse_args()
-    if arguments.table is not None:
-        show(arguments.table)
-        return
-    if None in (arguments.lm, arguments.output) or not arguments.drafter:
-        parser.error("expected --drafter, --lm and -o, or --table")
-    lm = fst.NgramModel.load(arguments.lm)
-    with open(arguments.output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("drafter", "text", "system", "tokens", "calls", "verified"))
-        for name, fit, walked in arguments.drafter:
-            systems: dict[str, Any] = strategies(Path(fit), lm, arguments.positions)
-            for number, answer in enumerate(answers(Path(walked))):
-                if len(answer.lattices):
-                    source = SavedTopK(answer.lattices)
-                    for system, strategy in {**systems, "oracle": Following(answer)}.items():
-                        writer.writerow((name, number, system, *walk(answer, LatticeDrafter(source, strategy))))
-    show(arguments.output)
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
+    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
+    given = parser.parse_args()
+    if given.table is None:
+        if None in (given.lm, given.output) or not given.drafter:
+            parser.error("expected --drafter, --lm and -o, or --table")
+        lm = fst.NgramModel.load(given.lm)
+        with open(given.output, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("drafter", *COLUMNS))
+            for name, fit, walked in given.drafter:
+                made = strategies(Path(fit), lm, given.positions)
+
+                def systems(answer: Any, made: Any = made) -> dict[str, LatticeDrafter]:
+                    source, every = SavedTopK(answer.lattices), {**made, "oracle": Following(answer)}
+                    return {system: LatticeDrafter(source, strategy) for system, strategy in every.items()}
+
+                writer.writerows((name, *row) for row in replayed(answers(Path(walked)), systems))
+    show(given.table or given.output)
 
 
 def show(path: Path) -> None:
     """The tables of a CSV file: tokens a call, and what the n-gram model and calibration gain."""
-    rows: dict[tuple[str, str], dict[int, tuple[int, int, int]]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            walked = (int(row["tokens"]), int(row["calls"]), int(row["verified"]))
-            rows.setdefault((row["drafter"], row["system"]), {})[int(row["text"])] = walked
-    texts = sorted(set.intersection(*(set(each) for each in rows.values())))
+    rows = counts_of(path, "drafter", "system")
+    texts = sorted(set.intersection(*map(set, rows.values())))
     found = {key: np.array([each[text] for text in texts]) for key, each in rows.items()}
     drafters = list(dict.fromkeys(drafter for drafter, _ in found))
-    made = Table("drafter", *PATHS, title=f"tokens per call, {len(texts)} answers", box=None)
-    for drafter in drafters:
-        cells = [found[drafter, system] for system in PATHS]
-        made.add_row(drafter, *("{:.3f} ({:.2f}–{:.2f})".format(*interval(each[:, 0], each[:, 1])) for each in cells))
-    out.print(made)
-    made = Table("drafter", "system", *map(str, SIZES), title="tokens per call by verified tokens", box=None)
-    for drafter in drafters:
+    paths = [[name, *("{} ({})".format(*efficiency(found[name, system])) for system in PATHS)] for name in drafters]
+    table(f"tokens per call, {len(texts)} answers", ("drafter", *PATHS), paths)
+    trees, gains = [], []
+    for name in drafters:
         for kind in KINDS:
-            cells = [found[drafter, f"{size} {kind}"] for size in SIZES]
-            made.add_row(drafter, kind, *(f"{each[:, 0].sum() / each[:, 1].sum():.3f}" for each in cells))
-    out.print(made)
-    made = Table("drafter", "gain over its tree", *map(str, SIZES), box=None)
-    for drafter in drafters:
-        for kind in KINDS[1:]:
-            made.add_row(
-                drafter,
-                kind,
-                *(gain(found[drafter, f"{size} {kind}"], found[drafter, f"{size} tree"]) for size in SIZES),
-            )
-    out.print(made)
+            cells = [found[name, f"{size} {kind}"] for size in SIZES]
+            trees.append([name, kind, *(efficiency(each)[0] for each in cells)])
+            over = (gain(each, found[name, f"{size} tree"]) for size, each in zip(SIZES, cells, strict=True))
+            gains.append([name, kind, *over])
+    table("tokens per call by verified tokens", ("drafter", "system", *map(str, SIZES)), trees)
+    gains = [row for row in gains if row[1] != "tree"]
+    table("gain over the drafter's tree", ("drafter", "system", *map(str, SIZES)), gains)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, `latticebpd.narrow`.
+"""What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, our CPU kernels.
 
     python -m benchmarks.smollm2.curve --rounds 12
 
@@ -7,14 +7,13 @@ One thread, CPU time (wall-clock time with more), the least of all rounds; every
 
 from __future__ import annotations
 
-import argparse
-import time
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.common import Clock, options, set_up, table
 from latticebpd import DraftTree, use_cpu_kernels
 from latticebpd.drafters.pretrained import load_stock
 from latticebpd.target.verifier_choice import verifier_for
@@ -46,14 +45,14 @@ def prepacked(model: Any) -> Any:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, whole=True)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    clock = time.process_time if arguments.threads == 1 else time.perf_counter
-    ways = {"PyTorch": lambda model: model, "prepacked": prepacked, "narrow": use_cpu_kernels}
+    set_up(arguments.threads)
+    clock = Clock("cpu" if arguments.threads == 1 else "wall")
+    ways = {"PyTorch": lambda model: model, "oneDNN, prepacked": prepacked, "CPU kernels": use_cpu_kernels}
     verifiers = {name: verifier_for(change(load_stock(arguments.model))) for name, change in ways.items()}
     for verifier in verifiers.values():
         verifier.prefill([list(range(100, 100 + CONTEXT))])
@@ -67,9 +66,8 @@ def main() -> None:
                 verifier.verify([5], [tree]).logits_of([0] * width, range(width))
                 verifier.forget()
                 best[name, width] = min(best[name, width], clock() - started)
-    print("tokens", *WIDTHS, sep="\t")
-    for name in verifiers:
-        print(name, *(f"{best[name, width] * 1e3:.0f}" for width in WIDTHS), sep="\t")
+    rows = [[name, *(f"{best[name, width] * 1e3:.0f}" for width in WIDTHS)] for name in verifiers]
+    table("", ("tokens in the pass", *map(str, WIDTHS)), rows)
 
 
 if __name__ == "__main__":

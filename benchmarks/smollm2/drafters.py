@@ -9,68 +9,46 @@ All read the states of layers 2, 15 and 28 and draft eight tokens behind the anc
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-from benchmarks.resuming import latticebpd, stage
+from benchmarks.common import latticebpd, options, stage
 from benchmarks.smollm2.make import MODEL
 from latticebpd.lattices.texts import Texts
 
 LAYERS = "2,15,28"
-SHAPE = ("--num-layers", 3, "--layers", LAYERS, "--block-size", 8, "--num-kv-heads", 9, "--intermediate-size", 768)
+SHAPE = f"--num-layers 3 --layers {LAYERS} --block-size 8 --num-kv-heads 9 --intermediate-size 768"
 OPTIONS = (
-    "--batch-size", 16, "--anchors", 16, "--muon-learning-rate", 1e-2, "--warmup-steps", 10, "--precision", "bfloat16",
-    "--validation-every", 60, "--validation-sequences", 32, "--checkpoint-every", 10,
-)  # fmt: skip
+    "--batch-size 16 --anchors 16 --muon-learning-rate 1e-2 --warmup-steps 10 --precision bfloat16 --validation-every 60 "
+    "--validation-sequences 32 --checkpoint-every 10"
+)
 
 
 def drafters(work: Path, model: str, shortlist: str, steps: int, bigram_steps: int, rank: int) -> None:
-    """Train all of them; what is finished already stays."""
-    place = work / "blocks"
-    place.mkdir(exist_ok=True)
-    data = [place / name for name in ("train.npz", "held-out.npz")]
-    for copy in data:  # heads' states, of written tokens alone, may stand beside the texts themselves
+    """Train all of them; finished ones stay."""
+    blocks, target = work / "blocks", f"--model {model} --base-dtype bfloat16"
+    train, held = (blocks / name for name in ("train.npz", "held-out.npz"))
+    for copy in (train, held):  # heads' states, of written tokens alone, may stand next to the texts themselves
         stage(copy, lambda copy=copy: Texts.load(work / copy.name).save(copy))  # type: ignore[misc]
-    latticebpd(
-        "train",
-        "hidden",
-        *data,
-        "--model",
-        model,
-        "--base-dtype",
-        "bfloat16",
-        "--whole",
-        "--layers",
-        LAYERS,
-        "--shard-texts",
-        64,
-    )
-    common = (data[0], "--validation", data[1], "--model", model, "--base-dtype", "bfloat16", *OPTIONS)
-    for name, more in (("bidirectional", ()), ("causal", ("--causal",))):
-        latticebpd(
-            "train", "block-drafter", *common, *SHAPE, *more, "--shortlist", shortlist, "--steps", steps, "--learning-rate", 2e-3,
-            "-o", place / name,
-        )  # fmt: skip
-        latticebpd(
-            "train", "block-drafter", *common, "--bigram-on", place / name, "--bigram-rank", rank, "--steps", bigram_steps,
-            "--learning-rate", 5e-3, "-o", place / f"{name}-bigram",
-        )  # fmt: skip
+    latticebpd("train", "hidden", train, held, f"{target} --whole --layers {LAYERS} --shard-texts 64")
+    common = ("train", "block-drafter", train, "--validation", held, f"{target} {OPTIONS}")
+    for name, causal in (("bidirectional", ""), ("causal", "--causal")):
+        rates = f"--shortlist {shortlist} --steps {steps} --learning-rate 2e-3"
+        latticebpd(*common, SHAPE, causal, rates, "-o", blocks / name)
+        rates = f"--bigram-rank {rank} --steps {bigram_steps} --learning-rate 5e-3"
+        latticebpd(*common, "--bigram-on", blocks / name, rates, "-o", blocks / f"{name}-bigram")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, whole=True)
     parser.add_argument("--work", type=Path, required=True, help="folder that make.py has filled")
     parser.add_argument("--model", default=MODEL, help="target")
-    parser.add_argument(
-        "--shortlist", default=MODEL, help="whose heads' tokens are drafted, or how many of the text's own"
-    )
+    about = "whose heads' tokens are drafted, or how many of the text's own"
+    parser.add_argument("--shortlist", default=MODEL, help=about)
     parser.add_argument("--steps", type=int, default=420, help="updates of each drafter")
     parser.add_argument("--bigram-steps", type=int, default=150, help="updates of each bigram")
     parser.add_argument("--rank", type=int, default=64, help="of the bigrams")
-    arguments = parser.parse_args()
-    drafters(
-        arguments.work, arguments.model, arguments.shortlist, arguments.steps, arguments.bigram_steps, arguments.rank
-    )
+    given = parser.parse_args()
+    drafters(given.work, given.model, given.shortlist, given.steps, given.bigram_steps, given.rank)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from DIR; ``--more-text`` writes those that are missing.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import latticebpd, options, stage
+from benchmarks.smollm2.prompts import save_prompts
 from fst.files import replacing
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.lattices.texts import Texts
@@ -25,13 +26,11 @@ from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
 
 HERE = Path(__file__).parent
-from benchmarks.resuming import latticebpd, stage
-from benchmarks.smollm2.prompts import save_prompts
 
 MODEL = "smollm2-135m"
 END = 2
 HELD_OUT = 32
-"""Every so manieth prompt's answer is kept from training."""
+"""The answer to every 32nd prompt is held out."""
 PEOPLE = (
     "text/books-000.jsonl.xz",
     "text/books-001.jsonl.xz",
@@ -44,11 +43,10 @@ PEOPLE = (
 def save_answers(path: Path, ids: np.ndarray, texts: Texts, prompts_hash: str) -> None:
     """Answers without their prompts, by the prompts' numbers."""
     rows = [texts[index][length:] for index, length in enumerate(texts.prompt_lengths.tolist())]
+    arrays = {"ids": ids, "lengths": np.array(list(map(len, rows))), "tokens": np.concatenate(rows)}
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez_compressed(
-            file, ids=ids.astype(np.uint16), lengths=np.array(list(map(len, rows)), np.uint16),
-            tokens=np.concatenate(rows).astype(np.uint16), prompts=np.array(prompts_hash),
-        )  # fmt: skip
+        short = {name: each.astype(np.uint16) for name, each in arrays.items()}
+        np.savez_compressed(file, **short, prompts=np.array(prompts_hash))
 
 
 def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tuple[np.ndarray, Texts]:
@@ -83,8 +81,8 @@ def conversations(work: Path, data: Path) -> Path:
 def people_corpus(work: Path, data: Path) -> Path:
     """People's text as the model's tokens."""
     made, files = work / "people.npy", [data / name for name in PEOPLE]
-    options = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--end-of-text", "<|im_end|>")
-    return stage(made, lambda: latticebpd("train", "encode", *files, *options, "-o", made))
+    tokenizer = ("--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--end-of-text <|im_end|> -o")
+    return stage(made, lambda: latticebpd("train", "encode", *files, *tokenizer, made))
 
 
 def own_text(work: Path, data: Path, more: bool, answers: int | None = None) -> tuple[Path, Path]:
@@ -97,18 +95,17 @@ def own_text(work: Path, data: Path, more: bool, answers: int | None = None) -> 
     ids, texts = load_answers(known, prompts, digest)
     if more:
         missing = sorted(set(range(len(prompts))) - set(ids.tolist()))
-        Texts.of_rows(
-            [prompts[number] for number in missing], [len(prompts[number]) for number in missing], np.uint16
-        ).save(work / "asked.npz")
-        latticebpd("distill", work / "asked.npz", "--model", MODEL, "-o", work / "written", "--max-new-tokens", 256)
+        asked = [prompts[number] for number in missing]
+        Texts.of_rows(asked, [len(prompt) for prompt in asked], np.uint16).save(work / "asked.npz")
+        latticebpd("distill", work / "asked.npz", f"--model {MODEL} --max-new-tokens 256 -o", work / "written")
         from lm_training.data.distill import load_distilled
 
         ids, texts = np.concatenate([ids, missing]), Texts.joined([texts, load_distilled(work / "written")])
         save_answers(known, ids, texts, digest)
     ids, texts = ids[:answers], texts.chosen(range(len(texts))[:answers])
-    apart = ids % HELD_OUT == 0
-    texts.chosen(np.flatnonzero(apart).tolist()).save(held)
-    texts.chosen(np.flatnonzero(~apart).tolist()).save(train)
+    is_held_out = ids % HELD_OUT == 0
+    texts.chosen(np.flatnonzero(is_held_out).tolist()).save(held)
+    texts.chosen(np.flatnonzero(~is_held_out).tolist()).save(train)
     return train, held
 
 
@@ -121,71 +118,65 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
         corpus = texts.with_suffix(".npy")
         return stage(corpus, lambda: np.save(corpus, Texts.load(texts).corpus(END, 3).astype(np.uint16)))
 
-    def estimate(corpus: Path, output: Path, *options: object) -> Path:
-        common = ("--order", 4, "--end-of-text", END, "--tokenizer", tokenizer)
-        return stage(output, lambda: latticebpd("lm", "train", corpus, *common, *options, "-o", output))
+    def estimate(corpus: Path, output: Path, limit: str) -> Path:
+        common = (f"--order 4 --end-of-text {END} {limit} --tokenizer", tokenizer)
+        return stage(output, lambda: latticebpd("lm train", corpus, *common, "-o", output))
 
-    def mix(output: Path, *options: object) -> Path:
-        held_out = ("--held-out", save_corpus(held))
-        return stage(output, lambda: latticebpd("lm", "interpolate", own, people, *held_out, *options, "-o", output))
+    def mix(output: Path, limit: str = "") -> Path:
+        held_out = save_corpus(held)
+        return stage(
+            output, lambda: latticebpd("lm interpolate", own, people, "--held-out", held_out, limit, "-o", output)
+        )
 
-    estimate(people_corpus(work, data), people, "--max-ngrams", 2_000_000)
-    estimate(save_corpus(train), own, "--min-count", "1,1,1,2")
+    estimate(people_corpus(work, data), people, "--max-ngrams 2000000")
+    estimate(save_corpus(train), own, "--min-count 1,1,1,2")
     mix(mixed)
-    return mix(pruned, "--max-ngrams", max_ngrams)
+    return mix(pruned, f"--max-ngrams {max_ngrams}")
 
 
 def heads(work: Path, train: Path, held: Path, steps: int) -> Path:
     """Eight residual heads over a shortlist, from hidden states that are read once."""
-    latticebpd("train", "hidden", held, train, "--model", MODEL, "--shard-texts", 64, "--batch-tokens", 2048)
-    latticebpd(
-        "train", "heads", train, "--validation", held, "--model", MODEL, "-o", work / "heads", "--kind", "feed-forward",
-        "--num-heads", 9, "--intermediate-size", 640, "--shortlist", 16384, "--steps", steps, "--batch-size", 10,
-        "--learning-rate", 2e-3, "--warmup-steps", 50, "--serving-prompts", 0, "--validation-every", 250, "--checkpoint-every", 50,
-    )  # fmt: skip
+    latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
+    shape = "--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384"
+    rates = f"--steps {steps} --batch-size 10 --learning-rate 2e-3 --warmup-steps 50"
+    often = "--serving-prompts 0 --validation-every 250 --checkpoint-every 50"
+    held_out = ("--validation", held, f"--model {MODEL}")
+    latticebpd("train", "heads", train, *held_out, shape, rates, often, "-o", work / "heads")
     return work / "heads"
 
 
 def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     """The n-gram model's weight for each system, and the calibration, on half of the held-out answers."""
-    lattices = work / "lattices"
-    latticebpd(  # goes on where it was stopped, and refuses lattices of other heads
-        "lattices", "--prompts", held, "--model", trained, "--teacher-force", "--max-new-tokens", 256, "--context", 640, "-k", 64,
-        "--shard-size", 40, "-o", lattices,
-    )  # fmt: skip
-    half = len(Texts.load(held)) // 2
-    systems = [word for name in ("1-best", "16-best", "8-tree", "16-tree", "64-tree") for word in ("-s", name)]
-    latticebpd("tune", lattices, "--lm", lm, *systems, "--examples", half, "--write")
-    latticebpd("calibrate", lattices, "--lm", lm, "--examples", half, "--write")
+    lattices, half = work / "lattices", len(Texts.load(held)) // 2
+    sizes = "--teacher-force --max-new-tokens 256 --context 640 -k 64 --shard-size 40 -o"
+    latticebpd(
+        "lattices", "--prompts", held, "--model", trained, sizes, lattices
+    )  # resumes, and refuses other heads' lattices
+    systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "64-tree"))
+    latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")
+    latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --write")
 
 
 def rescorer(work: Path, train: Path, held: Path, preset: str) -> Path:
     """A small neural language model of the model's own text, of one of the shapes of `latticebpd train rescorer`."""
-    made = work / f"rescorer-{preset}"
-    latticebpd(
-        "train", "rescorer", train, "--validation", held, "--tokenizer", Path(resolved(MODEL)) / "tokenizer.json", "--preset", preset,
-        "--steps", 200, "--batch-size", 8, "--warmup-steps", 20, "--validation-every", 50, "-o", made,
-    )  # fmt: skip
+    made, tokenizer = work / f"rescorer-{preset}", Path(resolved(MODEL)) / "tokenizer.json"
+    size = f"--preset {preset} --steps 200 --batch-size 8 --warmup-steps 20 --validation-every 50 -o"
+    latticebpd("train", "rescorer", train, "--validation", held, "--tokenizer", tokenizer, size, made)
     return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data", type=Path, required=True, help="folder of the sources that prompts.py and this file name"
-    )
+    parser = options(__doc__, whole=True)
+    about = "folder of the sources that prompts.py and this file name"
+    parser.add_argument("--data", type=Path, required=True, help=about)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
-    parser.add_argument(
-        "--more-text", action="store_true", help="let the model answer the prompts that it has not answered yet"
-    )
-    parser.add_argument("--answers", type=int, help="learn from so many answers only; all by default")
+    about = "let the model answer the prompts that it has not answered yet"
+    parser.add_argument("--more-text", action="store_true", help=about)
+    parser.add_argument("--answers", type=int, help="number of answers to learn from; all by default")
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument(
-        "--rescorer", nargs="?", const="tiny", help="also train a neural rescorer of this shape; the package has none"
-    )
-    parser.add_argument(
-        "--max-ngrams", type=int, default=400_000, help="of the n-gram model that goes beside the heads"
-    )
+    about = "also train a neural rescorer of this shape; the package has none"
+    parser.add_argument("--rescorer", nargs="?", const="tiny", help=about)
+    parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model of the package")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.more_text, arguments.answers)

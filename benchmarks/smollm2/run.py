@@ -6,7 +6,7 @@
     python -m benchmarks.smollm2.run question.jsonl -o batches.csv --batch 4 --longest 200 --costs costs.json
 
 Systems take turns on each question, or batch of questions, in an order that rotates, so that a drift of the machine's speed meets all
-alike; every decode is one line of the CSV file, and the same command goes on where it was stopped.  Batches of each size, like kernels,
+alike; every decode is one line of the CSV file, and the same command resumes where it was stopped.  Batches of each size, like kernels,
 need a file of their own.  A decode with a text that is not ``generate()``'s, token for token, is counted in the last column.
 Intervals: 95 %, questions, or batches of them, drawn anew, 2,000 times.
 """
@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.smollm2.intervals import interval
+from benchmarks.common import err, options, pooled, read_csv, run, set_up, signature
+from benchmarks.common import table as print_table
 from latticebpd import BlockLattices, BlockwiseLM, generate, load_block_drafter, use_cpu_kernels
 from latticebpd.drafters import HeadLattices, LatticeSource, drafter_named
 from latticebpd.drafters.cost_curve import CostCurve
@@ -44,19 +40,20 @@ STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
 """`transformers`' own; the last with ``--assistant``."""
 BY_COST = " by cost"
 SYSTEMS = (
-    "greedy", "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree", "16-copies", "copies+16-tree",
-    "8-calibrated", "12-calibrated", "16-calibrated", "64-calibrated", "oracle",
-)  # fmt: skip
+    "greedy,vanilla,16-best:0-gram,16-best,16-tree:0-gram,16-tree,64-tree,16-copies,copies+16-tree,"
+    "8-calibrated,12-calibrated,16-calibrated,64-calibrated,oracle"
+)
 """By default; with ``--costs`` also ``64-calibrated by cost``."""
-out = Console(highlight=False)
+HEAD = ("system", "tokens/call", "95 %", "verified/call", "tokens/s", "vs. generate()", "other texts")
+KINDS: dict[Any, Any] = {"int": int, "float": float, "str": str}
 
 
 @dataclass(frozen=True)
 class Decode:
-    """One system's answers to a batch of questions, which the first one's number and category name.
+    """One system's answers to a batch of questions; ``question`` and ``category`` are the first one's.
 
-    tokens: new ones, the prefills' included.  calls: forward passes after the prefill, each counted for every row that it served.
-    equal: whether all texts are ``generate()``'s.
+    tokens: new ones, the prefills' included.  calls: forward passes after the prefill, each counted for every row that it
+    served.  equal: whether all texts are ``generate()``'s.
     """
 
     question: int
@@ -70,13 +67,9 @@ class Decode:
 
     @classmethod
     def read(cls, path: Path) -> list[Decode]:
-        if not path.exists():
-            return []
-        with open(path, newline="", encoding="utf-8") as file:
-            return [
-                cls(**{each.name: _KINDS[each.type](row[each.name]) for each in fields(cls)})
-                for row in csv.DictReader(file)
-            ]
+        kinds = {each.name: KINDS[each.type] for each in fields(cls)}
+        rows = read_csv(path) if path.exists() else []
+        return [cls(**{name: kind(row[name]) for name, kind in kinds.items()}) for row in rows]
 
     def append(self, path: Path) -> None:
         new = not path.exists()
@@ -87,36 +80,25 @@ class Decode:
             writer.writerow(vars(self))
 
 
-_KINDS: dict[Any, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
-
-
 class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
-    def __init__(
-        self,
-        name: str,
-        lm: Path | None,
-        k: int,
-        max_new_tokens: int,
-        narrowed: bool,
-        costs: CostCurve | None,
-        device: str = "cpu",
-        drafter: Path | None = None,
-        assistant: Path | None = None,
-    ) -> None:
-        self.served = load_model(name)
-        if narrowed:
+    def __init__(self, given: argparse.Namespace, costs: CostCurve | None) -> None:
+        self.served, self.given, self.costs = load_model(given.model), given, costs
+        if given.narrow:
             use_cpu_kernels(self.served)
-        self.served.to(device)  # type: ignore[arg-type]
+        self.served.to(given.device)
         self.base = BaseModel.of(self.served)
-        self.format = prompt_format(load_tokenizer(name), self.served)
-        self.lm = lm or lm_beside(name)
-        self.k, self.max_new_tokens, self.costs = k, max_new_tokens, costs
-        self.blocks = None if drafter is None else load_block_drafter(drafter)
-        if self.blocks is not None:
-            self.blocks = (use_cpu_kernels(self.blocks) if narrowed else self.blocks).to(device)
-        self.assistant = None if assistant is None else load_stock(assistant).to(device)  # type: ignore[arg-type]
+        self.format = prompt_format(load_tokenizer(given.model), self.served)
+        self.lm = given.lm or lm_beside(given.model)
+        self.blocks: Any = None
+        if given.drafter_model is not None:
+            blocks = load_block_drafter(given.drafter_model)
+            self.blocks = (use_cpu_kernels(blocks) if given.narrow else blocks).to(given.device)
+        self.stock: dict[str, dict[str, Any]] = {STOCK[0]: {}, STOCK[1]: {"prompt_lookup_num_tokens": 10}}
+        if given.assistant is not None:
+            assistant: Any = load_stock(given.assistant)
+            self.stock[STOCK[2]] = {"assistant_model": assistant.to(given.device)}
         self.calls = 0
         self.base.model.register_forward_pre_hook(self._count)
 
@@ -130,52 +112,38 @@ class Bench:
         self, system: str, questions: Sequence[Question], references: Sequence[Sequence[int]] | None
     ) -> tuple[Decode, list[list[int]]]:
         """The system's answers to the questions' first turns, together; ``references`` are ``generate()``'s."""
-        prompts = [self.prompt(question) for question in questions]
+        prompts, new_tokens = [self.prompt(question) for question in questions], self.given.max_new_tokens
         width = max(map(len, prompts))
         ids, mask = torch.zeros(2, len(prompts), width, dtype=torch.long, device=self.base.device)
-        for row, prompt in enumerate(prompts):  # padding stands on the left, as `generate()` wants it
+        for row, prompt in enumerate(prompts):  # padding is on the left, as `generate()` expects it
             ids[row, width - len(prompt) :], mask[row, width - len(prompt) :] = torch.tensor(prompt), 1
-        ends = {} if self.format.eos_ids is None else {"eos_token_id": self.format.eos_ids}
+        common: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": new_tokens}
+        if self.format.eos_ids is not None:
+            common["eos_token_id"] = self.format.eos_ids
         drafter = None if system in STOCK else self._drafter(system, references[0] if references else [])
-        started = time.perf_counter()
+        started, self.calls = time.perf_counter(), 0
         if drafter is None:
-            drafts: dict[str, dict[str, Any]] = {
-                STOCK[1]: {"prompt_lookup_num_tokens": 10},
-                STOCK[2]: {"assistant_model": self.assistant},
-            }
-            self.calls = 0
-            sequences = self.base.model.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=self.max_new_tokens,
-                **ends,
-                **drafts.get(system, {}),
-            )
+            sequences = self.base.model.generate(ids, do_sample=False, **common, **self.stock[system])
         else:
-            found = generate(self.served, ids, drafter, attention_mask=mask, max_new_tokens=self.max_new_tokens, **ends)
+            found = generate(self.served, ids, drafter, **common)
             sequences = found.sequences
         texts = [self._written(row[width:]) for row in sequences.tolist()]
-        seconds = time.perf_counter() - started
-        count = sum(map(len, texts))
+        seconds, count = round(time.perf_counter() - started, 4), sum(map(len, texts))
         if drafter is not None:
             calls, verified = found.num_calls, found.verified_tokens
         else:  # a row without drafts takes a pass for each of its tokens
             calls, verified = (self.calls - 1 if len(texts) == 1 else count - len(texts)), 0
-        equal = int(references is None or texts == references)
-        first = questions[0]
-        return Decode(
-            first.question_id, first.category, system, round(seconds, 4), count, calls, verified, equal
-        ), texts
+        equal, first = int(references is None or texts == references), questions[0]
+        return Decode(first.question_id, first.category, system, seconds, count, calls, verified, equal), texts
 
     def _written(self, tokens: list[int]) -> list[int]:
         """A row of new tokens up to its end; what follows is padding."""
         ends = self.base.eos_ids if self.format.eos_ids is None else self.format.eos_ids
-        return tokens[: next((place + 1 for place, token in enumerate(tokens) if token in ends), len(tokens))]
+        return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]
 
     def _drafter(self, system: str, reference: Sequence[int]) -> Any:
         lm, name = None if self.lm is None else str(self.lm), system.removesuffix(BY_COST)
-        shape = lattice_shape(self.k, None, name, lm)
+        shape = lattice_shape(self.given.k, None, name, lm)
         source: LatticeSource | None = None
         if self.blocks is not None:
             source = BlockLattices(self.blocks, self.served, *shape)
@@ -195,7 +163,7 @@ def batches(questions: Iterable[Question], size: int) -> list[list[Question]]:
 
 
 def rotated(systems: Sequence[str], number: int) -> list[str]:
-    """The systems in this batch's order; ``generate()`` comes first, since its texts are the others' yardstick."""
+    """The systems in this batch's order; ``generate()`` comes first, since its texts are the reference."""
     others = [system for system in systems if system != STOCK[0]]
     turn = number % len(others)
     return [STOCK[0], *others[turn:], *others[:turn]]
@@ -210,110 +178,87 @@ def chosen(everything: Iterable[Question], limit: int) -> Iterator[Question]:
         yield from (questions[rank] for questions in by_category.values() if rank < len(questions))
 
 
-def table(decodes: Iterable[Decode], title: str, batch: int = 1) -> Table:
+def table(decodes: Iterable[Decode], title: str, batch: int = 1) -> None:
     """Every system on the questions, or batches of them, that all have answered."""
     by_system: dict[str, dict[int, Decode]] = {}
     for decode in decodes:
         by_system.setdefault(decode.system, {})[decode.question] = decode
-    questions = sorted(set.intersection(*(set(answers) for answers in by_system.values())))
-    greedy = sum(by_system[STOCK[0]][question].seconds for question in questions)
-    made = Table(
-        "system", title=f"{title}, {len(questions)} {'questions' if batch == 1 else f'batches of {batch}'}", box=None
-    )
-    for heading in ("tokens/call", "95 %", "verified/call", "tokens/s", "vs. generate()", "other texts"):
-        made.add_column(heading, justify="right")
+    questions = sorted(set.intersection(*map(set, by_system.values())))
+    greedy, rows = sum(by_system[STOCK[0]][question].seconds for question in questions), []
     for system, answers in by_system.items():
-        rows = [answers[question] for question in questions]
-        tokens, calls = np.array([row.tokens - batch for row in rows]), np.array([row.calls for row in rows])
-        seconds = sum(row.seconds for row in rows)
-        efficiency, low, high = interval(tokens, calls)
-        made.add_row(
-            system, f"{efficiency:.3f}", f"{low:.2f}–{high:.2f}",
-            f"{sum(row.verified for row in rows) / calls.sum():.1f}",
-            f"{sum(row.tokens for row in rows) / seconds:.1f}", f"{greedy / seconds:.2f}×", str(sum(1 - row.equal for row in rows)),
-        )  # fmt: skip
-    return made
+        counts = [
+            (row.tokens, row.calls, row.verified, row.equal, row.seconds) for row in map(answers.get, questions) if row
+        ]
+        tokens, calls, verified, equal, seconds = np.array(counts).T
+        efficiency, low, high = pooled(tokens - batch, calls)
+        speed, gain = f"{tokens.sum() / seconds.sum():.1f}", f"{greedy / seconds.sum():.2f}×"
+        share, others = f"{verified.sum() / calls.sum():.1f}", f"{len(equal) - equal.sum():.0f}"
+        rows.append([system, f"{efficiency:.3f}", f"{low:.2f}–{high:.2f}", share, speed, gain, others])
+    what = "questions" if batch == 1 else f"batches of {batch}"
+    print_table(f"{title}, {len(questions)} {what}", HEAD, rows)
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Decode what is not in the output file yet."""
+    costs = None if given.costs is None else CostCurve.load(given.costs)
+    bench, known = Bench(given, costs), {(decode.question, decode.system) for decode in Decode.read(given.output)}
+    systems = [*bench.stock, *given.systems.split(","), *([f"64-calibrated{BY_COST}"] if costs is not None else [])]
+    if given.batch > 1:  # these take single texts alone
+        systems = [system for system in systems if system not in (*STOCK[1:], "oracle")]
+    fits = lambda each: given.longest is None or len(bench.prompt(each)) <= given.longest  # noqa: E731
+    asked = batches(chosen(filter(fits, read_questions(given.questions)), given.limit), given.batch)
+    for system in systems:
+        bench.decode(system, asked[0], None)  # warms up
+    for number, questions in enumerate(asked):
+        first, references = questions[0], None
+        if all((first.question_id, system) in known for system in systems):
+            continue
+        for system in rotated(systems, number):
+            decode, texts = bench.decode(system, questions, references)
+            references = references or texts
+            if (first.question_id, system) not in known:
+                decode.append(given.output)
+        err.print(f"{number + 1}/{len(asked)} {first.category}", style="dim")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, whole=True)
     parser.add_argument("questions", type=Path, help="Spec-Bench's question.jsonl")
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="CSV file of all decodes; goes on where it ends"
-    )
+    about = "CSV file of all decodes; resumed where it ends"
+    parser.add_argument("-o", "--output", type=Path, required=True, help=about)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--lm", type=Path, help="n-gram model; that beside the model by default")
-    parser.add_argument(
-        "--drafter-model", type=Path, help="draft with this block drafter instead of heads; needs a file of its own"
-    )
-    parser.add_argument(
-        "--assistant", type=Path, help="also `generate(assistant_model=...)`: a directory of `train rescorer`, say"
-    )
+    parser.add_argument("--lm", type=Path, help="n-gram model; that of the model by default")
+    about = "draft with this block drafter instead of heads; needs a file of its own"
+    parser.add_argument("--drafter-model", type=Path, help=about)
+    about = "also `generate(assistant_model=...)`: a directory of `train rescorer`, say"
+    parser.add_argument("--assistant", type=Path, help=about)
     parser.add_argument("-k", type=int, default=64, help="arcs per slot")
     parser.add_argument("--limit", type=int, default=10, help="questions of each category")
     parser.add_argument("--batch", type=int, default=1, help="questions that are answered together")
     parser.add_argument("--longest", type=int, help="leave out questions of more tokens")
     parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="names, separated by commas")
-    parser.add_argument("--costs", type=Path, help="of `latticebpd profile`: adds 64-calibrated trees cut to what pays")
+    parser.add_argument("--systems", default=SYSTEMS, help="names, separated by commas")
+    about = "of `latticebpd profile`: adds 64-calibrated trees cut to what pays off"
+    parser.add_argument("--costs", type=Path, help=about)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--narrow", action="store_true", help="all systems on the kernels for few tokens; needs a file of its own"
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="print the tables of what has been decoded, and decode nothing"
-    )
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    costs = None if arguments.costs is None else CostCurve.load(arguments.costs)
-    done = Decode.read(arguments.output)
-    if not arguments.table:
-        bench = Bench(
-            arguments.model, arguments.lm, arguments.k, arguments.max_new_tokens, arguments.narrow, costs, arguments.device,
-            arguments.drafter_model, arguments.assistant,
-        )  # fmt: skip
-        systems = [
-            *STOCK[: 2 if arguments.assistant is None else 3],
-            *arguments.systems.split(","),
-            *([f"64-calibrated{BY_COST}"] if costs is not None else []),
-        ]
-        if arguments.batch > 1:  # which takes single texts alone, as does the oracle
-            systems = [system for system in systems if system not in (*STOCK[1:], "oracle")]
-        known = {(decode.question, decode.system) for decode in done}
-        longest = arguments.longest
-        fitting = [
-            each
-            for each in read_questions(arguments.questions)
-            if longest is None or len(bench.prompt(each)) <= longest
-        ]
-        asked = batches(chosen(fitting, arguments.limit), arguments.batch)
-        for system in systems:
-            bench.decode(system, asked[0], None)  # warms up
-        for number, questions in enumerate(asked):
-            first = questions[0]
-            if all((first.question_id, system) in known for system in systems):
-                continue
-            references: list[list[int]] | None = None
-            for system in rotated(systems, number):
-                decode, texts = bench.decode(system, questions, references)
-                references = texts if references is None else references
-                if (first.question_id, system) not in known:
-                    decode.append(arguments.output)
-            out.print(f"{number + 1}/{len(asked)} {first.category}", style="dim")
-        done = Decode.read(arguments.output)
-    tasks = [] if arguments.batch > 1 else [Question(0, decode.category, [""]).task for decode in done]
-    for task in dict.fromkeys(["", *tasks]):
-        own = [decode for decode in done if not task or Question(0, decode.category, [""]).task == task]
-        out.print(table(own, task or "all tasks", arguments.batch))
-    kernels = "narrow" if arguments.narrow else "PyTorch's"
-    out.print(
-        f"{arguments.model} | batch {arguments.batch} | k {arguments.k} | {arguments.max_new_tokens} tokens | kernels {kernels} | "
-        f"threads {arguments.threads} | cpus {os.cpu_count()} | "
-        f"{platform.processor() or platform.machine()} | torch {torch.__version__} | transformers {transformers.__version__}",
-        style="dim",
-    )
+    about = "all systems on the CPU kernels for few tokens; needs a file of its own"
+    parser.add_argument("--narrow", action="store_true", help=about)
+    about = "print the tables of what has been decoded, and decode nothing"
+    parser.add_argument("--table", action="store_true", help=about)
+    given = parser.parse_args()
+    set_up(given.threads)
+    if not given.table:
+        measure(given)
+    done, tasks = Decode.read(given.output), [""]
+    task_of = {decode.category: Question(0, decode.category, [""]).task for decode in done}
+    tasks += task_of.values() if given.batch == 1 else []
+    for task in dict.fromkeys(tasks):
+        own = (decode for decode in done if not task or task_of[decode.category] == task)
+        table(own, task or "all tasks", given.batch)
+    print()
+    signature(model=given.model, batch=given.batch, k=given.k, kernels="CPU" if given.narrow else "PyTorch's")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,41 +1,40 @@
-"""What each part of a calibrated tree is worth: systems walked through answers that nothing was fitted to.
+"""What each part of a calibrated draft tree adds: systems replayed over answers that nothing was fitted to.
 
-    latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --teacher-force --max-new-tokens 256 --context 1024 -k 64 -o HELD
+    latticebpd lattices --prompts WORK/held-out.npz --model WORK/heads --teacher-force --max-new-tokens 256 \\
+        --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
     python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv
 
-Weights are tuned and calibrations fitted on half of HELD's texts; walked are its other half and all of ASKED.  The answers are the
-model's own greedy text, so that a walk makes the calls of a decode.  Every text and system is one line of the CSV file.  Intervals:
-95 %, texts drawn anew 2,000 times, the same ones for both systems of a pair.
+Weights are tuned and calibrations fitted on half of HELD's texts; replayed are its other half and all of ASKED.  The answers are
+the model's own greedy text, so a replay makes the calls of a decode.  Every text and system is one line of the CSV file.
+Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a pair.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import fst
-from benchmarks.smollm2.intervals import interval
+from benchmarks.common import err, options, pooled, read_csv, table
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
-from latticebpd.drafters.lattice_sources import SavedTopK
-from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Strategy, Vanilla
+from latticebpd.drafters.saved_top_k import SavedTopK
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import texts_of
 from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
+from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.replay import accept_length
-from latticebpd.measuring.tuning import draw_examples, tune
+from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 
@@ -52,7 +51,8 @@ PAIRS = (
     *((f"{size} + its orders", f"{size}-tree") for size in SIZES),
     *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
 )
-"""Systems whose difference is told, with its interval."""
+"""Systems whose difference is shown, with its interval."""
+COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
 TEXT = (
@@ -81,7 +81,6 @@ VARIANTS = {
     "less heads": tuple(name for name in FEATURES if name not in ("log_prob", "mass")),
 }
 """Features that may have a weight: each part added in turn, then each taken away in turn."""
-out = Console(highlight=False, width=160)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Following:
-    """An oracle's drafts; it is told the text beforehand."""
+    """An oracle's drafts: it knows the text."""
 
     answer: Answer
 
@@ -114,7 +113,7 @@ class Static:
     def of(cls, accuracies: np.ndarray, num_nodes: int) -> Static:
         """accuracies: ``[slots, k]`` how often the rank is right."""
         ranks = np.tile(np.arange(accuracies.shape[1]), (len(accuracies), 1))
-        # Of each rank its own accuracy: a softmax over them would not be that, so the search is told what is missing to 1.
+        # Each rank keeps its own accuracy: one more arc takes what is missing to 1.
         left = np.maximum(1 - accuracies.sum(axis=1, keepdims=True), 1e-6)
         weights = np.log(np.concatenate([np.maximum(accuracies, 1e-9), left], axis=1))
         tokens, parents, _ = fst.best_first_tree(
@@ -124,8 +123,8 @@ class Static:
         for node, (token, parent) in enumerate(zip(tokens.tolist(), parents.tolist(), strict=True)):
             if token < accuracies.shape[1] and (parent < 0 or parent in kept) and len(kept) < num_nodes:
                 kept.append(node)
-        place = {node: number for number, node in enumerate(kept)} | {-1: -1}
-        return cls(tokens[kept], np.array([place[int(parents[node])] for node in kept]))
+        index = {node: number for number, node in enumerate(kept)} | {-1: -1}
+        return cls(tokens[kept], np.array([index[int(parents[node])] for node in kept]))
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Any]) -> list[DraftTree]:
         return [self._of(lattice) for lattice in lattices]
@@ -139,7 +138,7 @@ class Static:
 
 
 def answers(path: Path, kept: set[int] | None = None) -> Iterator[Answer]:
-    """The texts of a directory of lattices; of those numbered ``kept`` alone, where told."""
+    """The texts of a directory of lattices: all, or those numbered ``kept``."""
     texts = list(texts_of([path]))
     parts: dict[int, list[LatticeSet]] = {}
     for block in blocks([path]):
@@ -188,116 +187,113 @@ def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     return accuracies
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and walk nothing")
-    parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
-    parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to walk through")
-    parser.add_argument("--lm", type=Path)
-    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
-    parser.add_argument("-o", "--output", type=Path, help="CSV file of all walks")
-    arguments = parser.parse_args()
-    if arguments.table is not None:
-        show(arguments.table)
-        return
-    if None in (arguments.fit, arguments.lm, arguments.output):
-        parser.error("expected --fit, --lm and -o, or --table")
-    lm = fst.NgramModel.load(arguments.lm)
-    count = sum(1 for _ in texts_of([arguments.fit]))
-    examples = set(draw_examples([arguments.fit], count // 2, 0)[1])
-    rest = set(range(count)) - examples
-    out.print(f"{len(examples)} texts to fit on")
-    fitted = {}
+def systems_of(fit: Path, examples: set[int], lm: fst.NgramModel, positions: int) -> Any:
+    """What makes every system of an answer, at weights and calibrations of their own."""
+    fitted, plain, count = {}, NgramScorer(None), len(examples)
     for name, features in VARIANTS.items():
-        fitted[name], _ = calibrate([arguments.fit], lm, len(examples), arguments.positions, 0, features)
-        out.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
-    alphas = {
-        name: tune([arguments.fit], lm, name, examples=len(examples))[0].alpha
-        for name in ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
-    }
-    accuracies = rank_accuracies(arguments.fit, examples)
+        fitted[name], _ = calibrate([fit], lm, count, positions, 0, features)
+        err.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
+    names = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
+    tuned = {name: NgramScorer(lm, tune([fit], lm, name, examples=count)[0].alpha) for name in names}
+    accuracies = rank_accuracies(fit, examples)
     statics = {size: Static.of(accuracies, size) for size in SIZES}
-    plain, scorers = NgramScorer(None), {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
-
-    inside = CalibratedScorer(NgramScorer(lm), replace(fitted[ALL], weights=fitted[ALL].weights[:-1], further=False))
+    scorers = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
+    no_further = replace(fitted[ALL], weights=fitted[ALL].weights[:-1], further=False)
+    inside = CalibratedScorer(NgramScorer(lm), no_further)
 
     def systems(answer: Answer) -> dict[str, Any]:
-        source, narrow = SavedTopK(answer.lattices), SavedTopK(narrowed(answer.lattices, 16))
+        source, cut = SavedTopK(answer.lattices), SavedTopK(narrowed(answer.lattices, 16))
 
         def drafter(strategy: Any, of: SavedTopK = source) -> LatticeDrafter:
             return LatticeDrafter(of, strategy)
 
-        def tree(size: int) -> Strategy:
-            return BestTree(NgramScorer(lm, alphas[f"{size}-tree"]), size)
-
         made: dict[str, Any] = {
             "vanilla": drafter(Vanilla()),
-            "1-best": drafter(NBestPaths(NgramScorer(lm, alphas["1-best"]), 1)),
+            "1-best": drafter(NBestPaths(tuned["1-best"], 1)),
             "16-best:0-gram": drafter(NBestPaths(plain, 16)),
-            "16-best": drafter(NBestPaths(NgramScorer(lm, alphas["16-best"]), 16)),
+            "16-best": drafter(NBestPaths(tuned["16-best"], 16)),
             "oracle": drafter(Following(answer)),
         }
         for size in SIZES:
+            tree, copies = BestTree(tuned[f"{size}-tree"], size), {"block_size": size, "num_nodes": size}
             made[f"static {size}"] = drafter(statics[size])
             made[f"{size}-tree:0-gram"] = drafter(BestTree(plain, size))
-            made[f"{size}-tree"] = drafter(tree(size))
-            made[f"{size}-tree, k = 16"] = drafter(tree(size), narrow)
-            made[f"{size}-copies"] = PromptNgramDrafter(block_size=size, num_nodes=size)
-            copying = PromptNgramDrafter(block_size=size, num_nodes=size)
-            made[f"copies+{size}-tree"] = MixtureDrafter(copying, drafter(tree(size)), num_nodes=size)
-            for name, scorer in scorers.items():
-                made[f"{size} {name}"] = drafter(BestTree(scorer, size))
+            made[f"{size}-tree"] = drafter(tree)
+            made[f"{size}-tree, k = 16"] = drafter(tree, cut)
+            made[f"{size}-copies"] = PromptNgramDrafter(**copies)
+            made[f"copies+{size}-tree"] = MixtureDrafter(PromptNgramDrafter(**copies), drafter(tree), num_nodes=size)
+            made |= {f"{size} {name}": drafter(BestTree(scorer, size)) for name, scorer in scorers.items()}
             made[f"{size} calibrated, heads' slots"] = drafter(BestTree(inside, size))
-            made[f"{size} calibrated, k = 16"] = drafter(BestTree(scorers[ALL], size), narrow)
+            made[f"{size} calibrated, k = 16"] = drafter(BestTree(scorers[ALL], size), cut)
         return made
 
-    with open(arguments.output, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("texts", "text", "system", "tokens", "calls", "verified"))
-        for path, kept in [(arguments.fit, rest), *((path, None) for path in arguments.walk)]:
-            for number, answer in enumerate(answers(path, kept)):
-                if len(answer.lattices):
-                    for name, drafter in systems(answer).items():
-                        writer.writerow((path.name, number, name, *walk(answer, drafter)))
-    show(arguments.output)
+    return systems
+
+
+def replayed(texts: Iterable[Answer], systems: Any) -> Iterator[tuple[Any, ...]]:
+    """Number, system, tokens, calls and verified tokens, of every text and system."""
+    for number, answer in enumerate(texts):
+        for name, drafter in systems(answer).items() if len(answer.lattices) else ():
+            yield (number, name, *walk(answer, drafter))
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
+    parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
+    parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
+    parser.add_argument("--lm", type=Path)
+    parser.add_argument("--positions", type=int, default=4000, help="that calibrations are fitted to")
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
+    given = parser.parse_args()
+    if given.table is None:
+        if None in (given.fit, given.lm, given.output):
+            parser.error("expected --fit, --lm and -o, or --table")
+        count = sum(1 for _ in texts_of([given.fit]))
+        examples = set(draw_examples([given.fit], count // 2, 0)[1])
+        systems = systems_of(given.fit, examples, fst.NgramModel.load(given.lm), given.positions)
+        with open(given.output, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(("texts", *COLUMNS))
+            for path, kept in [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]:
+                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems))
+    show(given.table or given.output)
+
+
+def counts_of(path: Path, *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
+    """``[(tokens, calls, verified)]`` by the columns ``keys``, and by text."""
+    found: dict[tuple[str, ...], dict[int, np.ndarray]] = {}
+    for row in read_csv(path):
+        walked = np.array([int(row[name]) for name in COLUMNS[2:]])
+        found.setdefault(tuple(row[key] for key in keys), {})[int(row["text"])] = walked
+    return found
 
 
 def show(path: Path) -> None:
     """The tables of a CSV file."""
-    found: dict[str, dict[str, list[tuple[int, int, int]]]] = {}
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            walked = (int(row["tokens"]), int(row["calls"]), int(row["verified"]))
-            found.setdefault(row["texts"], {}).setdefault(row["system"], []).append(walked)
-    for data, rows in found.items():
-        arrays = {name: np.array(each) for name, each in rows.items()}
-        out.print(table(data, arrays))
-        for one, other in PAIRS:
-            out.print(f"{one} over {other}: {gain(arrays[one], arrays[other])}")
+    found = {key: np.array([*each.values()]) for key, each in counts_of(path, "texts", "system").items()}
+    for data in dict.fromkeys(data for data, _ in found):
+        counts, rows = {name: each for (of, name), each in found.items() if of == data}, []
+        for name, each in counts.items():
+            size = next((part for part in name.replace("+", " ").replace("-", " ").split() if part.isdecimal()), "")
+            tree = f"{size}-tree"
+            over = gain(each, counts[tree]) if tree in counts and name != tree else ""
+            rows.append([name, *efficiency(each), f"{each[:, 2].sum() / each[:, 1].sum():.1f}", over])
+        head = ("system", "tokens/call", "95 %", "verified", "over the tree of its size")
+        table(f"{data}, {len(counts['vanilla'])} answers", head, rows)
+        gains = [[f"{one} over {other}", gain(counts[one], counts[other])] for one, other in PAIRS]
+        table("", ("pair", "gain"), gains)
+
+
+def efficiency(counts: np.ndarray) -> list[str]:
+    """Of ``[texts, (tokens, calls, verified)]`` tokens per call, and the interval."""
+    value, low, high = pooled(counts[:, 0], counts[:, 1])
+    return [f"{value:.3f}", f"{low:.2f}–{high:.2f}"]
 
 
 def gain(one: np.ndarray, other: np.ndarray) -> str:
     """Of ``[texts, (tokens, calls, verified)]`` over another system's."""
-    return "{:+.1%} ({:+.1%} to {:+.1%})".format(*interval(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])))
-
-
-def table(data: str, rows: dict[str, np.ndarray]) -> Table:
-    made = Table(
-        "system",
-        "tokens/call",
-        "95 %",
-        "verified",
-        "over the tree of its size",
-        box=None,
-        title=f"{data}, {len(rows['vanilla'])} answers",
-    )
-    for name, each in rows.items():
-        value, low, high = interval(each[:, 0], each[:, 1])
-        size = next((part for part in name.replace("+", " ").replace("-", " ").split() if part.isdecimal()), "")
-        tree = f"{size}-tree"
-        over = gain(each, rows[tree]) if tree in rows and name != tree else ""
-        made.add_row(name, f"{value:.3f}", f"{low:.2f}–{high:.2f}", f"{each[:, 2].sum() / each[:, 1].sum():.1f}", over)
-    return made
+    return "{:+.1%} ({:+.1%} to {:+.1%})".format(*pooled(one[:, 0], one[:, 1], (other[:, 0], other[:, 1])))
 
 
 if __name__ == "__main__":

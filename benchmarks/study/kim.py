@@ -43,10 +43,11 @@ from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import text_lattices
 from latticebpd.measuring.comparison import compare
 from latticebpd.measuring.entropy import BIN, head_entropy
+from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.oracle_tally import tally
 from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
 from latticebpd.measuring.sweep import ALPHAS
-from latticebpd.measuring.tuning import draw_examples, tune
+from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.neural import NeuralRescorer

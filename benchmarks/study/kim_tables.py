@@ -1,36 +1,45 @@
 """The tables and figures of `kim.py`, from nothing but the counts in ``results/kim-*.csv``.
 
-Intervals are of 95 %: texts are drawn anew 2,000 times, the same ones for both systems of a pair.  *All* are the texts of all tasks.
+Intervals are of 95 %: texts are resampled 2,000 times, the same ones for both systems of a pair.  *All* are the texts of all
+tasks.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.smollm2.intervals import RESAMPLES, interval
-from benchmarks.study.measuring import interval as interval_of
+from benchmarks.common import RESAMPLES, Interval, interval, markdown, pooled, read_csv
+from benchmarks.study.kim_tasks import TASKS
 from latticebpd.measuring.entropy import h_max, regress
 from latticebpd.report.theme import FAINT, INK, MARKERS, SERIES, STYLE
 
-TITLES = {
-    "lambada": "LAMBADA", "wikitext": "WikiText-2", "squad": "SQuAD", "xquad": "XQuAD-en", "policyqa": "PolicyQA",
-    "dialogsum": "DialogSum", "code": "Python code", "docs": "documentation", "news": "news", "all": "all",
-}  # fmt: skip
-KINDS = {"lambada": "LM", "wikitext": "LM", "squad": "QA", "xquad": "QA", "policyqa": "QA", "dialogsum": "summary"}
+TITLES = {name: task.title for name, task in TASKS.items()} | {"all": "all"}
+KINDS = {"continue": "LM", "answer": "QA", "summarise": "summary"}
 K = 16
 PAGES = ("kim.md", "kim_models.md")
 UPDATES = "2000"
-"""Of the heads that come with the package."""
+"""Of the package's heads."""
+GAINS = {
+    "1-best, 4-gram": ("1-best:g4", "vanilla"),
+    "16-best, 0-gram": ("16-best:0-gram", "vanilla"),
+    "16-best, 4-gram": ("16-best:g4", "vanilla"),
+    "tree, 0-gram": ("16-tree:0-gram", "vanilla"),
+    "tree, 4-gram": ("16-tree:g4", "vanilla"),
+    "oracle": ("oracle", "vanilla"),
+    "4-gram on 16-best": ("16-best:g4", "16-best:0-gram"),
+    "4-gram on tree": ("16-tree:g4", "16-tree:0-gram"),
+}
+"""System and what it is compared with."""
 Row = dict[str, str]
 
 
@@ -41,8 +50,7 @@ class Counts:
     folder: Path
 
     def rows(self, name: str) -> list[Row]:
-        with open(self.folder / f"kim-{name}.csv", newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return read_csv(self.folder / f"kim-{name}.csv")
 
     @cached_property
     def calls(self) -> list[Row]:
@@ -56,13 +64,9 @@ class Counts:
         rows = self.calls if rows is None else rows
         return np.array([float(row[name]) for row in rows if task in ("all", row["task"])])
 
-    def walked(self, task: str, system: str) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and calls."""
-        return self.column("tokens", task), self.column(system, task)
-
     @cached_property
     def stages(self) -> dict[str, list[Row]]:
-        """By updates of the heads, rising, calls and mean entropies of every text; the last are the heads that all else is counted of."""
+        """Calls and mean entropies of every text by updates of the heads, rising; the last are the package's heads."""
         found: dict[str, list[Row]] = {}
         for row in self.rows("heads"):
             found.setdefault(row["updates"], []).append(row)
@@ -77,26 +81,34 @@ class Counts:
             found.setdefault(row["rescorer"], []).append(row)
         return found
 
-    def efficiency(self, task: str, system: str) -> tuple[float, float, float]:
-        return interval(*self.walked(task, system))
+    def efficiency(self, task: str, system: str, rows: Sequence[Row] | None = None) -> Interval:
+        """Tokens per call."""
+        return pooled(self.column("tokens", task, rows), self.column(system, task, rows))
 
-    def gain(self, task: str, system: str, over: str = "vanilla") -> tuple[float, float, float]:
-        value, low, high = interval(*self.walked(task, system), self.walked(task, over))
+    def gain(self, task: str, system: str, over: str = "vanilla", rows: Sequence[Row] | None = None) -> Interval:
+        """Of tokens per call, in %; ``rows`` may have the system's calls, where it is none of all rows'."""
+        tokens, own = self.column("tokens", task), self.column(system, task, rows)
+        others = self.column(over, task, rows if rows is None or over in rows[0] else None)
+        value, low, high = pooled(tokens, own, (tokens, others))
         return 100 * value, 100 * low, 100 * high
 
+    def oracle(self, task: str, k: int, heads: int) -> Interval:
+        rows = [row for row in self.rows("oracle") if row["k"] == str(k)]
+        return pooled(self.column("tokens", task, rows), self.column(f"h{heads}", task, rows))
 
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    def table(self, head: Sequence[str], cells: Callable[[str], Iterable[Any]], with_all: bool = True) -> str:
+        """A row for every task, and for the texts of all."""
+        tasks = [*self.tasks, "all"] if with_all else self.tasks
+        return markdown(["task", *head], [[TITLES[task], *cells(task)] for task in tasks])
 
 
-def valued(value: tuple[float, float, float], digits: int = 2) -> str:
+def valued(value: Interval, digits: int = 2) -> str:
     middle, low, high = (f"{each:.{digits}f}" for each in value)
     return f"{middle} ({low}–{high})"
 
 
-def gained(value: tuple[float, float, float]) -> str:
-    """A gain in %, with a mark where its interval holds no 0."""
+def gained(value: Interval) -> str:
+    """A gain in %, with a star where its interval excludes 0."""
     middle, low, high = value
     return f"{middle:+.1f} ({low:+.1f} to {high:+.1f}){'*' if low > 0 or high < 0 else ''}"
 
@@ -104,210 +116,186 @@ def gained(value: tuple[float, float, float]) -> str:
 # ---------------------------------------------------------------- tables
 def table_1(counts: Counts) -> str:
     """Task quality and block efficiency."""
-    quality, rows = counts.rows("quality"), []
-    for task in counts.tasks:
+    quality = counts.rows("quality")
+
+    def cells(task: str) -> list[str]:
         own = [row for row in quality if row["task"] == task]
-        value, of = (np.array([float(row[name]) for row in own]) for name in ("value", "of"))
-        if own[0]["measure"] == "nats":
-            said = "perplexity {:.1f} ({:.1f}–{:.1f})".format(*map(math.exp, interval(value, of)))
-        elif own[0]["measure"] == "ROUGE-L":
-            said = "ROUGE-L {:.1f} ({:.1f}–{:.1f})".format(*interval(value, of))
+        value, of = (counts.column(name, task, own) for name in ("value", "of"))
+        measure, found = own[0]["measure"], pooled(value, of)
+        if measure == "nats":
+            text = "perplexity " + valued((math.exp(found[0]), math.exp(found[1]), math.exp(found[2])), 1)
+        elif measure == "ROUGE-L":
+            text = f"ROUGE-L {valued(found, 1)}"
         else:
-            second = np.array([float(row["f1"]) for row in own])
-            said = "exact {:.1f}, F1 {:.1f} ({:.1f}–{:.1f})".format(interval(value, of)[0], *interval(second, of))
-        tokens = counts.column("tokens", task)
-        rows.append([TITLES[task], KINDS.get(task, "LM"), f"{len(tokens)}", f"{tokens.sum():,.0f}", said,
-                     valued(counts.efficiency(task, "vanilla")), valued(counts.efficiency(task, "oracle"))])  # fmt: skip
-    return markdown(["task", "kind", "texts", "tokens", "quality", "block efficiency", "oracle (k=16)"], rows)
+            text = f"exact {found[0]:.1f}, F1 {valued(pooled(counts.column('f1', task, own), of), 1)}"
+        tokens, efficiencies = (
+            counts.column("tokens", task),
+            (counts.efficiency(task, each) for each in ("vanilla", "oracle")),
+        )
+        return [KINDS[TASKS[task].kind], f"{len(tokens)}", f"{tokens.sum():,.0f}", text, *map(valued, efficiencies)]
+
+    head = ("kind", "texts", "tokens", "quality", "block efficiency", "oracle (k=16)")
+    return counts.table(head, cells, with_all=False)
 
 
 def table_3(counts: Counts) -> str:
     """Repetition in first drafts."""
-    drafts, rows = counts.rows("drafts"), []
-    systems = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4")
-    for task in [*counts.tasks, "all"]:
-        cells: tuple[list[str], list[str]] = [], []
-        for system in systems:
+    drafts, names = counts.rows("drafts"), ("vanilla", "2-gram", "4-gram", "own 4-gram")
+
+    def cells(task: str) -> list[str]:
+        shares, runs = [], []
+        for system in ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4"):
             own = [row for row in drafts if row["system"] == system]
-            equal, neighbours, run, *outcomes = (
-                counts.column(name, task, own) for name in ("equal", "neighbours", "run", "wins", "ties", "losses")
-            )
-            cells[0].append("{:.1f} ({:.1f}–{:.1f})".format(*(100 * each for each in interval(equal, neighbours))))
-            cells[1].append(f"{run.sum() / sum(each.sum() for each in outcomes):.2f}")
-        rows.append([TITLES[task], *cells[0], *cells[1]])
-    names = ("vanilla", "2-gram", "4-gram", "own 4-gram")
-    return markdown(["task", *(f"% consec: {names[0]}", *names[1:]), *(f"max run: {names[0]}", *names[1:])], rows)
+            columns = ("equal", "neighbours", "run", "wins", "ties", "losses")
+            equal, neighbours, run, *outcomes = (counts.column(name, task, own) for name in columns)
+            value, low, high = pooled(equal, neighbours)
+            shares.append(valued((100 * value, 100 * low, 100 * high), 1))
+            runs.append(f"{run.sum() / sum(each.sum() for each in outcomes):.2f}")
+        return shares + runs
 
-
-def gains(counts: Counts, systems: dict[str, str], over: str = "vanilla", first: Sequence[str] = ("vanilla",)) -> str:
-    """Block efficiencies, and gains over one of them in %."""
-    rows = []
-    for task in [*counts.tasks, "all"]:
-        shown = [f"{counts.efficiency(task, system)[0]:.2f}" for system in first]
-        cells = [
-            f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system, over))}"
-            for system in systems.values()
-        ]
-        rows.append([TITLES[task], *shown, *cells])
-    return markdown(["task", *("vanilla" if system == "vanilla" else system for system in first), *systems], rows)
+    return counts.table([*(f"% consec: {names[0]}", *names[1:]), *(f"max run: {names[0]}", *names[1:])], cells)
 
 
 def table_4(counts: Counts) -> str:
-    return gains(counts, {
-        "1-best, 4-gram": "1-best:g4", "16-best, 0-gram": "16-best:0-gram", "16-best, 4-gram": "16-best:g4",
-        "16-best, in-domain": "16-best:d4", "16-best, own": "16-best:own4", "oracle": "oracle",
-    })  # fmt: skip
+    """Block efficiencies, and gains over vanilla in %."""
+    systems = {
+        "1-best, 4-gram": "1-best:g4",
+        "16-best, 0-gram": "16-best:0-gram",
+        "16-best, 4-gram": "16-best:g4",
+        "16-best, in-domain": "16-best:d4",
+        "16-best, own": "16-best:own4",
+        "oracle": "oracle",
+    }
+    return counts.table(["vanilla", *systems], lambda task: with_gains(counts, task, systems.values()))
+
+
+def with_gains(counts: Counts, task: str, systems: Iterable[str]) -> list[str]:
+    """Vanilla's block efficiency, and every system's with its gain."""
+    cells = [f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system))}" for system in systems]
+    return [f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells]
 
 
 def table_4_trees(counts: Counts) -> str:
     """Trees of 16 nodes against 16 best paths without a language model, whose passes verify more tokens."""
-    systems = {
-        "16-best, 0-gram": "16-best:0-gram", "tree, 0-gram": "16-tree:0-gram", "tree, 4-gram": "16-tree:g4",
-        "tree, in-domain": "16-tree:d4", "tree, own": "16-tree:own4", "calibrated, own, no text": "16-calibrated:own4-text",
+    every = {
+        "16-best, 0-gram": "16-best:0-gram",
+        "tree, 0-gram": "16-tree:0-gram",
+        "tree, 4-gram": "16-tree:g4",
+        "tree, in-domain": "16-tree:d4",
+        "tree, own": "16-tree:own4",
+        "calibrated, own, no text": "16-calibrated:own4-text",
         "calibrated, 4-gram": "16-calibrated:g4-all",
-        "calibrated, own": "16-calibrated:own4-all", "64 calibrated, own": "64-calibrated:own4-all", "oracle": "oracle",
-    }  # fmt: skip
-    systems = {name: system for name, system in systems.items() if system in counts.calls[0]}
-    rows = []
-    for task in [*counts.tasks, "all"]:
-        rows.append([TITLES[task], *(f"{counts.efficiency(task, system)[0]:.2f}" for system in systems.values())])
-    rows.append(
-        [
-            "gain over vanilla, %",
-            *("{:.0f} ({:.0f}–{:.0f})".format(*counts.gain("all", system)) for system in systems.values()),
-        ]
-    )
-    verified = counts.rows("verified")
-    share = [
-        counts.column(system, "all", verified).sum() / counts.walked("all", system)[1].sum()
-        for system in systems.values()
+        "calibrated, own": "16-calibrated:own4-all",
+        "64 calibrated, own": "64-calibrated:own4-all",
+        "oracle": "oracle",
+    }
+    systems = {name: system for name, system in every.items() if system in counts.calls[0]}
+    rows = [
+        [TITLES[task], *(f"{counts.efficiency(task, system)[0]:.2f}" for system in systems.values())]
+        for task in [*counts.tasks, "all"]
     ]
-    rows.append(["verified tokens", *(f"{each:.0f}" for each in share)])
+    rows.append(["gain over vanilla, %", *(valued(counts.gain("all", system), 0) for system in systems.values())])
+    verified, shares = counts.rows("verified"), []
+    for system in systems.values():
+        shares.append(counts.column(system, "all", verified).sum() / counts.column(system, "all").sum())
+    rows.append(["verified tokens", *(f"{each:.0f}" for each in shares)])
     return markdown(["task", *systems], rows)
 
 
 def table_5(counts: Counts) -> str:
-    """Wins, ties and losses of rescored first drafts, and which mend or make a repetition."""
+    """Wins, ties and losses of rescored first drafts, and which repair or make a repetition."""
     drafts, rows = counts.rows("drafts"), []
     for system, title in (("1-best:g4", "4-gram"), ("1-best:own4", "own 4-gram")):
         own = [row for row in drafts if row["system"] == system]
         for task in [*counts.tasks, "all"]:
-            win, tie, loss = (counts.column(name, task, own).sum() for name in ("wins", "ties", "losses"))
-            shares = [
-                f"{100 * counts.column(f'{name}_{what}', task, own).sum() / max(1, total):.1f}"
-                for name, total in (("win", win), ("loss", loss)) for what in ("repair", "regress")
-            ]  # fmt: skip
-            rows.append([title, TITLES[task], f"{tie:,.0f}", f"{win:,.0f}", *shares[:2], f"{loss:,.0f}", *shares[2:]])
-    return markdown(
-        ["rescorer", "task", "ties", "wins", "% repair", "% regress", "losses", "% repair", "% regress"], rows
-    )
+            sums = {
+                name: counts.column(name, task, own).sum() for name in own[0] if name not in ("task", "system", "text")
+            }
+            shares = {
+                name: [f"{100 * sums[f'{name}_{what}'] / max(1, total):.1f}" for what in ("repair", "regress")]
+                for name, total in (("win", sums["wins"]), ("loss", sums["losses"]))
+            }
+            win, tie, loss = (f"{sums[name]:,.0f}" for name in ("wins", "ties", "losses"))
+            rows.append([title, TITLES[task], tie, win, *shares["win"], loss, *shares["loss"]])
+    mended = ("% repair", "% regress")
+    return markdown(["rescorer", "task", "ties", "wins", *mended, "losses", *mended], rows)
 
 
 def table_7(counts: Counts) -> str:
     """General against in-domain n-gram models."""
-    pairs = [
-        ("1-best:g2", "1-best:d2"),
-        ("1-best:g3", "1-best:d3"),
-        ("1-best:g4", "1-best:d4"),
-        ("16-best:g4", "16-best:d4"),
-    ]
+    pairs = [(f"1-best:g{order}", f"1-best:d{order}") for order in (2, 3, 4)] + [("16-best:g4", "16-best:d4")]
     sizes = {(row["task"], row["lm"]): row for row in counts.rows("ngrams")}
-    rows = []
-    for task in [*counts.tasks, "all"]:
-        cells = [
-            f"{counts.efficiency(task, one)[0]:.2f}, {counts.efficiency(task, other)[0]:.2f}: {gained(counts.gain(task, other, one))}"
-            for one, other in pairs
-        ]
-        scoring_context = (
-            ""
-            if task == "all"
-            else " / ".join(f"{float(sizes[task, lm]['perplexity']):.0f}" for lm in ("g4", "d4", "own4"))
-        )
-        rows.append([TITLES[task], *cells, scoring_context])
-    return markdown(
-        ["task", "2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own"], rows
-    )
+
+    def cells(task: str) -> list[str]:
+        found = []
+        for pair in pairs:
+            efficiencies = ", ".join(f"{counts.efficiency(task, system)[0]:.2f}" for system in pair)
+            found.append(f"{efficiencies}: {gained(counts.gain(task, pair[1], pair[0]))}")
+        values = [] if task == "all" else [float(sizes[task, lm]["perplexity"]) for lm in ("g4", "d4", "own4")]
+        return [*found, " / ".join(f"{each:.0f}" for each in values)]
+
+    head = ("2-gram", "3-gram", "4-gram", "16-best, 4-gram", "perplexity: general / in-domain / own")
+    return counts.table(head, cells)
 
 
 def table_8(counts: Counts) -> str:
     """Tuned weights."""
-    chosen = {
-        (row["task"], row["lm"], row["system"]): row["alpha"] for row in counts.rows("weights") if row["chosen"] == "1"
+    tuned = {
+        tuple(row[name] for name in ("task", "lm", "system")): row
+        for row in counts.rows("weights")
+        if row["chosen"] == "1"
     }
-    systems = [(lm, system) for lm in ("g4", "d4", "own4") for system in ("1-best", "16-best", "16-tree")]
     names = {"g4": "4-gram", "d4": "in-domain", "own4": "own"}
-    rows = [[TITLES[task], *(chosen[task, *system] for system in systems)] for task in counts.tasks]
-    return markdown(["task", *(f"{system}, {names[lm]}" for lm, system in systems)], rows)
+    systems = [(lm, system) for lm in names for system in ("1-best", "16-best", "16-tree")]
+    head = [f"{system}, {names[lm]}" for lm, system in systems]
+    return counts.table(head, lambda task: (tuned[task, *system]["alpha"] for system in systems), with_all=False)
 
 
 def table_9(counts: Counts) -> str:
     """Rescored first drafts, and the oracle."""
-    made = {f"{order}-gram": f"1-best:g{order}" for order in (2, 3, 4)} | {"own 4-gram": "1-best:own4"}
-    rows = []
-    for task in [*counts.tasks, "all"]:
-        cells = [
-            f"{counts.efficiency(task, system)[0]:.2f}: {gained(counts.gain(task, system))}" for system in made.values()
-        ]
-        oracle = [f"{oracle_efficiency(counts, task, k, 9)[0]:.2f}" for k in (2, 16, 64)]
-        rows.append([TITLES[task], f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells, *oracle])
-    return markdown(["task", "vanilla", *made, "oracle, k=2", "k=16", "k=64"], rows)
+    systems = {f"{order}-gram": f"1-best:g{order}" for order in (2, 3, 4)} | {"own 4-gram": "1-best:own4"}
+
+    def cells(task: str) -> list[str]:
+        oracle = [f"{counts.oracle(task, k, 9)[0]:.2f}" for k in (2, 16, 64)]
+        return with_gains(counts, task, systems.values()) + oracle
+
+    return counts.table(["vanilla", *systems, "oracle, k=2", "k=16", "k=64"], cells)
 
 
-def oracle_efficiency(counts: Counts, task: str, k: int, heads: int) -> tuple[float, float, float]:
-    rows = [row for row in counts.rows("oracle") if row["k"] == str(k)]
-    return interval(counts.column("tokens", task, rows), counts.column(f"h{heads}", task, rows))
+def table_10(counts: Counts) -> str:
+    """Block efficiency by heads."""
+
+    def cells(task: str) -> list[str]:
+        vanilla = [valued(counts.oracle(task, 1, heads), 3) for heads in (3, 6, 9)]
+        return [*vanilla, *(f"{counts.oracle(task, K, heads)[0]:.2f}" for heads in (3, 6, 9))]
+
+    return counts.table(["h=3", "h=6", "h=9", "oracle, h=3", "h=6", "h=9"], cells)
 
 
-GAINS = {
-    "1-best, 4-gram": ("1-best:g4", "vanilla"),
-    "16-best, 0-gram": ("16-best:0-gram", "vanilla"),
-    "16-best, 4-gram": ("16-best:g4", "vanilla"),
-    "tree, 0-gram": ("16-tree:0-gram", "vanilla"),
-    "tree, 4-gram": ("16-tree:g4", "vanilla"),
-    "oracle": ("oracle", "vanilla"),
-    "4-gram on 16-best": ("16-best:g4", "16-best:0-gram"),
-    "4-gram on tree": ("16-tree:g4", "16-tree:0-gram"),
-}
-"""System and what it is compared with."""
-
-
-def stage_efficiency(counts: Counts, updates: str, task: str) -> tuple[float, float, float]:
-    """Tokens per call of the vanilla drafts of heads after so many updates."""
-    return interval(*(counts.column(name, task, counts.stages[updates]) for name in ("tokens", "vanilla")))
-
-
-def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) -> tuple[float, float, float]:
+def stage_gain(counts: Counts, updates: str, task: str, system: str, over: str) -> Interval:
     """A gain, in %, of heads after so many updates."""
-    tokens, calls, others = (counts.column(name, task, counts.stages[updates]) for name in ("tokens", system, over))
-    value, low, high = interval(tokens, calls, (tokens, others))
-    return 100 * value, 100 * low, 100 * high
+    return counts.gain(task, system, over, counts.stages[updates])
 
 
-def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> tuple[float, float, float]:
-    """By how many points the second stage's gain over all texts is greater than the first's; texts drawn anew in pairs."""
+def gain_difference(counts: Counts, first: str, second: str, system: str, over: str) -> Interval:
+    """By how many points the second stage's gain over all texts exceeds the first's; texts resampled in pairs."""
 
-    def measure(drawn: np.ndarray) -> np.ndarray:
-        before, after = (
-            100
-            * (
-                counts.column(over, "all", rows)[drawn].sum(axis=-1)
-                / counts.column(system, "all", rows)[drawn].sum(axis=-1)
-                - 1
-            )
-            for rows in (counts.stages[first], counts.stages[second])
-        )
-        found: np.ndarray = after - before
-        return found
+    def measure(drawn: np.ndarray) -> Any:
+        gains = []
+        for rows in (counts.stages[first], counts.stages[second]):
+            calls, others = (counts.column(name, "all", rows)[drawn].sum(axis=-1) for name in (system, over))
+            gains.append(100 * (others / calls - 1))
+        return gains[1] - gains[0]
 
-    return interval_of(measure, len(counts.calls))
+    return interval(measure, len(counts.calls))
 
 
 def table_heads(counts: Counts) -> str:
-    """What rescoring brings to heads after a part of their training, over all texts."""
+    """What rescoring gains for heads after a part of their training, over all texts."""
     rows = []
-    for updates in counts.stages:
+    for updates, own in counts.stages.items():
         gains = (gained(stage_gain(counts, updates, "all", *pair)) for pair in GAINS.values())
-        rows.append([f"{int(updates):,}", valued(stage_efficiency(counts, updates, "all")), *gains])
+        rows.append([f"{int(updates):,}", valued(counts.efficiency("all", "vanilla", own)), *gains])
     first, *_, last = counts.stages
     differences = (gained(gain_difference(counts, first, last, *pair)) for pair in GAINS.values())
     rows.append([f"{int(last):,} less {int(first):,}, points", "", *differences])
@@ -316,93 +304,40 @@ def table_heads(counts: Counts) -> str:
 
 def table_heads_tasks(counts: Counts) -> str:
     """The same by task: vanilla, gain of the 16 best paths with a 4-gram, h_max."""
-    rows = []
-    for task in [*counts.tasks, "all"]:
-        cells: tuple[list[str], ...] = ([], [], [])
-        for updates, own in counts.stages.items():
-            cells[0].append(f"{stage_efficiency(counts, updates, task)[0]:.2f}")
-            cells[1].append(gained(stage_gain(counts, updates, task, *GAINS["16-best, 4-gram"])))
-            calls = counts.column("vanilla", task, own)
-            means = np.array([counts.column(f"h{head}", task, own) @ calls for head in range(1, 10)]) / calls.sum()
-            cells[2].append(f"{h_max(means)[0]}")
-        rows.append([TITLES[task], *(each for column in cells for each in column)])
+
+    def h_max_of(task: str, own: list[Row]) -> int:
+        calls = counts.column("vanilla", task, own)
+        means = np.array([counts.column(f"h{head}", task, own) @ calls for head in range(1, 10)]) / calls.sum()
+        return h_max(means)[0]
+
+    def cells(task: str) -> list[str]:
+        vanilla = [f"{counts.efficiency(task, 'vanilla', own)[0]:.2f}" for own in counts.stages.values()]
+        gains = [gained(stage_gain(counts, updates, task, *GAINS["16-best, 4-gram"])) for updates in counts.stages]
+        return [*vanilla, *gains, *(f"{h_max_of(task, own)}" for own in counts.stages.values())]
+
     first, *others = (f"{int(updates):,}" for updates in counts.stages)
     names = ("vanilla", "16-best, 4-gram", "h_max")
-    return markdown(["task", *(each for name in names for each in (f"{name}: {first}", *others))], rows)
+    return counts.table([each for name in names for each in (f"{name}: {first}", *others)], cells)
 
 
 def table_rescorers(counts: Counts) -> str:
-    """Neural rescorers beside n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
-    ngrams = {"4-gram": "g4", "own 4-gram": "own4"}
-    neural = {name: [row for row in counts.rows("rescorers") if row["rescorer"] == name] for name in counts.rescorers}
-    columns = {f"1-best, {name}": (f"1-best:{lm}", counts.calls) for name, lm in ngrams.items()}
-    columns |= {f"1-best, {name}": ("1-best", rows) for name, rows in neural.items()}
-    scoring_context = {
-        (row["task"], name): f"{float(row['perplexity']):.0f}"
-        for name, rows in counts.rescorers.items()
-        for row in rows
-    }
-    table = []
-    for task in [*counts.tasks, "all"]:
-        tokens, vanilla = counts.walked(task, "vanilla")
-        cells = []
-        for system, rows in columns.values():
-            value, low, high = interval(tokens, counts.column(system, task, rows), (tokens, vanilla))
-            cells.append(gained((100 * value, 100 * low, 100 * high)))
-        perplexities = " / ".join(scoring_context[task, name] for name in neural if (task, name) in scoring_context)
-        table.append([TITLES[task], f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *cells, perplexities])
-    return markdown(["task", "vanilla", *columns, f"perplexity: {' / '.join(neural)}"], table)
+    """Neural rescorers and n-gram models: gains over vanilla, and their perplexities of what the model wrote."""
+    every, columns = counts.rows("rescorers"), {}
+    for name, lm in (("4-gram", "g4"), ("own 4-gram", "own4")):
+        columns[f"1-best, {name}"] = f"1-best:{lm}", counts.calls
+    for name in counts.rescorers:
+        columns[f"1-best, {name}"] = "1-best", [row for row in every if row["rescorer"] == name]
+    found = {(row["task"], name): float(row["perplexity"]) for name, rows in counts.rescorers.items() for row in rows}
 
+    def cells(task: str) -> list[str]:
+        gains = [gained(counts.gain(task, system, rows=rows)) for system, rows in columns.values()]
+        perplexities = (f"{found[task, name]:.0f}" for name in counts.rescorers if (task, name) in found)
+        return [f"{counts.efficiency(task, 'vanilla')[0]:.2f}", *gains, " / ".join(perplexities)]
 
-def table_10(counts: Counts) -> str:
-    """Block efficiency by heads."""
-    rows = [
-        [TITLES[task], *(valued(oracle_efficiency(counts, task, 1, heads), 3) for heads in (3, 6, 9)),
-         *(f"{oracle_efficiency(counts, task, K, heads)[0]:.2f}" for heads in (3, 6, 9))]
-        for task in [*counts.tasks, "all"]
-    ]  # fmt: skip
-    return markdown(["task", "h=3", "h=6", "h=9", "oracle, h=3", "h=6", "h=9"], rows)
+    return counts.table(["vanilla", *columns, f"perplexity: {' / '.join(counts.rescorers)}"], cells)
 
 
 # ---------------------------------------------------------------- entropy
-@dataclass(frozen=True, eq=False)
-class Entropies:
-    """Of every task: means ``[heads]`` over calls, nats; block efficiency of vanilla drafts; the same of texts drawn anew."""
-
-    means: np.ndarray
-    efficiency: np.ndarray
-    drawn_means: np.ndarray
-    drawn_efficiency: np.ndarray
-
-    @classmethod
-    def of(cls, counts: Counts) -> Entropies:
-        found: list[tuple[np.ndarray, ...]] = []
-        rows = counts.rows("entropy")
-        rng = np.random.default_rng(0)
-        for task in counts.tasks:
-            own = [row for row in rows if row["task"] == task]
-            calls, tokens = np.array([float(row["calls"]) for row in own]), counts.column("tokens", task)
-            sums = np.array([[float(row[f"h{head}"]) for head in range(1, 10)] for row in own]) * calls[:, None]
-            drawn = rng.integers(0, len(calls), (RESAMPLES, len(calls)))
-            all_calls = calls[drawn].sum(axis=1)
-            found.append((sums.sum(axis=0) / calls.sum(), tokens.sum() / calls.sum(), sums[drawn].sum(axis=1) / all_calls[:, None],
-                          tokens[drawn].sum(axis=1) / all_calls))  # fmt: skip
-        means, efficiency, drawn_means, drawn_efficiency = zip(*found, strict=True)
-        return cls(np.array(means), np.array(efficiency), np.stack(drawn_means, 1), np.stack(drawn_efficiency, 1))
-
-    def correlation(self, quantity: Callable[[np.ndarray], float]) -> tuple[float, float, float]:
-        """Pearson's, across tasks, of a quantity of the heads' mean entropies with block efficiency, and its interval."""
-
-        def scoring_context(means: np.ndarray, efficiency: np.ndarray) -> float:
-            return regress(np.array([quantity(each) for each in means]), efficiency).r
-
-        drawn = [
-            scoring_context(means, efficiency) for means, efficiency in zip(self.drawn_means, self.drawn_efficiency, strict=True)
-        ]
-        low, high = np.nanquantile(drawn, [0.025, 0.975])
-        return scoring_context(self.means, self.efficiency), float(low), float(high)
-
-
 QUANTITIES: dict[str, Callable[[np.ndarray], float]] = {
     "h_max": lambda means: h_max(means)[0],
     "entropy of head 1": lambda means: float(means[0]),
@@ -411,52 +346,62 @@ QUANTITIES: dict[str, Callable[[np.ndarray], float]] = {
 }
 
 
+def draws(counts: Counts) -> Iterator[tuple[str, np.ndarray]]:
+    """Every task, and its texts resampled; the first of the draws is the texts themselves."""
+    rng = np.random.default_rng(0)
+    for task in counts.tasks:
+        count = len(counts.column("tokens", task))
+        yield task, np.vstack([np.arange(count), rng.integers(0, count, (RESAMPLES, count))])
+
+
+def entropies(counts: Counts) -> tuple[np.ndarray, np.ndarray]:
+    """Mean entropies ``[draws, tasks, heads]`` over calls, nats, and block efficiency ``[draws, tasks]`` of vanilla drafts."""
+    rows, means, efficiencies = counts.rows("entropy"), [], []
+    for task, drawn in draws(counts):
+        calls, tokens = counts.column("calls", task, rows), counts.column("tokens", task)
+        sums = np.stack([counts.column(f"h{head}", task, rows) * calls for head in range(1, 10)], axis=1)
+        all_calls = calls[drawn].sum(axis=1)
+        means.append(sums[drawn].sum(axis=1) / all_calls[:, None])
+        efficiencies.append(tokens[drawn].sum(axis=1) / all_calls)
+    return np.stack(means, axis=1), np.stack(efficiencies, axis=1)
+
+
+def correlation(pairs: Iterable[tuple[Any, Any]]) -> str:
+    """Pearson's across tasks, and its interval, of draws of two quantities."""
+    first, *drawn = (regress(np.asarray(one), np.asarray(other)).r for one, other in pairs)
+    return "{:.2f} ({:.2f} to {:.2f})".format(first, *np.nanquantile(drawn, [0.025, 0.975]))
+
+
 def table_entropy(counts: Counts) -> str:
     """Figure 3 in numbers."""
-    found = Entropies.of(counts)
-    rows = []
-    for task, means, efficiency in zip(counts.tasks, found.means, found.efficiency, strict=True):
-        rows.append([TITLES[task], *(f"{each:.2f}" for each in means), f"{h_max(means)[0]}", f"{efficiency:.2f}"])
-    return markdown(["task", "head 1", *map(str, range(2, 10)), "h_max", "block efficiency"], rows)
+    means, efficiencies = entropies(counts)
+    found = {task: (means[0, n], efficiencies[0, n]) for n, task in enumerate(counts.tasks)}
 
+    def cells(task: str) -> list[str]:
+        own, efficiency = found[task]
+        return [*(f"{each:.2f}" for each in own), f"{h_max(own)[0]}", f"{efficiency:.2f}"]
 
-def gain_correlation(counts: Counts, system: str) -> tuple[float, float, float]:
-    """Pearson's, across tasks, of vanilla block efficiency with a system's gain over it, and its interval."""
-    rng, efficiencies = np.random.default_rng(0), []
-    for task in counts.tasks:
-        tokens, vanilla, calls = (
-            counts.column("tokens", task),
-            counts.column("vanilla", task),
-            counts.column(system, task),
-        )
-        # The first of the draws is the texts themselves
-        drawn = np.vstack([np.arange(len(tokens)), rng.integers(0, len(tokens), (RESAMPLES, len(tokens)))])
-        all_tokens = tokens[drawn].sum(axis=1)
-        efficiencies.append((all_tokens / vanilla[drawn].sum(axis=1), all_tokens / calls[drawn].sum(axis=1)))
-    base, rescored = np.array(efficiencies).transpose(1, 2, 0)
-    found = [regress(one, other / one).r for one, other in zip(base, rescored, strict=True)]
-    low, high = np.nanquantile(found[1:], [0.025, 0.975])
-    return found[0], float(low), float(high)
+    head = ["head 1", *map(str, range(2, 10)), "h_max", "block efficiency"]
+    return counts.table(head, cells, with_all=False)
 
 
 def table_correlations(counts: Counts) -> str:
-    found = Entropies.of(counts)
-    rows = [
-        [f"{name}; block efficiency", "{:.2f} ({:.2f} to {:.2f})".format(*found.correlation(q))]
-        for name, q in QUANTITIES.items()
-    ]
-    for title, system in (("1-best, 4-gram", "1-best:g4"), ("16-best, 4-gram", "16-best:g4")):
-        rows.append(
-            [
-                f"block efficiency; gain of {title}",
-                "{:.2f} ({:.2f} to {:.2f})".format(*gain_correlation(counts, system)),
-            ]
-        )
+    means, efficiencies = entropies(counts)
+    rows = []
+    for name, quantity in QUANTITIES.items():
+        pairs = zip(([quantity(task) for task in each] for each in means), efficiencies, strict=True)
+        rows.append([f"{name}; block efficiency", correlation(pairs)])
+    for title in ("1-best, 4-gram", "16-best, 4-gram"):
+        columns = ("tokens", "vanilla", GAINS[title][0])
+        sums = [[counts.column(name, task)[drawn].sum(axis=1) for name in columns] for task, drawn in draws(counts)]
+        tokens, vanilla, calls = np.array(sums).transpose(1, 2, 0)
+        pairs = zip(tokens / vanilla, vanilla / calls, strict=True)
+        rows.append([f"block efficiency; gain of {title}", correlation(pairs)])
     return markdown([f"across {len(counts.tasks)} tasks", "r"], rows)
 
 
 # ---------------------------------------------------------------- figures
-def panels(tasks: Sequence[str]) -> tuple[Figure, Iterator[tuple[str, object]]]:
+def panels(tasks: Sequence[str]) -> tuple[Figure, Iterator[tuple[str, Any]]]:
     figure = Figure(figsize=(8.4, 6.6), layout="constrained")
     axes = figure.subplots(3, 3, sharex=True).ravel()
     for unused in axes[len(tasks) :]:
@@ -466,59 +411,48 @@ def panels(tasks: Sequence[str]) -> tuple[Figure, Iterator[tuple[str, object]]]:
     return figure, iter(zip(tasks, axes, strict=False))
 
 
+def band(axes: Any, at: Sequence[int], values: Iterable[Interval], number: int, label: str) -> None:
+    """Values and their intervals on an axis of powers of two."""
+    middle, low, high = np.array([*values]).T
+    color = SERIES[number].light
+    axes.plot(at, middle, color=color, marker=MARKERS[number], markersize=3, label=label)
+    axes.fill_between(at, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(at, [str(each) for each in at])
+    axes.minorticks_off()
+    axes.set_ylim(1)
+
+
 @rc_context(STYLE)
 def figure_3(counts: Counts) -> Figure:
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    found = Entropies.of(counts)
-    task = "lambada" if "lambada" in counts.tasks else counts.tasks[0]
+    means, efficiencies = (each[0] for each in entropies(counts))
+    task, steps = "lambada" if "lambada" in counts.tasks else counts.tasks[0], np.arange(0, 9, 0.25)
     bins = [row for row in counts.rows("entropy-bins") if row["task"] == task]
     for number, head in enumerate((1, 2, 3, 5, 9)):
         own = {float(row["from"]): int(row["calls"]) for row in bins if row["head"] == str(head)}
-        at = np.arange(0, 9, 0.25)
-        share = np.array([own.get(value, 0) for value in at]) / sum(own.values())
-        left.plot(
-            at,
-            share.reshape(-1, 2).sum(axis=1).repeat(2),
-            drawstyle="steps-post",
-            color=SERIES[number].light,
-            label=f"head {head}",
-        )
-    left.set_xlabel(f"entropy, nats, {TITLES[task]}")
-    left.set_ylabel("share of calls")
+        share = np.array([own.get(value, 0) for value in steps]) / sum(own.values())
+        heights = share.reshape(-1, 2).sum(axis=1).repeat(2)
+        left.plot(steps, heights, drawstyle="steps-post", color=SERIES[number].light, label=f"head {head}")
+    left.set(xlabel=f"entropy, nats, {TITLES[task]}", ylabel="share of calls")
     left.legend(fontsize=8)
-    h = [QUANTITIES["h_max"](means) for means in found.means]
-    right.plot(h, found.efficiency, MARKERS[0], color=SERIES[0].light, linestyle="")
-    for at, efficiency, name in zip(h, found.efficiency, counts.tasks, strict=True):
-        right.annotate(
-            TITLES[name], (at, efficiency), xytext=(4, 3), textcoords="offset points", fontsize=7, color=FAINT.light
-        )
-    right.set_xlabel("h_max")
-    right.set_ylabel("block efficiency, vanilla")
-    right.set_xlim(0.5, 10.5)
+    peaks = [h_max(each)[0] for each in means]
+    right.plot(peaks, efficiencies, MARKERS[0], color=SERIES[0].light, linestyle="")
+    small = {"xytext": (4, 3), "textcoords": "offset points", "fontsize": 7, "color": FAINT.light}
+    for peak, efficiency, name in zip(peaks, efficiencies, counts.tasks, strict=True):
+        right.annotate(TITLES[name], (peak, efficiency), **small)
+    right.set(xlabel="h_max", ylabel="block efficiency, vanilla", xlim=(0.5, 10.5))
     return figure
 
 
 @rc_context(STYLE)
 def figure_6(counts: Counts) -> Figure:
     figure, each = panels(counts.tasks)
-    rows = counts.rows("oracle")
-    ks = sorted({int(row["k"]) for row in rows})
+    ks = sorted({int(row["k"]) for row in counts.rows("oracle")})
     for task, axes in each:
         for number, heads in enumerate((3, 6, 9)):
-            found = []
-            for k in ks:
-                own = [row for row in rows if row["k"] == str(k)]
-                found.append(interval(counts.column("tokens", task, own), counts.column(f"h{heads}", task, own)))
-            middle, low, high = np.array(found).T
-            axes.plot(
-                ks, middle, color=SERIES[number].light, marker=MARKERS[number], markersize=3, label=f"{heads} heads"
-            )
-            axes.fill_between(ks, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ks, [str(k) for k in ks])
-        axes.minorticks_off()
-        axes.set_ylim(1)
+            band(axes, ks, (counts.oracle(task, k, heads) for k in ks), number, f"{heads} heads")
     figure.axes[0].legend(fontsize=8, loc="upper left")
     figure.supxlabel("arcs per slot (k)", fontsize=9)
     figure.supylabel("oracle block efficiency", fontsize=9)
@@ -532,14 +466,8 @@ def figure_7(counts: Counts) -> Figure:
     for task, axes in each:
         for number, (lm, label) in enumerate((("g4", "4-gram"), ("0-gram", "0-gram"))):
             names = ["vanilla" if (p, lm) == (1, "0-gram") else f"{p}-best:{lm}" for p in ps]
-            middle, low, high = np.array([counts.efficiency(task, name) for name in names]).T
-            axes.plot(ps, middle, color=SERIES[number].light, marker=MARKERS[number], markersize=3, label=label)
-            axes.fill_between(ps, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
+            band(axes, ps, (counts.efficiency(task, name) for name in names), number, label)
         axes.axhline(counts.efficiency(task, "oracle")[0], color=INK.light, linestyle=":", linewidth=1, label="oracle")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(ps, [str(p) for p in ps])
-        axes.minorticks_off()
-        axes.set_ylim(1)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, loc="lower right", ncols=3)
     figure.supxlabel("paths verified (p)", fontsize=9)
     figure.supylabel("block efficiency", fontsize=9)
@@ -548,39 +476,30 @@ def figure_7(counts: Counts) -> Figure:
 
 @rc_context(STYLE)
 def figure_heads(counts: Counts) -> Figure:
-    """What rescoring gains against how good the heads are: a line for each task, a mark for each stage of training."""
+    """The gain of rescoring against how good the heads are: a line for each task, a mark for each stage of training."""
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     for axes, title in zip(figure.subplots(1, 2), ("1-best, 4-gram", "16-best, 4-gram"), strict=True):
         for task in [*counts.tasks, "all"]:
-            color = INK.light if task == "all" else FAINT.light
-            efficiency = [stage_efficiency(counts, updates, task)[0] for updates in counts.stages]
+            width, size, color = (2, 7, INK.light) if task == "all" else (0.8, 4, FAINT.light)
+            efficiency = [counts.efficiency(task, "vanilla", own)[0] for own in counts.stages.values()]
             gain = [stage_gain(counts, updates, task, *GAINS[title])[0] for updates in counts.stages]
-            axes.plot(efficiency, gain, color=color, linewidth=2 if task == "all" else 0.8)
+            axes.plot(efficiency, gain, color=color, linewidth=width)
             for number, (updates, x, y) in enumerate(zip(counts.stages, efficiency, gain, strict=True)):
-                label = f"{int(updates):,} updates" if task == "all" else None
-                axes.plot(
-                    x,
-                    y,
-                    MARKERS[number],
-                    color=SERIES[number].light,
-                    markersize=7 if task == "all" else 4,
-                    label=label,
-                    zorder=4,
-                )
-        axes.set_xlabel("block efficiency, vanilla")
-        axes.set_ylabel(f"gain of {title}, %")
+                style: dict[str, Any] = {"color": SERIES[number].light, "markersize": size, "zorder": 4}
+                axes.plot(x, y, MARKERS[number], label=f"{int(updates):,} updates" if task == "all" else None, **style)
+        axes.set(xlabel="block efficiency, vanilla", ylabel=f"gain of {title}, %")
     figure.axes[0].legend(fontsize=8)
     return figure
 
 
-TABLES: dict[str, Callable[[Counts], str]] = {
-    "1": table_1, "3": table_3, "4": table_4, "4-trees": table_4_trees, "5": table_5, "7": table_7, "8": table_8, "9": table_9,
-    "10": table_10, "entropy": table_entropy, "correlations": table_correlations,
-    "heads": table_heads, "heads-tasks": table_heads_tasks, "rescorers": table_rescorers,
-}  # fmt: skip
-FIGURES: dict[str, Callable[[Counts], Figure]] = {
-    "figure-3": figure_3, "figure-6": figure_6, "figure-7": figure_7, "figure-heads": figure_heads,
-}  # fmt: skip
+def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[str, Callable[[Counts], Any]]:
+    return {each.__name__.removeprefix(prefix).replace("_", "-"): each for each in functions}
+
+
+KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10)
+FURTHER = (table_entropy, table_correlations, table_heads, table_heads_tasks, table_rescorers)
+TABLES = by_name("table_", KIM + FURTHER)
+FIGURES = by_name("", (figure_3, figure_6, figure_7, figure_heads))
 
 
 def refreshed(page: str, counts: Counts) -> str:
@@ -593,10 +512,10 @@ def refreshed(page: str, counts: Counts) -> str:
 
 
 def show(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Print tables, draw figures; all of what has been counted by default, and then put the tables into the page beside the folder.
+    """Print tables and draw figures; by default all, and then put the tables into the pages next to the folder.
 
     Raises:
-        ValueError: a table that there is none of.
+        ValueError: an unknown table.
     """
     known = [*TABLES, *FIGURES]
     if unknown := sorted(set(names or ()) - set(known)):

@@ -12,37 +12,45 @@ greedy decoding's images; the program stops where it does not.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.study.measuring import (
-    RESULTS,
-    Decoded,
+from benchmarks.common import (
     claim,
-    decode,
-    fewer_heads,
     interval,
+    markdown,
+    options,
     read_csv,
-    speed_rows,
-    speed_table,
+    run,
+    set_up,
+    slug,
     spread,
     stage,
-    timed,
+    with_ends,
     write_csv,
 )
-from fst.files import replacing
+from benchmarks.decodes import (
+    RESULTS,
+    Decoded,
+    decode,
+    draw_series,
+    fewer_heads,
+    save_figure,
+    speed_rows,
+    speed_table,
+    style_of,
+    timed,
+)
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.report.theme import MARKERS, RULE, SERIES, STYLE, png
+from latticebpd.report.theme import RULE, STYLE
 from lm_training.families.heads import train_heads
 from lm_training.families.translators import TranslationShape, load_translator, new_translator, train_translation
 from lm_training.training.training_options import HeadTraining, TranslationTraining
@@ -68,9 +76,7 @@ def digits() -> np.ndarray:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ValueError(
-            "expected scikit-learn, whose digits are learnt, found none: pip install scikit-learn"
-        ) from error
+        raise ValueError("expected scikit-learn, whose digits are learnt; pip install scikit-learn") from error
     images: np.ndarray = load_digits().images.astype(np.int64)
     return images
 
@@ -103,97 +109,82 @@ def whole(images: np.ndarray, rows: Sequence[Sequence[int]]) -> np.ndarray:
     return found.reshape(images.shape)
 
 
-def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **options: Any) -> BlockwiseLM:
-    """Heads on the frozen base model, or on one that they have fine-tuned, which begin as the frozen one's."""
-    directory, texts = work / name, [texts_of(part) for part in images[:2]]
+def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **given: Any) -> BlockwiseLM:
+    """Heads on the frozen base model; or on one that they fine-tune, starting as the frozen one's."""
+    directory, texts, steps = work / name, [texts_of(part) for part in images[:2]], given["steps"]
 
     def make() -> None:
         torch.manual_seed(0)
         base = load_translator(work / "base")
-        heads = fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in options else None
-        chosen = HeadTraining(
-            objective="joint", warmup_steps=20, validation_every=options["steps"], serving_prompts=0, **options
-        )
+        heads = fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in given else None
+        fixed: dict[str, Any] = {"objective": "joint", "warmup_steps": 20, "serving_prompts": 0}
+        chosen = HeadTraining(validation_every=steps, **fixed, **given)
         train_heads(BlockwiseLM(base, heads or new_heads(base, "feed-forward", k)), *texts, directory, chosen)
 
     stage(directory / "heads.json", make)
     return BlockwiseLM.from_pretrained(directory)
 
 
+def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Any:
+    """The model that writes images."""
+
+    def make() -> None:
+        torch.manual_seed(0)
+        fixed: dict[str, Any] = {"label_smoothing": 0.0, "validation_every": 100}
+        chosen = TranslationTraining(steps=steps, batch_tokens=2 * PIXELS * 64, **fixed)
+        learnt, held_out = (texts_of(part) for part in images[:2])
+        train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), chosen)
+
+    stage(work / "base" / "model.safetensors", make)
+    return load_translator(work / "base").eval()
+
+
 def measure(work: Path, settings: argparse.Namespace) -> None:
     """All stages, then the CSV files."""
     images = parts(digits())
     test = images[2][: settings.limit]
-    sources = small(test).reshape(len(test), -1).tolist()
-
-    def learn() -> None:
-        torch.manual_seed(0)
-        options = TranslationTraining(
-            steps=settings.base_updates, batch_tokens=2 * PIXELS * 64, label_smoothing=0.0, validation_every=100
-        )
-        learnt, held_out = (texts_of(part) for part in images[:2])
-        train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), options)
-
-    stage(work / "base" / "model.safetensors", learn)
-    base = load_translator(work / "base").eval()
-    done: dict[str, Decoded] = {}
+    sources, base = small(test).reshape(len(test), -1).tolist(), base_of(work, images, settings.base_updates)
 
     def decoded(name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
-        path = work / "decodes" / f"{name}.json"
-        stage(path, lambda: decode(model, sources, drafter, rule, PIXELS).save(path))
-        return done.setdefault(name, Decoded.load(path))
+        path = work / "decodes" / f"{slug(name)}.json"
+        stage(path, lambda: decode(model, sources, (lambda: drafter, rule), PIXELS).save(path))
+        return Decoded.load(path)
 
     def greedy(model: Any) -> list[list[int]]:
-        ids = torch.tensor(sources)
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, num_beams=1, max_new_tokens=PIXELS
-        )
-        rows: list[list[int]] = out[:, 1:].tolist()
-        return rows
+        return decode(model, sources, {}, PIXELS, len(sources)).rows
 
     own = greedy(base)
-    pictures = {
-        "low resolution": np.kron(small(test), np.ones((2, 2), np.int64)),
-        "original": test,
-        "greedy": whole(test, own),
-    }
-    run = decoded("greedy", base, NoDrafter(), Exact())
-    rows: list[dict[str, Any]] = [
-        {"base": "frozen", "k": 1, "rule": "greedy"} | qualities(test, pictures["greedy"], run)
-    ]
-    for name, pixels in {"copied": pictures["low resolution"], "bilinear": bilinear(small(test))}.items():
+    low = np.kron(small(test), np.ones((2, 2), np.int64))
+    pictures = {"low resolution": low, "original": test, "greedy": whole(test, own)}
+    first = qualities(test, pictures["greedy"], decoded("greedy", base, NoDrafter(), Exact()))
+    rows: list[dict[str, Any]] = [{"base": "frozen", "k": 1, "rule": "greedy"} | first]
+    for name, pixels in {"copied": low, "bilinear": bilinear(small(test))}.items():
         rows.append({"base": "none", "k": "", "rule": name} | qualities(test, pixels, None))
     frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
     tuning = {"steps": settings.tuning_updates, "batch_size": 32, "fine_tune": True, "base_learning_rate": 5e-4}
-    tuned: dict[int, BlockwiseLM] = {}
+    systems: dict[str, Any] = {"greedy": (base, (NoDrafter, Exact()))}
     for kind in BASES:
         for k in settings.k:
-            if kind == "fine-tuned":
-                tuned[k] = heads_of(work, images, f"tuned-{k}", k, **tuning)
-            model = tuned.get(k, frozen)
-            wanted = own if kind == "frozen" else greedy(model.base)
+            model = frozen if kind == "frozen" else heads_of(work, images, f"tuned-{k}", k, **tuning)
+            wanted, drafter = own if kind == "frozen" else greedy(model.base), VanillaDrafter(model, k - 1)
             for rule, acceptance in RULES.items():
-                run = decoded(f"{kind}-{k}-{rule.replace(' ', '-')}", model, VanillaDrafter(model, k - 1), acceptance)
-                if rule == "exact" and run.rows != wanted:
+                found = decoded(f"{kind}-{k}-{rule}", model, drafter, acceptance)
+                if rule == "exact" and found.rows != wanted:
                     raise ValueError(f"k = {k}, {kind}: expected generate()'s images, got others")
-                pixels = whole(test, run.rows)
-                rows.append({"base": kind, "k": k, "rule": rule} | qualities(test, pixels, run))
+                pixels = whole(test, found.rows)
+                rows.append({"base": kind, "k": k, "rule": rule} | qualities(test, pixels, found))
                 if k == max(settings.k):
                     pictures[f"{kind}, {rule}"] = pixels
+                if kind == "fine-tuned" and rule != "distance 1":
+                    make = lambda model=model, k=k: VanillaDrafter(model, k - 1)  # noqa: E731
+                    systems[f"fine-tuned, {rule}, k = {k}"] = model, (make, acceptance)
     write_csv(settings.results / TABLE, rows)
-    chosen = [
-        {"picture": name, "image": image, "pixels": " ".join(map(str, pixels[image].reshape(-1).tolist()))}
-        for name, pixels in pictures.items()
-        for image in SHOWN
-        if image < len(pixels)
-    ]
+    shown = [(name, image) for name in pictures for image in SHOWN if image < len(test)]
+    words = [" ".join(map(str, pictures[name][image].reshape(-1).tolist())) for name, image in shown]
+    chosen = [{"picture": name, "image": n, "pixels": text} for (name, n), text in zip(shown, words, strict=True)]
     write_csv(settings.results / PICTURES, chosen)
     clock = work / "decodes" / "speeds.json"
-    systems: dict[str, Any] = {"greedy": (base, NoDrafter(), Exact())}
-    for name, rule in (("exact", Exact()), ("distance 2", Distance(2))):
-        systems |= {
-            f"fine-tuned, {name}, k = {k}": (model, VanillaDrafter(model, k - 1), rule) for k, model in tuned.items()
-        }
+    systems = dict(sorted(systems.items(), key=lambda item: "distance" in item[0]))  # as the table has them
     stage(clock, lambda: timed(clock, systems, sources[: settings.timed], PIXELS))
     write_csv(settings.results / SPEED, speed_rows(clock))
 
@@ -215,11 +206,7 @@ def qualities(original: np.ndarray, pixels: np.ndarray, run: Decoded | None) -> 
         "MAE": interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
         "PSNR": interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
     }
-    return {
-        f"{name}{end}": value
-        for name, values in measures.items()
-        for end, value in zip(("", " low", " high"), values, strict=True)
-    }
+    return {key: value for name, values in measures.items() for key, value in with_ends(name, values).items()}
 
 
 def draw(results: Path) -> None:
@@ -227,49 +214,34 @@ def draw(results: Path) -> None:
     rows = read_csv(results / TABLE)
     cell = {(row["base"], int(row["k"]), row["rule"]): row for row in rows if row["k"]}
     sizes = sorted({k for base, k, _ in cell if base == "fine-tuned"})
+    columns = [(base, rule) for base in BASES for rule in RULES]
     for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
-        print(f"\n{what}\n\n| k | {' | '.join(f'{base}, {rule}' for base in BASES for rule in RULES)} |\n{'|---' * 7}|")
-        for k in sizes:
-            found = [cell[base, k, rule] for base in BASES for rule in RULES]
-            print(f"| {k} | {' | '.join(spread(row, what, places) for row in found)} |")
+        lines = [[k, *(spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
+        print(f"\n{what}\n\n{markdown(['k', *map(', '.join, columns)], lines)}")
     for row in rows:
         if not row["k"] or row["k"] == "1":
             print(f"{row['base']} {row['rule']}: MAE {spread(row, 'MAE', 2)}, PSNR {spread(row, 'PSNR', 1)}")
     speed_table(read_csv(results / SPEED))
-    for name, figure in (("superresolution.png", lines(cell, sizes)), ("superresolution-images.png", gallery(results))):
-        with replacing(results / name) as temporary:
-            temporary.write_bytes(png(figure))
+    save_figure(results / "superresolution.png", block_sizes(cell, sizes))
+    save_figure(results / "superresolution-images.png", gallery(results))
 
 
-def lines(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
-    """Mean accepted block size by k, beside the paper's."""
+def block_sizes(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
+    """Mean accepted block size by k, next to the paper's."""
     with rc_context(STYLE):
         figure = Figure((9, 3.6), layout="constrained")
         ours, theirs = figure.subplots(1, 2, sharey=True)
         for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
             found = [cell[base, k, rule] for k in sizes]
-            values, low, high = ([float(row[f"accepted{end}"]) for row in found] for end in ("", " low", " high"))
-            style = {"color": SERIES[number].light, "marker": MARKERS[number]}
-            ours.plot(sizes, values, label=f"{base}, {rule}", **style)
-            ours.fill_between(sizes, low, high, color=SERIES[number].light, alpha=0.15, linewidth=0)
-        for number, name in enumerate(
-            ("frozen, exact", "frozen, distance 2 of 256", "fine-tuned, exact", "fine-tuned, distance 2 of 256")
-        ):
-            place = (0, 2, 3, 5)[number]
-            theirs.plot(
-                [*PAPER],
-                [row[number] for row in PAPER.values()],
-                label=name,
-                color=SERIES[place].light,
-                marker=MARKERS[place],
-            )
-        for axes, title in (
-            (ours, "digits, 4×4 to 8×8, 17 intensities"),
-            (theirs, "Stern et al., 8×8 to 32×32, 256 intensities"),
-        ):
-            axes.set(title=title, xlabel="block size k", xticks=sizes)
+            draw_series(ours, sizes, found, "accepted", f"{base}, {rule}", number)
+        names = [f"{base}, {rule}" for base in BASES for rule in ("exact", "distance 2 of 256")]
+        for number, (name, series) in enumerate(zip(names, (0, 2, 3, 5), strict=True)):
+            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **style_of(series))
+        ours.set(title="digits, 4×4 to 8×8, 17 intensities", ylabel="mean accepted block size")
+        theirs.set(title="Stern et al., 8×8 to 32×32, 256 intensities")
+        for axes in (ours, theirs):
+            axes.set(xlabel="block size k", xticks=sizes)
             axes.legend(fontsize=8)
-        ours.set_ylabel("mean accepted block size")
     return figure
 
 
@@ -277,16 +249,13 @@ def gallery(results: Path) -> Figure:
     """The pictures side by side: a row each image, a column each system."""
     rows = read_csv(results / PICTURES)
     names, images = list(dict.fromkeys(row["picture"] for row in rows)), sorted({int(row["image"]) for row in rows})
-    pixels = {
-        (row["picture"], int(row["image"])): np.array(row["pixels"].split(), int).reshape(SIDE, SIDE) for row in rows
-    }
-    with rc_context(
-        STYLE | {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}
-    ):
+    pixels = {(row["picture"], int(row["image"])): np.array(row["pixels"].split(), int) for row in rows}
+    frame = {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}
+    with rc_context(STYLE | frame):
         figure = Figure((1.0 * len(names), 1.05 * len(images) + 0.5), layout="constrained")
         for place, axes in enumerate(figure.subplots(len(images), len(names), squeeze=False).flat):
             image, name = divmod(place, len(names))
-            axes.imshow(pixels[names[name], images[image]], cmap="gray_r", vmin=0, vmax=BRIGHTEST)
+            axes.imshow(pixels[names[name], images[image]].reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=BRIGHTEST)
             axes.set(xticks=[], yticks=[])
             if not image:
                 axes.set_title(names[name].replace(", ", ",\n"), fontsize=8.5, loc="center", fontweight="normal")
@@ -294,26 +263,19 @@ def gallery(results: Path) -> Figure:
 
 
 def main() -> None:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument(
-        "--work", type=Path, help="directory of models and decodes; without it only tables and figures are made again"
-    )
+    parser = options(__doc__)
+    about = "directory of models and decodes; without it only tables and figures are made again"
+    parser.add_argument("--work", type=Path, help=about)
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figures")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
     parser.add_argument("--base-updates", type=int, default=500, help="of the base model, 64 images each")
-    parser.add_argument(
-        "--head-updates", type=int, default=400, help="of heads on the frozen base model, 64 images each"
-    )
-    parser.add_argument(
-        "--tuning-updates", type=int, default=150, help="of base model and heads together, 32 images each, for every k"
-    )
-    parser.add_argument("--limit", type=int, help="so many test images only")
+    parser.add_argument("--head-updates", type=int, default=400, help="of heads on the frozen model, 64 images each")
+    about = "of model and heads together, 32 images each, for every k"
+    parser.add_argument("--tuning-updates", type=int, default=150, help=about)
+    parser.add_argument("--limit", type=int, help="number of test images")
     parser.add_argument("--timed", type=int, default=12, help="test images that are timed")
     arguments = parser.parse_args()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    set_up()
     if arguments.work is not None:
         names = ("k", "base_updates", "head_updates", "tuning_updates", "limit")
         claim(arguments.work, {name: str(getattr(arguments, name)) for name in names})
@@ -322,7 +284,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"superresolution: error: {error}")
+    run(main)

@@ -14,10 +14,6 @@ Then all systems translate every test sentence by itself, in turns.  The clock i
 
 from __future__ import annotations
 
-import argparse
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,36 +22,44 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
-from benchmarks.bench_jacobi import Results, in_turns
-from benchmarks.gad_recipe import BLOCKS, RUNS, claim_models, recipe_options, run_of, taught
-from benchmarks.resuming import slug
-from benchmarks.study.measuring import claim, decode, interval, most, read_csv, spread, stage, widened, write_csv
-from benchmarks.study.stern import MAX_NEW, Study, has_work, study_options
-from fst.files import replacing
+from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
+from benchmarks.common import (
+    ENDS,
+    interval,
+    markdown,
+    options,
+    read_csv,
+    run,
+    set_up,
+    slug,
+    spread,
+    stored,
+    with_ends,
+    write_csv,
+)
+from benchmarks.decodes import decode, most, save_figure, widened
+from benchmarks.gad_recipe import BLOCKS, MADE_WITH, RUNS, claim_options, recipe_options, run_of, taught
+from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import Exact, NoDrafter, OracleDrafter, TopBeta, TopK, drafter_named
+from latticebpd import Exact, NoDrafter, TopBeta, TopK, drafter_named
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import HeadLattices, MaskLattices
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair
-from latticebpd.jacobi import gauss_seidel_jacobi, hybrid_jacobi, jacobi
-from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, Decoded, Measured, System, compare, parallel, stock
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, BatchRun, System, SystemRun, compare, stock
 from latticebpd.measuring.needed_slots import fewest
-from latticebpd.report.theme import FAINT, INK, SERIES, STYLE, png
+from latticebpd.report.theme import FAINT, INK, SERIES, STYLE
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.target.stock_model import BaseModel
 
-ALPHAS = (0.25, 0.5, 1.0, 2.0)
-"""Widened while the best is at an end."""
 JACOBI_BLOCKS = (2, 3, 5, 8)
 BARS = ((3, 1.0), (3, 3.0), (5, 3.0), (5, 5.0))
 """Beta and tau of GAD++, ever looser."""
-NODES = (8, 16)
+EXACT = Exact()
 DATA = "test"
 COUNTS, QUALITY = "together.csv", "together-quality.csv"
 ORACLE = "oracle"
@@ -79,76 +83,56 @@ class Entry:
     rows: int = 50
 
 
-def drafted(model: Any, drafter: Callable[[], Any], rule: Any = Exact()) -> System:  # noqa: B008 (it has no state)
+def drafted(model: Any, drafter: Callable[[], Any], rule: Any = EXACT) -> System:
     """A drafter and an acceptance rule in this project's loop; a prefill is a pass like any other."""
 
-    def system(batch: Batch) -> Decoded:
+    def system(batch: Batch) -> BatchRun:
         sources = [ids[seen.bool()].tolist() for ids, seen in zip(batch.ids, batch.mask, strict=True)]
-        return passes_of(decode(model, sources, drafter(), rule, MAX_NEW))
+        return passes_of(decode(model, sources, (drafter, rule), MAX_NEW))
 
     return system
 
 
-def passes_of(run: Any) -> Decoded:
-    """What `measuring.decode` found, with passes for calls: a prefill commits one token."""
-    return Decoded(
-        run.rows,
-        [calls + len(row) - tokens for row, tokens, calls in zip(run.rows, run.tokens, run.calls, strict=True)],
-    )
+def passes_of(found: Any) -> BatchRun:
+    """`decodes.decode`'s result, with passes for calls: a prefill commits one token."""
+    counts = zip(found.rows, found.tokens, found.calls, strict=True)
+    return BatchRun(found.rows, [calls + len(row) - tokens for row, tokens, calls in counts])
 
 
 def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveModel], lm: Path) -> dict[str, Entry]:
-    """All systems by name; greedy decoding comes first and tells its lengths."""
-    base, iterated, slots = (
-        heads.base,
-        partial(parallel, heads.base),
-        {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))},
-    )
+    """All systems by name; greedy decoding comes first and gives the lengths."""
+    base, slots = heads.base, {"slots": tuple(sorted({k - 1 for k in study.arguments.k}))}
     scorer, calibrated = fst.NgramModel.load(lm), calibrated_scorer(lm)
+    pj, pgj, hgj = (partial(make, base, MAX_NEW) for make in (whole, blocks, hybrid))
 
-    def common(batch: Batch) -> dict[str, Any]:
-        return {"attention_mask": batch.mask, "max_new_tokens": MAX_NEW}
-
-    def by_heads(name: str, rule: Any = Exact(), arcs: int = 16) -> Callable[..., System]:  # noqa: B008
+    def by_heads(name: str, rule: Any = EXACT, arcs: int = 16) -> Callable[..., System]:
         def make(slots: int, alpha: float | None = None) -> System:
-            drafter = drafter_named(
-                name, HeadLattices(heads, arcs, slots), calibrated if "calibrated" in name else scorer, alpha
-            )
+            lattices = HeadLattices(heads, arcs, slots)
+            drafter = drafter_named(name, lattices, calibrated if "calibrated" in name else scorer, alpha)
             return drafted(heads, lambda: drafter, rule)
 
         return make
 
     def by_masks(name: str, model: NonAutoregressiveModel, arcs: int = 1) -> Callable[..., System]:
         def make(masks: int, alpha: float | None = None, bar: tuple[int, float] | None = None) -> System:
-            rule = Exact() if bar is None else TopBeta(*bar)
+            rule = EXACT if bar is None else TopBeta(*bar)
             weighed = None if alpha is None else as_scorer(scorer, alpha)
             return drafted(base, lambda: drafter_named(name, MaskLattices(model, arcs, masks), weighed), rule)
 
         return make
 
-    alpha = {"alpha": ALPHAS}
+    def lookup(n: int) -> System:
+        return stock(base, MAX_NEW, prompt_lookup_num_tokens=n)
+
+    alpha, sizes = {"alpha": ALPHAS}, {"b": JACOBI_BLOCKS}
     found = {
         GREEDY: Entry(STOCK, lambda: stock(base, MAX_NEW)),
         "beam 5": Entry(STOCK, lambda: stock(base, MAX_NEW, 5), exact=False),
-        "prompt lookup": Entry(
-            STOCK, lambda n: stock(base, MAX_NEW, prompt_lookup_num_tokens=n), {"n": (1, 2, 4)}, rows=1
-        ),
+        "prompt lookup": Entry(STOCK, lookup, {"n": (1, 2, 4)}, rows=1),
         "greedy, this loop": Entry(STOCK, lambda: drafted(base, NoDrafter)),
-        "PJ": Entry(
-            SANTILLI, lambda: iterated(lambda batch: jacobi(base, batch.ids, None, batch.lengths, **common(batch)))
-        ),
-        "PGJ": Entry(
-            SANTILLI,
-            lambda b: iterated(
-                lambda batch: gauss_seidel_jacobi(base, batch.ids, b, None, batch.lengths, **common(batch))
-            ),
-            {"b": JACOBI_BLOCKS},
-        ),
-        "HGJ": Entry(
-            SANTILLI,
-            lambda b: iterated(lambda batch: hybrid_jacobi(base, batch.ids, b, **common(batch))),
-            {"b": JACOBI_BLOCKS},
-        ),
+        "PJ": Entry(SANTILLI, pj),
+        "PGJ": Entry(SANTILLI, lambda b: pgj(b), sizes),
+        "HGJ": Entry(SANTILLI, lambda b: hgj(b), sizes),
         "vanilla": Entry(STERN, by_heads("vanilla", arcs=1), slots),
         "vanilla, top-2": Entry(STERN, by_heads("vanilla", TopK(2), 1), slots, exact=False),
         **{f"{p}-best, 4-gram": Entry(KIM, by_heads(f"{p}-best"), alpha | slots) for p in (1, 16)},
@@ -156,14 +140,13 @@ def entries(study: Study, heads: Any, drafters: Mapping[str, NonAutoregressiveMo
         **{f"{nodes}-node tree, 4-gram": Entry(HEADS, by_heads(f"{nodes}-tree"), alpha | slots) for nodes in NODES},
         **{f"{nodes}-node tree, calibrated": Entry(HEADS, by_heads(f"{nodes}-calibrated"), slots) for nodes in NODES},
     }
-    for run, model in drafters.items():
+    for name, model in drafters.items():
         masks = {"masks": tuple(size for size in BLOCKS if size <= model.block_size) or (model.block_size,)}
-        found[f"GAD, {run}"] = Entry(XIA, by_masks("vanilla", model), masks)
-        found[f"GAD++, {run}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
-    for run, model in [*drafters.items()][-1:]:
-        for nodes in NODES:
-            found[f"{nodes}-node tree, {run}"] = Entry(GAD, by_masks(f"{nodes}-tree:0-gram", model, 16), masks)
-            found[f"{nodes}-node tree, 4-gram, {run}"] = Entry(GAD, by_masks(f"{nodes}-tree", model, 16), alpha | masks)
+        found[f"GAD, {name}"] = Entry(XIA, by_masks("vanilla", model), masks)
+        found[f"GAD++, {name}"] = Entry(XIA, by_masks("vanilla", model), masks | {"bar": BARS}, exact=False)
+    for nodes in NODES:  # trees over the last drafter's lattices
+        found[f"{nodes}-node tree, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree:0-gram", model, 16), masks)
+        found[f"{nodes}-node tree, 4-gram, {name}"] = Entry(GAD, by_masks(f"{nodes}-tree", model, 16), alpha | masks)
     return found
 
 
@@ -195,7 +178,7 @@ def best(option: str, found: Mapping[Any, float], gain: Mapping[Any, float]) -> 
     return fewest(found)
 
 
-def tokens_a_pass(measured: Measured) -> float:
+def tokens_a_pass(measured: SystemRun) -> float:
     return sum(map(len, measured.tokens)) / sum(measured.passes)
 
 
@@ -216,54 +199,43 @@ def measure(study: Study) -> None:
     """Make what is missing, tune, let all systems translate in turns, and write the CSV files."""
     given, own = study.arguments, study.work / "together"
     heads, verifier = study.model("distilled", max(given.k)), taught(given)
-    drafters = {run: NonAutoregressiveModel.from_pretrained(run_of(given, run, verifier)) for run in given.runs}
+    drafters = {name: NonAutoregressiveModel.from_pretrained(run_of(given, name, verifier)) for name in given.runs}
     for drafter in drafters.values():
         check_pair(heads.base, drafter, vocabulary_fingerprint(study.tokenizer.get_vocab()))
-    chosen, base = (
-        entries(study, heads, drafters, study.calibrated("distilled", max(given.k))),
-        BaseModel.of(heads.base),
-    )
-    greedy, fill, settings = chosen[GREEDY].make(), GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
+    chosen = entries(study, heads, drafters, study.calibrated("distilled", max(given.k)))
+    base, greedy = BaseModel.of(heads.base), chosen[GREEDY].make()
+    fill, settings = GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
         note = own / "tuned" / f"{slug(name)}.json"
-
-        def tune(entry: Entry = entry, note: Path = note) -> None:
-            with replacing(note) as temporary:
-                temporary.write_text(json.dumps(tuned(study, entry, greedy, fill), indent=1) + "\n", encoding="utf-8")
-
-        settings[name] = json.loads(stage(note, tune).read_text(encoding="utf-8"))["chosen"]
+        settings[name] = stored(note, lambda entry=entry: tuned(study, entry, greedy, fill))["chosen"]
     systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
-    results = Results(own / "decodes.csv", [*systems])
+    results, sentences = Results(own / "decodes.csv", [*systems]), range(len(study.sources))
     lenient = [name for name, entry in chosen.items() if not entry.exact]
-    found = in_turns(
-        base, systems, study.sources, range(len(study.sources)), DATA, 1, results, lenient, time.process_time
-    )
-    hindsight = OracleDrafter(heads, found[GREEDY].tokens)  # by the numbers of rows, so all are one batch
-    oracle = passes_of(decode(heads, study.sources, hindsight, Exact(), MAX_NEW, rows=len(study.sources)))
+    found = in_turns(base, systems, study.sources, sentences, DATA, 1, results, lenient, time.process_time)
+    hindsight = HindsightDrafter(HeadLattices(heads), found[GREEDY].tokens)  # by the numbers of rows, so all are one batch
+    oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(sentences)))
     if oracle.tokens != found[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
-    write_csv(
-        given.results / COUNTS, counted(found | {ORACLE: Measured(ORACLE, oracle.tokens, [], oracle.passes)}), digits=1
-    )
+    counts = counted(found | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
+    write_csv(given.results / COUNTS, counts, digits=1)
     quality = {name: study.bleu(found[name].tokens) for name in (GREEDY, *lenient)}
     rows: list[dict[str, Any]] = []
     for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
         row = {"of": entry.of, "system": name, "setting": spelled(settings.get(name, {})), "exact": int(entry.exact)}
-        values = quality[GREEDY if entry.exact else name]
-        rows.append(row | {f"BLEU{end}": value for end, value in zip(("", " low", " high"), values, strict=True)})
+        rows.append(row | with_ends("BLEU", quality[GREEDY if entry.exact else name]))
     write_csv(given.results / QUALITY, rows)
 
 
-def counted(found: Mapping[str, Measured]) -> list[dict[str, Any]]:
+def counted(found: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
     """Tokens, passes and milliseconds, a line a sentence each, a column a system."""
     rows: list[dict[str, Any]] = []
     for text in range(len(found[GREEDY].tokens)):
-        rows.append({"text": text, "what": "tokens"} | {name: len(each.tokens[text]) for name, each in found.items()})
-        rows.append({"text": text, "what": "passes"} | {name: each.passes[text] for name, each in found.items()})
-        rows.append(
-            {"text": text, "what": "ms"}
-            | {name: 1e3 * each.seconds[text] if each.seconds else "" for name, each in found.items()}
-        )
+        for what, value in (
+            ("tokens", lambda each: len(each.tokens[text])),  # noqa: B023
+            ("passes", lambda each: each.passes[text]),  # noqa: B023
+            ("ms", lambda each: 1e3 * each.seconds[text] if each.seconds else ""),  # noqa: B023
+        ):
+            rows.append({"text": text, "what": what} | {name: value(each) for name, each in found.items()})
     return rows
 
 
@@ -279,10 +251,8 @@ def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str,
         tokens, passes, ms = (column(row["system"], what) for what in ("tokens", "passes", "ms"))
         line: dict[str, Any] = {**row, "passes": passes.mean(), "tokens a second": 1e3 * tokens.sum() / ms.sum()}
         for name, above, below in (("tokens a pass", tokens, passes), ("over greedy", greedy, ms)):
-            values = interval(
-                lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1), len(tokens)
-            )
-            line |= {f"{name}{end}": value for end, value in zip(("", " low", " high"), values, strict=True)}
+            ratio = lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1)  # noqa: E731
+            line |= with_ends(name, interval(ratio, len(tokens)))
         lines.append(line)
     return sorted(lines, key=lambda line: GROUPS.index(line["of"]))
 
@@ -290,83 +260,56 @@ def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str,
 def draw(results: Path) -> None:
     """The table on standard output, and the figure, from the CSV files alone."""
     lines = lines_of(read_csv(results / COUNTS), read_csv(results / QUALITY))
-    print(
-        "\n| of | system | setting | BLEU | passes | tokens a pass | tokens a second | over greedy |\n|---|---|---|---|---|---|---|---|"
-    )
+    cells = []
     for line in lines:
-        bleu = f"{float(line['BLEU']):.2f}" if int(line["exact"]) and line["system"] != GREEDY else spread(line, "BLEU")
-        timed = np.isfinite(line["over greedy"])
-        clock = f"{line['tokens a second']:.0f} | {spread(line, 'over greedy')}" if timed else "| "
-        cells = (
-            line["of"],
-            line["system"],
-            line["setting"],
-            bleu,
-            f"{line['passes']:.2f}",
-            spread(line, "tokens a pass"),
-        )
-        print(f"| {' | '.join(cells)} | {clock} |")
-    with replacing(results / "together.png") as temporary:
-        temporary.write_bytes(png(figure(lines)))
+        exact, timed = int(line["exact"]) and line["system"] != GREEDY, np.isfinite(line["over greedy"])
+        bleu = f"{float(line['BLEU']):.2f}" if exact else spread(line, "BLEU")
+        clock = [f"{line['tokens a second']:.0f}", spread(line, "over greedy")] if timed else ["", ""]
+        about = [line["of"], line["system"], line["setting"], bleu]
+        cells.append([*about, float(line["passes"]), spread(line, "tokens a pass"), *clock])
+    head = ("of", "system", "setting", "BLEU", "passes", "tokens a pass", "tokens a second", "over greedy")
+    print(f"\n{markdown(head, cells)}")
+    save_figure(results / "together.png", figure(lines))
 
 
 def figure(lines: list[dict[str, Any]]) -> Figure:
     """Tokens a pass and speed of every system, with intervals; hollow: other texts than greedy decoding's."""
     with rc_context(STYLE):
         drawn = Figure((9.6, 0.27 * len(lines) + 0.9), layout="constrained")
-        panels = drawn.subplots(1, 2, sharey=True)
-        places = np.arange(len(lines))[::-1]
-        colours = dict(zip(GROUPS, (FAINT, *SERIES), strict=True))
-        for axes, what, title in zip(
-            panels, ("tokens a pass", "over greedy"), ("tokens a pass", "speed over greedy generate()"), strict=True
-        ):
-            for place, line in zip(places, lines, strict=True):
-                value, low, high = (float(line[f"{what}{end}"]) for end in ("", " low", " high"))
-                colour = colours[line["of"]].light
-                style = {
-                    "color": colour,
-                    "markerfacecolor": colour if int(line["exact"]) else "white",
-                    "marker": "o",
-                    "linewidth": 1.4,
-                }
-                axes.errorbar([value], [place], xerr=[[value - low], [high - value]], **style)
+        panels, heights = drawn.subplots(1, 2, sharey=True), np.arange(len(lines))[::-1]
+        colours = dict(zip(GROUPS, (each.light for each in (FAINT, *SERIES)), strict=True))
+        titles = {"tokens a pass": "tokens a pass", "over greedy": "speed over greedy generate()"}
+        for axes, (what, title) in zip(panels, titles.items(), strict=True):
+            for height, line in zip(heights, lines, strict=True):
+                value, low, high = (float(line[f"{what}{end}"]) for end in ENDS)
+                colour = colours[line["of"]]
+                style = {"color": colour, "marker": "o", "linewidth": 1.4}
+                style |= {} if int(line["exact"]) else {"markerfacecolor": "white"}
+                axes.errorbar([value], [height], xerr=[[value - low], [high - value]], **style)
             axes.axvline(1, color=INK.light, linewidth=0.8)
             axes.set(title=title, ylim=(-0.7, len(lines) - 0.3))
-        panels[0].set_yticks(places, [f"{line['of']}: {line['system']}" for line in lines], fontsize=8.5)
+        panels[0].set_yticks(heights, [f"{line['of']}: {line['system']}" for line in lines], fontsize=8.5)
         for label, line in zip(panels[0].get_yticklabels(), lines, strict=True):
-            label.set_color(colours[line["of"]].light)
+            label.set_color(colours[line["of"]])
     return drawn
 
 
-def options() -> argparse.ArgumentParser:
-    about = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    recipe_options(parser, required=False)
-    about_runs = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
-    parser.add_argument(
-        "--runs", nargs="+", choices=[*RUNS], default=["paper", "all changes"], metavar="RUN", help=about_runs
-    )
-    study_options(parser)
-    return parser
-
-
 def main() -> None:
-    arguments = options().parse_args()
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    parser = options(__doc__)
+    recipe_options(parser, required=False)
+    about = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
+    usual = ["paper", "all changes"]
+    parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=usual, metavar="RUN", help=about)
+    study_options(parser)
+    arguments = parser.parse_args()
+    set_up()
     if has_work(arguments):
-        claim_models(arguments)
-        own = ("test", "limit", "runs", "k", "head_updates", "width", "tuned", "calibrated")
-        claim(arguments.work / "together", {name: str(getattr(arguments, name)) for name in own})
+        claim_options(arguments.work, arguments, MADE_WITH)
+        own = "test limit runs k head_updates width tuned calibrated"
+        claim_options(arguments.work / "together", arguments, own)
         measure(Study(arguments))
     draw(arguments.results)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ValueError, OSError) as error:
-        sys.exit(f"together: error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    run(main)

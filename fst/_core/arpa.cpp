@@ -85,7 +85,7 @@ void ArpaParser::split(std::string_view line) {
 }
 
 void ArpaParser::read_line(std::string_view line) {
-    ++line_;
+    if (++line_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);  // a byte order mark
     split(line);
     if (fields_.empty()) return;
     const bool heading = fields_.size() == 1 && fields_[0].front() == '\\';

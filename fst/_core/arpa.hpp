@@ -1,6 +1,6 @@
 // Reads ARPA text in one pass, in pieces of any size, into an AutomatonBuilder.
 //
-// What the reader accepts and refuses is told in fst/arpa.py, which also opens files, unpacks gzip and numbers the words.
+// fst/arpa.py describes what the reader accepts and refuses. It also opens files, unpacks gzip and numbers the words.
 
 #pragma once
 

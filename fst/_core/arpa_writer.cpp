@@ -44,8 +44,17 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
 
 }  // namespace
 
-void write_arpa(const Model& model, const std::vector<std::string>& words, const std::function<void(std::string_view)>& sink) {
-    const std::vector<std::uint64_t> counts = count_ngrams(model, false);
+void write_arpa(const Model& model, const std::vector<std::string>& words, bool markers, const std::function<void(std::string_view)>& sink) {
+    std::vector<std::uint64_t> counts = count_ngrams(model, false);
+    std::string added;
+    if (markers) {
+        const std::string weight = counts.size() > 1 ? "\t0\n" : "\n";
+        // What a token costs that the model does not know, so that KenLM's scores are ours.
+        if (model.unk_label() == 0) added += "-434.2944819\t<unk>" + weight;
+        if (!model.has_end()) added += "-434.2944819\t</s>\n";
+        if (model.start() == model.unigram_state()) added += "-99\t<s>" + weight;
+        counts.front() += static_cast<std::uint64_t>(std::count(added.begin(), added.end(), '\n'));
+    }
     std::string text = "\\data\\\n";
     for (std::size_t order = 1; order <= counts.size(); ++order)
         text += "ngram " + std::to_string(order) + "=" + std::to_string(counts[order - 1]) + "\n";
@@ -54,6 +63,7 @@ void write_arpa(const Model& model, const std::vector<std::string>& words, const
         if (order <= counts.size()) text += "\n\\" + std::to_string(order) + "-grams:\n";
     };
     begin_order();
+    text += added;
     walk_ngrams<true>(
         model, false,
         [&](const VisitedNgram& ngram) {

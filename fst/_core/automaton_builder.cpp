@@ -196,12 +196,15 @@ class Block {
 void AutomatonBuilder::write(const std::function<void(const char*, std::size_t)>& sink) const {
     Block block(sink);
     std::uint32_t position = 0;
+    // Without </s> every state is final at cost 0; a </s> of cost 0 differs from that by the smallest float above 0.
+    const Range unigrams = continuations(0);
+    const bool ends = std::any_of(unigrams.begin, unigrams.end, [](const Ngram& ngram) { return ngram.label == kEnd; });
     for (std::uint64_t state = 0; state < row_.size(); ++state) {
         const Range range = continuations(static_cast<std::uint32_t>(state));
-        StateRecord record{std::numeric_limits<float>::infinity(), position, 0, state > 0, state > 0};
+        StateRecord record{ends ? std::numeric_limits<float>::infinity() : 0.0f, position, 0, state > 0, state > 0};
         const Ngram* ngram = range.begin;
         for (; ngram != range.end && ngram->label <= kEnd; ++ngram)
-            if (ngram->label == kEnd) record.final_cost = ngram->cost;
+            if (ngram->label == kEnd) record.final_cost = std::max(ngram->cost, std::numeric_limits<float>::denorm_min());
         record.num_arcs = static_cast<std::uint32_t>(range.end - ngram) + (state > 0);
         position += record.num_arcs;
         block.put(record);

@@ -1,8 +1,8 @@
-// Builds the backoff automaton of an n-gram model, order by order, in one place and little memory.
+// Builds the backoff automaton of an n-gram model, order by order, in place and in little memory.
 //
 // An n-gram is 16 bytes: the row of its context one order below, its last label, its cost and the cost of its backoff
 // weight. Sorted by context and label they are a trie, and the trie is all but the automaton: finish() replaces the
-// context (which the grouping still tells) by the next state. Nothing else is kept but 4 bytes for each n-gram that
+// context (still known from the grouping) by the next state. Nothing else is kept but 4 bytes for each n-gram that
 // could be a context and 8 for each state, so building takes less memory than the automaton's own file.
 //
 // The states and arcs are defined in fst/automaton.py.

@@ -17,20 +17,20 @@ struct Followers {
 // What a search keeps between calls: memory, nothing else. An `Expander` has
 //     Followers expand(state)                       of a prefix in that state
 //     std::int32_t token(i), double log_prob(i)      of the i-th follower; log_prob(token | prefix) <= 0
-//     bool next(state, i, State& out)                the state behind it; false where nothing follows
+//     bool next(state, i, State& out)                the state after it; false where nothing follows
 template <typename Expander>
 class BestFirst {
   public:
     using State = typename Expander::State;
 
-    // [found] each, best first; parents precede children, -1 is the root; valid until the next call.
+    // [nodes] each, best first; parents precede children, -1 is the root; valid until the next call.
     struct Result {
         std::vector<std::int32_t> tokens, parents;
-        std::vector<double> log_probs;  // of the whole path
+        std::vector<double> log_probs;  // of the path from the root
     };
 
-    // A child is never better than its parent, so the best prefixes come off a heap in order. Children wait behind the best
-    // of their siblings, and a path is followed only once it is in the tree.
+    // A child is never better than its parent, so the best prefixes come off a heap in order. A child waits for its
+    // better siblings, and a path is followed only once it is in the tree.
     const Result& run(Expander& expander, const State& root, std::int64_t num_nodes) {
         heap_.clear();
         result_.tokens.clear();
@@ -42,14 +42,14 @@ class BestFirst {
             std::pop_heap(heap_.begin(), heap_.end(), worse);
             const Candidate at = heap_.back();
             heap_.pop_back();
-            const auto found = static_cast<std::int32_t>(result_.tokens.size());
+            const auto node = static_cast<std::int32_t>(result_.tokens.size());
             result_.tokens.push_back(at.token);
             result_.parents.push_back(at.parent);
             result_.log_probs.push_back(at.log_prob);
-            if (found + 1 == num_nodes) break;
+            if (node + 1 == num_nodes) break;
             propose(expander, at);
             State next;
-            if (expander.next(at.state, at.follower, next)) propose(expander, {kBeforeAll, found, -1, next, expander.expand(next)});
+            if (expander.next(at.state, at.follower, next)) propose(expander, {kBeforeAll, node, -1, next, expander.expand(next)});
         }
         return result_;
     }

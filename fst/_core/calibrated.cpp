@@ -50,7 +50,7 @@ const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, co
     for (const double weight : weights)
         if (!(std::abs(weight) <= kLargestWeight)) throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
     if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
-        throw std::invalid_argument("expected weights of the lattice's slots and of those behind it, got one slot's");
+        throw std::invalid_argument("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
     start(lattice, model, text);
@@ -154,9 +154,9 @@ Followers CalibratedSearch::find_arcs(const State& state) {
 }
 
 void CalibratedSearch::set_match(Arc& arc, std::int32_t history, std::int32_t child) const {
-    const TextIndex::Node& behind = text_->node(history);
-    arc.match = behind.depth;
-    arc.share = static_cast<float>(std::log(text_->node(child).count / (behind.total + 0.5)));
+    const TextIndex::Node& context = text_->node(history);
+    arc.match = context.depth;
+    arc.share = static_cast<float>(std::log(text_->node(child).count / (context.total + 0.5)));
 }
 
 // The longest of the path's last tokens that the text has before each column's token.
@@ -187,9 +187,9 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
         return (found != end && found->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
     };
-    const Graph::Node& whole = graph_.node(graph_.node_of(state.path_state));
-    std::int32_t levels = 0;  // of the state's whole history
-    for (std::int32_t node = whole.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
+    const Graph::Node& node_of_state = graph_.node(graph_.node_of(state.path_state));
+    std::int32_t levels = 0;  // of the state's history
+    for (std::int32_t node = node_of_state.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
     for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
         if (text_->node(history).total > kMostListed) break;
         for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
@@ -197,7 +197,7 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
             const std::int32_t token = text_->node(child).token;
             if (known(token)) continue;
             Model::Step step{0, 0, 0};
-            if (model_ != nullptr) step = model_->advance(whole.state, model_->label_of(token));
+            if (model_ != nullptr) step = model_->advance(node_of_state.state, model_->label_of(token));
             Arc arc{token, Graph::kNone, step.next_state, model_ == nullptr ? 0 : levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
             set_match(arc, history, child);
             arcs_.push_back(arc);

@@ -4,8 +4,8 @@
 //     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] . f(outside)))
 //
 // The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*); *outside* stands for
-// all other tokens. Every factor is below 1, so that the search stays exact. Behind the drafter's slots a lattice may have slots
-// without a column, `Lattice::extend`: there copies are all arcs.
+// all other tokens. Every factor is below 1, so that the search stays exact. After the drafter's slots a lattice may have slots
+// without a column, `Lattice::extend`: copies are their only arcs.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ class CalibratedSearch {
         kLogProb,         // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that the slot lacks
         kNotDrafted,      // 1 for such a copy
         kNgram,           // ln p of the n-gram model, kLeast at the least
-        kBigram,          // 1 where the n-gram model has seen the token behind its last history but one ...
+        kBigram,          // 1 where the n-gram model has the token after a history of one token ...
         kTrigram,
         kLongerNgram,
-        kSeen,            // 1 where the text has the token, but not behind the path's last one
-        kMatch,           // six: 1 where the text has it behind the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
-        kShareSeen = kMatch + 6,  // ln of its share among what the text has there: for kSeen, for 1 token, for more
+        kSeen,            // 1 where the text has the token, but not after the path's last one
+        kMatch,           // six: 1 where the text has it after the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
+        kShareSeen = kMatch + 6,  // ln of its share of the text's tokens after that match: for kSeen, for 1 token, for more
         kShareMatch,
         kShareLonger,
         kOutside,         // 1 for outside
@@ -48,8 +48,8 @@ class CalibratedSearch {
     };
     using Result = BestFirst<CalibratedSearch>::Result;
 
-    // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a column if there are
-    // such slots, and the last row of the others for all further slots. text: all tokens before the lattice. Other arguments as for
+    // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a column where
+    // they exist, and the last row of the others for all further slots. text: all tokens before the lattice. Other arguments as for
     // TreeSearch.
     const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text, std::span<const double> weights,
                       std::int64_t num_nodes);

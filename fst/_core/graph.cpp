@@ -91,7 +91,7 @@ void Graph::open_slot(std::int32_t slot) {
     // were added, and prefetches their arcs for the second. Backing off may add nodes to the list.
     const Layer& layer = layers_[static_cast<std::size_t>(slot)];
     const std::int32_t* const targets = lattice_->targets(slot);
-    const bool has_transitions = lattice_->has_transitions();
+    const bool is_sausage = lattice_->is_sausage(), has_transitions = lattice_->has_transitions();
     for (std::size_t begin = 0; begin < layer.nodes.size();) {
         const std::size_t end = std::min(layer.nodes.size(), begin + kChunk);
         pending_.clear();
@@ -110,11 +110,15 @@ void Graph::open_slot(std::int32_t slot) {
         for (const auto& [index, record] : pending_) {
             const auto first = num_hits_;
             read(index, record);
-            for (std::size_t h = first; h < num_hits_; ++h)
-                if (const std::int32_t target = targets[hits_[h].column]; target != Lattice::kEnd) hits_[h].next = find_node(target, hits_[h].next_state);
+            if (!is_sausage) {
+                for (std::size_t h = first; h < num_hits_; ++h)
+                    if (const std::int32_t target = targets[hits_[h].column]; target != Lattice::kEnd) hits_[h].next = find_node(target, hits_[h].next_state);
+                continue;
+            }
+            if (slot + 1 == lattice_->slots()) continue;
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = find_node(slot + 1, hits_[h].next_state);
             if (!has_transitions) continue;
-            for (std::size_t h = first; h < num_hits_; ++h)
-                if (hits_[h].next != kNone) hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
+            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
         }
         begin = end;
     }
@@ -167,8 +171,8 @@ inline void Graph::add_hit(const ArcRecord& arc, const Lattice::Slot& columns, s
     for (const std::int32_t column : lattice_->columns(columns, key)) add_hit(column, next_state, cost);
 }
 
-// Few arcs: the slot's filter is asked about each and says no to most. Up to 64 answers are collected before any is
-// acted upon: no processor predicts which arcs pass, so there is no branch for each.
+// Few arcs: the slot's filter excludes most of them. Up to 64 results are collected before any is
+// used: no processor predicts which arcs pass, so there is no branch for each.
 void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns) {
     const std::uint8_t* const filter = lattice_->filter(columns);
     const std::uint32_t mask = columns.filter_mask;

@@ -1,4 +1,4 @@
-// Lattice x n-gram model with failure arcs resolved, made as far as a search looks.
+// Lattice x n-gram model with failure arcs resolved, built as far as a search reads it.
 //
 // A node is a pair (slot, LM state): the paths that have passed the slots before and left that history. What the next
 // slot's columns cost there is held sparsely: the columns that the state has arcs for (*hits*), and for all others the

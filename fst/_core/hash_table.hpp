@@ -1,4 +1,4 @@
-// A hash table from integers to indices, by open addressing: keys lie beside their values, and memory is kept.
+// A hash table from integers to indices, by open addressing: keys are stored next to their values, and memory is kept.
 #pragma once
 
 #include <bit>

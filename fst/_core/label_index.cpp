@@ -33,19 +33,19 @@ LabelIndexes::~LabelIndexes() {
 // Slots fill and never empty, and there are more of them than indexes: so a search ends at its state or at a free slot.
 const LabelIndex* LabelIndexes::find(std::uint32_t state, const Row& row) const {
     if (!LabelIndex::pays(row.num_arcs, num_labels_)) return nullptr;
-    std::unique_ptr<const LabelIndex> made;
+    std::unique_ptr<const LabelIndex> built;
     for (std::size_t at = (state * 0x9E3779B97F4A7C15ull >> 32) & mask_;; at = (at + 1) & mask_) {
-        const LabelIndex* found = slots_[at].load(std::memory_order_acquire);
-        if (found == nullptr) {
-            if (made == nullptr) {
-                made = std::make_unique<const LabelIndex>(state, row, num_labels_);
+        const LabelIndex* existing = slots_[at].load(std::memory_order_acquire);
+        if (existing == nullptr) {
+            if (built == nullptr) {
+                built = std::make_unique<const LabelIndex>(state, row, num_labels_);
                 if (count_.fetch_add(1, std::memory_order_relaxed) >= most_) break;
             }
-            if (slots_[at].compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) return made.release();
+            if (slots_[at].compare_exchange_strong(existing, built.get(), std::memory_order_acq_rel)) return built.release();
         }
-        if (found->state() == state) {
-            if (made != nullptr) count_.fetch_sub(1, std::memory_order_relaxed);  // another thread was first
-            return found;
+        if (existing->state() == state) {
+            if (built != nullptr) count_.fetch_sub(1, std::memory_order_relaxed);  // another thread was first
+            return existing;
         }
     }
     count_.fetch_sub(1, std::memory_order_relaxed);

@@ -1,5 +1,5 @@
-// Where a long row has its labels: 32 of them to a block, so that one look at one cache line says whether an arc is
-// there and which it is. A row's index is made when a search first meets the row and kept as long as the model.
+// An index of the labels of a long row: 32 labels a block, so that one cache line shows whether the row has a label, and on
+// which arc. It is built when a search first reads the row and kept as long as the model.
 #pragma once
 
 #include <atomic>
@@ -42,7 +42,7 @@ class LabelIndex {
     std::vector<Block> blocks_;
 };
 
-// The indexes made so far, by state; any number of threads may ask at once.
+// The indexes built so far, by state; any number of threads may look up at once.
 class LabelIndexes {
   public:
     explicit LabelIndexes(std::uint32_t num_labels, std::size_t most);
@@ -50,7 +50,7 @@ class LabelIndexes {
     LabelIndexes(const LabelIndexes&) = delete;
     LabelIndexes& operator=(const LabelIndexes&) = delete;
 
-    // Null where the row is too short to pay, or as many as were planned for are there.
+    // Null where the row is too short to pay, or the planned number of indexes exists.
     const LabelIndex* find(std::uint32_t state, const Row& row) const;
 
   private:

@@ -206,9 +206,13 @@ void Lattice::index_labels(Slot& slot) {
     slot.filter_mask = num_flags - 1;
     slot.first_flag = static_cast<std::int32_t>(filter_.size());
     filter_.resize(filter_.size() + num_flags, 0);
+    if (tables_.size() <= slots_.size()) tables_.resize(2 * slots_.size() + 1);
+    HashTable<std::uint32_t>& table = tables_[slots_.size()];
+    table.clear(std::bit_ceil(2 * static_cast<std::size_t>(slot.num_keys) + 2));
     for (std::int32_t key = 0; key < slot.num_keys; ++key) {
         const std::int32_t label = keys_[static_cast<std::size_t>(slot.first_key + key)];
         filter_[static_cast<std::size_t>(slot.first_flag) + (static_cast<std::uint32_t>(label) & slot.filter_mask)] = 1;
+        table.insert(static_cast<std::uint32_t>(label), key);
     }
 }
 

@@ -6,12 +6,12 @@
 // carry *transitions*: what a column of a slot gains after each column of the slot before.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
 #include <vector>
 
+#include "hash_table.hpp"
 #include "model.hpp"
 
 namespace fst_core {
@@ -111,9 +111,7 @@ class Lattice {
     const std::uint8_t* filter(const Slot& slot) const { return filter_.data() + slot.first_flag; }
     // The key with this label, or -1.
     std::int32_t find(const Slot& slot, std::int32_t label) const {
-        const std::span<const std::int32_t> keys = this->keys(slot);
-        const auto at = std::lower_bound(keys.begin(), keys.end(), label);
-        return at != keys.end() && *at == label ? static_cast<std::int32_t>(at - keys.begin()) : -1;
+        return tables_[static_cast<std::size_t>(&slot - slots_.data())].find(static_cast<std::uint32_t>(label));
     }
 
   private:
@@ -130,6 +128,7 @@ class Lattice {
     std::vector<std::int32_t> tokens_, labels_, given_, targets_;  // [columns of all slots]
     std::vector<double> log_probs_;
     std::vector<std::int32_t> keys_, key_bounds_, columns_;
+    std::vector<HashTable<std::uint32_t>> tables_;  // [slots or more] the key of each label
     std::vector<std::uint8_t> filter_;
     std::vector<std::pair<std::int32_t, std::int32_t>> order_;  // scratch: (token or label, column)
     std::int32_t max_columns_ = 0;

@@ -39,6 +39,8 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     if (std::isnan(unk_log_prob)) throw std::invalid_argument("expected a number as unk_log_prob, got NaN");
     unk_cost_ = static_cast<float>(std::clamp(-unk_log_prob, -kMaxCost, kMaxCost));  // as precise as every other weight
 
+    const float end = state(unigram_state_).final_cost;
+    has_end_ = end != 0 && end != std::numeric_limits<float>::infinity();
     const Row unigrams = row(unigram_state_);
     if (unigrams.backs_off) corrupt("expected no failure arc (label 0) at the unigram state " + text(unigram_state_));
     unigram_arcs_.reserve(unigrams.num_arcs);
@@ -134,7 +136,8 @@ double Model::final_cost(std::uint32_t state) const {
     for (int failures = 0;; ++failures) {
         if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
         const StateRecord record = this->state(state);
-        if (record.final_cost != std::numeric_limits<float>::infinity() || state == unigram_state_) return total + cost(record.final_cost);
+        if (has_end_ && record.final_cost != std::numeric_limits<float>::infinity()) return total + cost(record.final_cost);
+        if (state == unigram_state_) return total + kMaxCost;
         const Row row = this->row(state, record);
         total += row.backoff_cost;
         state = row.backoff_state;

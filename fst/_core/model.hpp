@@ -3,7 +3,8 @@
 // Automaton: a state is a history; an arc (label = token + 1) carries cost = -ln p(token | history) and leads to the
 // longest history that is a state. The one arc labelled 0 comes first and is a *failure* arc: it may be taken only
 // where the state has no arc for the label, and its cost is -ln(backoff weight). The unigram state has none.
-// final = cost of </s>, infinite where the history does not end.
+// final = cost of </s>, infinite where the history does not end. In a model without </s> every state is final at cost 0
+// (infinite in old files), so that it composes; neither is a probability of </s>.
 //
 // The buffers come from a file that nobody vouches for, usually memory-mapped and far larger than what a search reads
 // of it. So nothing is checked in advance beyond sizes and the unigram state; every offset is checked where it is used.
@@ -34,7 +35,7 @@ struct ArcRecord {  // as on disk
 };
 static_assert(sizeof(ArcRecord) == 16);
 
-// The arcs of one state: the failure arc taken apart, the others in place.
+// The arcs of one state: the failure arc apart, the others as they lie in the file.
 struct Row {
     const std::byte* arcs = nullptr;  // explicit arcs, sorted by label
     std::uint32_t num_arcs = 0;
@@ -77,6 +78,7 @@ class Model {
     std::uint32_t unigram_state() const { return unigram_state_; }
     std::int32_t unk_label() const { return unk_label_; }
     double unk_cost() const { return unk_cost_; }
+    bool has_end() const { return has_end_; }  // whether the model knows </s>
 
     void prefetch_state(std::uint32_t state) const {
         if (state < num_states_) __builtin_prefetch(states_ + std::size_t{state} * sizeof(StateRecord));
@@ -124,7 +126,7 @@ class Model {
     std::uint32_t state_of(std::span<const std::int64_t> context) const;
     double log_prob(std::int64_t token, std::span<const std::int64_t> context) const;
     double score(std::span<const std::int64_t> tokens, bool bos, bool eos) const;
-    double final_cost(std::uint32_t state) const;  // of </s>, backing off
+    double final_cost(std::uint32_t state) const;  // of </s>, backing off; kMaxCost at the unigrams where there is none
 
   private:
     [[noreturn]] void refuse_arcs(std::uint32_t state, const StateRecord& record) const;
@@ -140,6 +142,7 @@ class Model {
     std::uint32_t start_, unigram_state_;
     std::int32_t unk_label_;
     double unk_cost_;
+    bool has_end_;
     std::vector<ArcRecord> unigram_arcs_;     // a copy: the one row that every search reads throughout
     std::vector<std::int32_t> unigram_by_label_;  // index into unigram_arcs_ or -1; empty where labels are too sparse
     std::optional<LabelIndexes> label_indexes_;

@@ -141,8 +141,8 @@ struct Batch {
     std::int64_t size, slots, k, context_length;
 };
 
-// What one thread works with. Workspaces are kept between calls, whoever worked with them: a search allocates nothing once
-// warm, and the threads of a batch live no longer than it does.
+// What one thread works with. Workspaces are kept between calls: a search allocates nothing once
+// warm, although the threads of a batch end with it.
 struct Workspace {
     Lattice lattice;
     NbestSearch nbest;
@@ -304,19 +304,19 @@ py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::opt
     const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(context));
     if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
-    CalibratedSearch::Description found;
+    CalibratedSearch::Description description;
     {
         const std::shared_lock lock(text.mutex);
         (*workspace).lattice.assign(batch.lattice(0), batch.model, "");
         (*workspace).lattice.extend(further, batch.model);
-        (*workspace).calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index, tokens_of(path, "path"), found);
+        (*workspace).calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index, tokens_of(path, "path"), description);
     }
-    const auto arcs = static_cast<py::ssize_t>(found.tokens.size());
+    const auto arcs = static_cast<py::ssize_t>(description.tokens.size());
     Array<float> features({arcs, static_cast<py::ssize_t>(CalibratedSearch::kFeatures)});
-    std::copy(found.features.begin(), found.features.end(), features.mutable_data());
-    Array<std::int32_t> arc_tokens(arcs), sizes(static_cast<py::ssize_t>(found.sizes.size()));
-    std::copy(found.tokens.begin(), found.tokens.end(), arc_tokens.mutable_data());
-    std::copy(found.sizes.begin(), found.sizes.end(), sizes.mutable_data());
+    std::copy(description.features.begin(), description.features.end(), features.mutable_data());
+    Array<std::int32_t> arc_tokens(arcs), sizes(static_cast<py::ssize_t>(description.sizes.size()));
+    std::copy(description.tokens.begin(), description.tokens.end(), arc_tokens.mutable_data());
+    std::copy(description.sizes.begin(), description.sizes.end(), sizes.mutable_data());
     return py::make_tuple(features, arc_tokens, sizes);
 }
 
@@ -347,6 +347,27 @@ ArcsView view_of(const ArcArrays& arcs) {
 template <typename T>
 Array<T> array_of(const std::vector<T>& values) {
     return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple resolve(const BorrowingModel& model, const Array<std::int64_t>& tokens, std::uint32_t state) {
+    HashTable<std::uint32_t> index_of;
+    index_of.clear(1024);
+    std::vector<std::uint32_t> states{model.checked_state(static_cast<std::int32_t>(state))};
+    index_of.insert(states.front(), 0);
+    std::vector<double> costs, finals;
+    std::vector<std::int32_t> targets;
+    for (std::size_t i = 0; i < states.size(); ++i) {
+        for (const std::int64_t token : tokens_of(tokens, "tokens")) {
+            const Model::Step step = model.advance(states[i], model.label_of(token));
+            const auto [target, added] = index_of.insert(step.next_state, static_cast<std::int32_t>(states.size()));
+            if (added) states.push_back(step.next_state);
+            costs.push_back(step.cost);
+            targets.push_back(target);
+        }
+        finals.push_back(model.has_end() ? model.final_cost(states[i]) : 0.0);
+        if (costs.size() > (1u << 26)) throw std::invalid_argument("expected fewer than 2^26 arcs to resolve; pass fewer tokens");
+    }
+    return py::make_tuple(array_of(costs), array_of(targets), array_of(finals));
 }
 
 py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha, const Array<std::int64_t>& context) {
@@ -413,13 +434,16 @@ PYBIND11_MODULE(_core, module) {
              "The number of n-grams of each order.")
         .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
              "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
-        .def("write_arpa", [](const BorrowingModel& model, const std::vector<std::string>& words, const py::function& sink) {
-                 write_arpa(model, words, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
-             }, "words"_a, "sink"_a, "Writes ARPA text, piece by piece.");
+        .def_property_readonly("has_end", [](const BorrowingModel& model) { return model.has_end(); })
+        .def("resolve", &resolve, "tokens"_a, "state"_a,
+             "The states [s] reached from a state by these tokens, failure arcs resolved: costs and targets [s, tokens], final costs [s].")
+        .def("write_arpa", [](const BorrowingModel& model, const std::vector<std::string>& words, bool markers, const py::function& sink) {
+                 write_arpa(model, words, markers, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+             }, "words"_a, "markers"_a, "sink"_a, "Writes ARPA text, piece by piece.");
     module.attr("LARGEST_WEIGHT") = kLargestWeight;
     module.attr("NUM_FEATURES") = static_cast<int>(CalibratedSearch::kFeatures);
 
-    py::class_<SharedIndex>(module, "TextIndex", "The n-grams of one text, filed as the text grows.")
+    py::class_<SharedIndex>(module, "TextIndex", "The n-grams of one text, counted as the text grows.")
         .def(py::init<>())
         .def("extend", [](SharedIndex& text, const Array<std::int64_t>& tokens) {
                  const std::unique_lock lock(text.mutex);

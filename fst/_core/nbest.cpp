@@ -67,7 +67,7 @@ const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model*
 void NbestSearch::evaluate_slot(std::int32_t slot) {
     const auto nodes = graph_.nodes_of_slot(slot);
     unevaluated_ = nodes.size();
-    stride_ = (static_cast<std::size_t>(graph_.lattice().slot(slot).size) + kLanes - 1) / kLanes * kLanes;
+    stride_ = (static_cast<std::size_t>(std::max(graph_.lattice().slot(slot).size, 1)) + kLanes - 1) / kLanes * kLanes;
     if (has_transitions_ && slot > 0) has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
@@ -78,7 +78,7 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
 // value(node) = the highest of its row, row[column] = log_prob - alpha * cost + value(next): the row of the backoff
 // node, lowered by the cost of backing off, with the node's own hits written over it. Without a branch for any column
 // this is quicker than to look at those only that may matter. Transitions are added last, so that the row serves all
-// places of the node.
+// path states of the node.
 void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     if (depth > Model::kMaxFailures)
         throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row; write the file again from its source");

@@ -26,12 +26,12 @@ struct VisitedNgram {
     std::optional<std::uint32_t> state;  // of the history that the n-gram is, if it is a context
 };
 
-// Calls visit(ngram) for every n-gram, order by order and in lexicographic order of tokens, and end_order() behind each
+// Calls visit(ngram) for every n-gram, order by order and in lexicographic order of tokens, and end_order() after each
 // order. Where the automaton starts in the history <s>, <s> is visited as a unigram of cost Model::kMaxCost. Contexts are
 // left empty unless kContexts is set: keeping them takes memory.
 //
 // A backoff weight above 1 may give an n-gram that was added as a missing suffix a probability above 1, which ARPA does
-// not hold. It says no more than backing off does, nor do the n-grams that continue it: without `improper` they are all
+// not hold. It repeats what backing off gives, nor do the n-grams that continue it: without `improper` they are all
 // left out.
 //
 // The walk is breadth first from the empty context. The first arc to reach a state is that of its own context: the
@@ -48,7 +48,6 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
     const bool has_bos = model.start() != model.unigram_state();
     if (has_bos) met[model.start()] = 2;
     std::size_t num_met = 1 + has_bos;
-    const bool ends = std::isfinite(model.state(model.unigram_state()).final_cost);
     std::vector<bool> left_out(model.num_states());  // histories that are no n-grams of the table
     // Whether an n-gram only repeats what backing off gives, as far as float32 can tell.
     const auto repeats = [](double cost, double backed_off) { return std::abs(cost - backed_off) <= 1e-5 * std::max(1.0, std::abs(cost)); };
@@ -108,12 +107,12 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                                                 "; this is no backoff model");
                 if (label == unk_label) unk = arc;
             }
-            if (std::isfinite(record.final_cost) && !ends)
+            if (std::isfinite(record.final_cost) && record.final_cost != 0 && !model.has_end())
                 throw std::invalid_argument("expected a final weight at the unigram state, because state " + std::to_string(layer[i]) +
                                             " has one; this is no backoff model");
             // The markers come first: they are negative.
             if (unk < row.num_arcs) follow(row.arc(unk));
-            if (std::isfinite(record.final_cost) &&
+            if (model.has_end() && std::isfinite(record.final_cost) &&
                 !left_out_here(Model::cost(record.final_cost), [&] { return model.final_cost(row.backoff_state); }))
                 visit(VisitedNgram{context, kEos, Model::cost(record.final_cost), std::nullopt});
             if (order == 1 && has_bos) {

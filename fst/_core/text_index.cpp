@@ -9,42 +9,21 @@ namespace fst_core {
 namespace {
 
 constexpr std::size_t kFirstBuckets = 1024;
-constexpr std::int64_t kLongestText = 1 << 26;  // a node a history and token: beyond this, 2^31 of them
+constexpr std::int64_t kLongestText = 1 << 26;  // up to eleven nodes a token, of 2^31 in all
 
 }  // namespace
 
-TextIndex::TextIndex() : nodes_{{0, 0, 0, 0, kNone, kNone, kNone}}, buckets_(kFirstBuckets, kNone), parents_{kNone} {}
-
-std::size_t TextIndex::bucket(std::int32_t node, std::int32_t token) const {
-    const std::size_t mask = buckets_.size() - 1;
-    const std::uint64_t key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(node)) << 32 | static_cast<std::uint32_t>(token);
-    std::size_t at = (key * 0x9E3779B97F4A7C15u) >> 32 & mask;
-    while (buckets_[at] != kNone && !(parents_[static_cast<std::size_t>(buckets_[at])] == node && this->node(buckets_[at]).token == token))
-        at = (at + 1) & mask;
-    return at;
-}
-
-std::int32_t TextIndex::child(std::int32_t node, std::int32_t token) const { return buckets_[bucket(node, token)]; }
-
-void TextIndex::grow() {
-    buckets_.assign(2 * buckets_.size(), kNone);
-    for (std::size_t i = 1; i < nodes_.size(); ++i) buckets_[bucket(parents_[i], nodes_[i].token)] = static_cast<std::int32_t>(i);
-}
+TextIndex::TextIndex() : nodes_{{0, 0, 0, 0, kNone, kNone, kNone}} { children_.clear(kFirstBuckets); }
 
 std::int32_t TextIndex::add_child(std::int32_t node, std::int32_t token) {
-    const std::size_t at = bucket(node, token);
-    std::int32_t found = buckets_[at];
-    if (found == kNone) {
-        found = static_cast<std::int32_t>(nodes_.size());
+    const auto [child, added] = children_.insert(key(node, token), static_cast<std::int32_t>(nodes_.size()));
+    if (added) {
         nodes_.push_back({token, this->node(node).depth + 1, 0, 0, kRoot, kNone, this->node(node).first_child});
-        parents_.push_back(node);
-        nodes_[static_cast<std::size_t>(node)].first_child = found;
-        buckets_[at] = found;
-        if (2 * nodes_.size() > buckets_.size()) grow();
+        nodes_[static_cast<std::size_t>(node)].first_child = child;
     }
     ++nodes_[static_cast<std::size_t>(node)].total;
-    ++nodes_[static_cast<std::size_t>(found)].count;
-    return found;
+    ++nodes_[static_cast<std::size_t>(child)].count;
+    return child;
 }
 
 void TextIndex::extend(std::span<const std::int64_t> tokens) {
@@ -56,12 +35,12 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
     for (const std::int64_t token : tokens) {
         std::int32_t next = kNone, longer = kNone;
         for (std::int32_t history = end_; history != kNone; history = node(history).shorter) {
-            const std::int32_t found = add_child(history, static_cast<std::int32_t>(token));
+            const std::int32_t child = add_child(history, static_cast<std::int32_t>(token));
             if (longer == kNone)
-                next = found;
+                next = child;
             else
-                nodes_[static_cast<std::size_t>(longer)].shorter = found;
-            longer = found;
+                nodes_[static_cast<std::size_t>(longer)].shorter = child;
+            longer = child;
         }
         end_ = node(next).depth > kLongestHistory ? node(next).shorter : next;
         ++size_;

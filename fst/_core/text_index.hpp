@@ -1,4 +1,4 @@
-// The n-grams of one text, filed as the text grows: the adaptive language model's counts.
+// The n-grams of one text, counted as the text grows: an adaptive language model.
 //
 // A trie of n-grams, oldest token first, of up to kLongestHistory + 1 tokens. A node is an n-gram that occurs; as a *history*
 // it is one of at most kLongestHistory tokens. Every node has a failure link to the n-gram without its first token, so that
@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 #include <vector>
+
+#include "hash_table.hpp"
 
 namespace fst_core {
 
@@ -21,9 +23,9 @@ class TextIndex {
         std::int32_t token;
         std::int32_t depth;  // tokens of the n-gram
         std::int32_t count;  // how often it occurs
-        std::int32_t total;  // how often it occurs with a token behind it
+        std::int32_t total;  // how often a token follows it
         std::int32_t shorter;      // failure link; kNone at the root
-        std::int32_t first_child;  // the latest new one
+        std::int32_t first_child;  // the one added last
         std::int32_t next_sibling;
     };
 
@@ -32,20 +34,20 @@ class TextIndex {
     std::int64_t size() const { return size_; }
 
     const Node& node(std::int32_t index) const { return nodes_[static_cast<std::size_t>(index)]; }
-    // The n-gram with a token behind it, or kNone.
-    std::int32_t child(std::int32_t node, std::int32_t token) const;
+    // The n-gram followed by a token, or kNone.
+    std::int32_t child(std::int32_t node, std::int32_t token) const { return children_.find(key(node, token)); }
     // The longest history at the end of the text; the longest that ends in `token` after `history`.
     std::int32_t end() const { return end_; }
     std::int32_t advance(std::int32_t history, std::int32_t token) const;
 
   private:
-    std::size_t bucket(std::int32_t node, std::int32_t token) const;
+    static std::uint64_t key(std::int32_t node, std::int32_t token) {
+        return std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(token);
+    }
     std::int32_t add_child(std::int32_t node, std::int32_t token);
-    void grow();
 
     std::vector<Node> nodes_;
-    std::vector<std::int32_t> buckets_;  // children by (parent, token), open addressing
-    std::vector<std::int32_t> parents_;  // [nodes]
+    HashTable<std::uint64_t> children_;  // by parent and token
     std::int32_t end_ = kRoot;
     std::int64_t size_ = 0;
 };

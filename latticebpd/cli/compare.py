@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.decode_options import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
-from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, model_and_source
+from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
 from latticebpd.cli.lm_option import alphas_of, named_models
+from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.cli.oracle import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from latticebpd.measuring import Comparison
-    from latticebpd.measuring.fitted_records import FittedRecord
+    from latticebpd.measuring.examples import FittedRecord
     from latticebpd.measuring.sweep import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
 
@@ -84,11 +84,11 @@ def compare(
     from latticebpd.drafters.system_names import NO_MODEL, SystemName
     from latticebpd.measuring import Shard, blocks
     from latticebpd.measuring import compare as compared
-    from latticebpd.measuring.fitted_records import exclude_examples
-    from latticebpd.measuring.lattice_files import answers_alone, num_lattices, watched
-    from latticebpd.measuring.signature import POSITION
+    from latticebpd.measuring.examples import exclude_examples
+    from latticebpd.measuring.lattice_files import num_lattices, with_progress, without_prompts
     from latticebpd.measuring.sweep import sweep_alpha
     from latticebpd.scoring.rescoring import check_vocabulary
+    from latticebpd.scoring.weights import POSITION
 
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
@@ -103,7 +103,7 @@ def compare(
     tunings = [*_tunings(files, models), *excluded(exclude)]
 
     def checked() -> Any:
-        lattices = blocks(files) if prompt_context else answers_alone(blocks(files))
+        lattices = blocks(files) if prompt_context else without_prompts(blocks(files))
         for block in exclude_examples(lattices, tunings):
             for name, each in models.items():
                 check_vocabulary(each, block.fingerprint, block.vocab_size, f"the lattices' model ({name})")
@@ -113,7 +113,7 @@ def compare(
     with progress() as bar:
         rescored = [name for name in system if SystemName.parse(name).chosen(models) != NO_MODEL] if weights else []
         task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
-        read = watched(checked(), lambda done: bar.advance(task, done))
+        read = with_progress(checked(), lambda done: bar.advance(task, done))
         found = compared(read, system, models or None, alpha, seed, by=by, shard=part)
         sweeping, sweeps = True, []
         for name in rescored:
@@ -121,7 +121,7 @@ def compare(
             parsed = SystemName.parse(name)
             own = models[parsed.chosen(models)]
             sweeps.append(
-                sweep_alpha(watched(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights)
+                sweep_alpha(with_progress(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights)
             )
     if not prompt_context:
         found = replace(found, signature=replace(found.signature, context="answer"))
@@ -129,9 +129,11 @@ def compare(
     if model is not None:
         quiet_transformers()
         signature = found.signature
-        served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
+        from latticebpd.decoding.front_door import load
+
+        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         again, quality = decode_again(
-            model, served, source_of(signature.k), files, tunings, found.systems, models or None, alpha,
+            loaded, signature.k, files, tunings, found.systems, models or None, alpha,
             signature.given_text, decode_texts,
             rule, measure,
             references, field, prompt_context,
@@ -180,7 +182,7 @@ def show_comparison(
 
 def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[FittedRecord]:
     """The tunings and calibrations whose examples these lattices hold."""
-    from latticebpd.measuring.tuning import lattices_fingerprint
+    from latticebpd.measuring.examples import lattices_fingerprint
     from latticebpd.scoring.rescoring import set_aside_by
 
     stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
@@ -267,7 +269,8 @@ def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
 
 def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
     """One row for every system; None stands for what the files do not tell."""
-    from latticebpd.measuring.oracle_tally import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE, ratio
+    from latticebpd.measuring.mergeable_counts import ratio
+    from latticebpd.measuring.oracle_tally import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE
 
     efficiency, interval, lost = found.block_efficiency, found.gain_interval(), found.lost_share
     columns = {

@@ -9,13 +9,12 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
-    from latticebpd.jacobi.sentence import Sentence
-    from latticebpd.jacobi.wait_statistics import CorpusStatistics
+    from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -66,13 +65,13 @@ def ddg(
     quiet_transformers()
     import torch
 
-    from latticebpd.drafters.pretrained import load_model, load_tokenizer
-    from latticebpd.jacobi.sentence import look_into
-    from latticebpd.jacobi.wait_statistics import corpus_statistics, write_csv
+    from latticebpd.decoding.front_door import load
+    from latticebpd.jacobi.analysis import analyse, corpus_statistics, write_csv
 
     torch.set_num_threads(threads)
-    served = without_beams(load_model(model), ignore_beams)
-    tokenizer: Any = load_tokenizer(model)
+    loaded = load(model, ignore_beams=ignore_beams)
+    served = loaded.model
+    tokenizer: Any = loaded.tokenizer
     first = initial_values(initial, served, lm, alpha, k, seed, [])
     sentences: list[Sentence] = []
     with progress() as bar:
@@ -83,7 +82,7 @@ def ddg(
             def on_progress(share: float, done: int = done) -> None:
                 bar.update(task, completed=done + share)
 
-            sentences.append(look_into(served, tokenizer, text, first, block_size, max_new_tokens, on_progress))
+            sentences.append(analyse(served, tokenizer, text, first, block_size, max_new_tokens, on_progress))
             bar.update(task, completed=done + 1)
     statistics = corpus_statistics(sentences)
     block = "whole text" if block_size is None else f"blocks of {block_size}"

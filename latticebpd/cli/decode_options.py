@@ -7,27 +7,18 @@ import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from latticebpd.console import err, progress
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from latticebpd.drafters import LatticeSource
+    from latticebpd.decoding.front_door import Loaded
     from latticebpd.drafters.system_names import Models
-    from latticebpd.measuring.fitted_records import FittedRecord
+    from latticebpd.measuring.examples import FittedRecord
     from latticebpd.measuring.model_decodes import Decoded
-    from latticebpd.target.stock_model import Model
 
-M = TypeVar("M", bound="Model")
-N = TypeVar("N", bound="Model | nn.Module")
-
-IGNORE_BEAMS: Any = typer.Option(
-    False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
-)
 RULE: Any = typer.Option(
     ["exact"],
     "--rule",
@@ -46,34 +37,12 @@ REFERENCES: Any = typer.Option(
     None,
     help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself.",
 )
-NARROW: Any = typer.Option(
-    False,
-    "--narrow",
-    help="Compute the model by kernels made for few tokens, on a CPU in float32: quicker, greedy decoding as well.",
-)
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 
 
-def without_beams(model: M, ignored: bool) -> M:
-    """The model as ``--ignore-beams`` says."""
-    from latticebpd.decoding.generation_config import ignore_beams
-
-    if ignored:
-        ignore_beams(model)
-    return model
-
-
-def with_cpu_kernels(model: N, wanted: bool) -> N:
-    """The model, or drafter, as ``--narrow`` says."""
-    from latticebpd.cpu.kernels import use_cpu_kernels
-
-    return use_cpu_kernels(model) if wanted else model
-
-
 def decode_again(
-    directory: Path,
-    model: Model,
-    source: LatticeSource,
+    loaded: Loaded,
+    k: int,
     paths: Sequence[Path],
     tunings: Sequence[FittedRecord],
     systems: Sequence[str],
@@ -90,31 +59,30 @@ def decode_again(
     """Decodes of the first texts of directories of lattices, those left out that a weight was tuned on; their quality.
 
     Args:
-        directory: where the model's tokenizer lies.
-        model: that decodes.  source: what it drafts from.
+        loaded: the model that decodes, and its drafter.
+        k: arcs per slot.
     """
     from latticebpd.decoding.rule_names import parse_rule
-    from latticebpd.drafters.pretrained import load_tokenizer
     from latticebpd.lattices.shards import text_ends, texts_of
-    from latticebpd.measuring.fitted_records import numbered_without
+    from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import PERPLEXITY, check_measures, decode, qualities, system_drafters
     from latticebpd.target.stock_model import BaseModel
 
     check_measures(measures)
     accepted = {name: parse_rule(name) for name in rules}
-    numbered = list(islice(numbered_without(paths, tunings), limit))
+    numbered = list(islice(remaining_texts(paths, tunings), limit))
     wanted: list[list[str]] = []
     right: list[tuple[list[int], int]] = []
     tokenizer: Any = None
     if set(measures) - {PERPLEXITY}:
-        tokenizer = load_tokenizer(directory)
+        tokenizer = loaded.tokenizer
         if references is not None:
             everything = read_references(references, field, sum(1 for _ in texts_of(paths)))
             wanted = [everything[number] for number, _ in numbered]
             first = [each[0] for each in wanted]
             spelled = (
                 tokenizer(text_target=first)
-                if BaseModel.of(model).is_encoder_decoder
+                if BaseModel.of(loaded.model).is_encoder_decoder
                 else tokenizer(first, add_special_tokens=False)
             )
             right = [
@@ -128,11 +96,11 @@ def decode_again(
             raise ValueError(
                 "expected --references with --measure, since the lattices are of the model's own text; got none"
             )
-    drafters = system_drafters(source, systems, lm, alpha, prompt_context)
+    drafters = system_drafters(loaded.lattice_source(k), systems, lm, alpha, prompt_context)
     with progress() as bar:
         task = bar.add_task("decoding", total=len(numbered) * len(drafters) * len(accepted))
         decoded = decode(
-            model,
+            loaded.model,
             [text for _, text in numbered],
             drafters,
             lambda: bar.advance(task),
@@ -143,7 +111,7 @@ def decode_again(
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
         err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
-    return decoded, qualities(decoded, model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
+    return decoded, qualities(decoded, loaded.model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
 
 
 def _words(tokenizer: Any, tokens: list[int]) -> str:

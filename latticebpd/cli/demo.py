@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.cli.decode_options import NARROW, with_cpu_kernels
+from latticebpd.cli.model_options import NARROW
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
-    from latticebpd.report.demo_table import Demo, Settings, Subject
+    from latticebpd.decoding.front_door import Loaded
+    from latticebpd.report.demo_table import Demo, Settings
 
 
 def demo(
@@ -59,7 +60,8 @@ def demo(
         quiet_transformers()
         import torch
 
-        from latticebpd.report.demo_table import REAL, TOY, bundled_subject, run_demo, subject_named, system_names
+        from latticebpd.decoding.front_door import load
+        from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, system_names
 
         chosen = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
         settings = replace(
@@ -67,15 +69,17 @@ def demo(
         )
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        subject = bundled_subject() if model is None else subject_named(model)
-        with_cpu_kernels(subject.model, narrow)
-    count = min(prompts or (8 if model is None else len(subject.prompts)), len(subject.prompts))
+        loaded = load(model, cpu_kernels=narrow)
+    available = len(prompts_of(loaded))
+    count = min(prompts or (8 if model is None else available), available)
     if not json:
-        _show(subject, settings)
+        _show(loaded, settings)
     with progress() as bar:
-        task = bar.add_task("decoding", total=count * (len(system_names(subject, settings)) + 1 + subject.has_heads))
+        task = bar.add_task(
+            "decoding", total=count * (len(system_names(loaded, settings)) + 1 + (loaded.source is not None))
+        )
         result = run_demo(
-            subject, settings, count, lambda name: bar.update(task, advance=1, description=f"decoding: {name}")
+            loaded, settings, count, lambda name: bar.update(task, advance=1, description=f"decoding: {name}")
         )
     if json:
         print_json(result.as_json())
@@ -89,19 +93,19 @@ def demo(
         raise typer.Exit(1)
 
 
-def _show(subject: Subject, settings: Settings) -> None:
+def _show(loaded: Loaded, settings: Settings) -> None:
     """One decode, block by block."""
-    from latticebpd.report.demo_table import show
+    from latticebpd.report.demo_table import about, prompts_of, show, shown_prompt
 
-    prompt = subject.prompts[subject.shown]
-    out.print(subject.about, soft_wrap=True)
+    prompt = prompts_of(loaded)[shown_prompt(loaded)]
+    out.print(about(loaded), soft_wrap=True)
     out.print()
     out.print(Text(prompt.title, style="bold"), soft_wrap=True)
-    if subject.in_chat:
+    if loaded.in_chat:
         out.print(Text(prompt.text, style="dim"), end="\n\n", soft_wrap=True)
-    writer = BlockWriter(out, subject.tokenizer.decode, "" if subject.in_chat else prompt.text)
-    name, found = show(subject, settings, writer)
-    cost = f"{found.num_tokens} tokens in {found.num_calls} calls"
+    writer = BlockWriter(out, loaded.tokenizer.decode, "" if loaded.in_chat else prompt.text)
+    name, result = show(loaded, prompt, settings, writer)
+    cost = f"{result.num_tokens} tokens in {result.num_calls} calls"
     out.print(f"Each ┃ begins what one call of the model committed ({name}: {cost}).\n", soft_wrap=True)
 
 

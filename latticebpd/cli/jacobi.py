@@ -10,13 +10,13 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
 from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from latticebpd.jacobi import Initial, Solution
-    from latticebpd.jacobi.jacobi_comparison import Measured
+    from latticebpd.jacobi.jacobi_comparison import SystemRun
 
 BEAMS = 5
 BEAM = f"beam {BEAMS}"
@@ -80,18 +80,19 @@ def jacobi(
     import torch
 
     from fst.files import replacing
+    from latticebpd.decoding.front_door import load
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.session import Session
-    from latticebpd.drafters.pretrained import load_model, load_tokenizer
     from latticebpd.jacobi import PreviousOutput, gauss_seidel_jacobi, hybrid_jacobi
     from latticebpd.jacobi import jacobi as whole
     from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
     from latticebpd.target.stock_model import BaseModel
 
     torch.set_num_threads(threads)
-    served = without_beams(load_model(model), ignore_beams)
+    loaded = load(model, ignore_beams=ignore_beams)
+    served = loaded.model
     base = BaseModel.of(served)
-    tokenizer: Any = load_tokenizer(model)
+    tokenizer: Any = loaded.tokenizer
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
         Session.begin(
@@ -200,7 +201,7 @@ def _bleu() -> Any:
 
 
 def _record(
-    found: dict[str, Measured], name: str, bleu: dict[str, float], signature: str | None, settings: str
+    found: dict[str, SystemRun], name: str, bleu: dict[str, float], signature: str | None, settings: str
 ) -> dict[str, Any]:
     from latticebpd.jacobi.jacobi_comparison import GREEDY
 

@@ -5,17 +5,11 @@ from __future__ import annotations
 import hashlib
 import json as json_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS, without_beams
-from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, block_source
+from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.console import err, progress, quiet_transformers, writable
-
-if TYPE_CHECKING:
-    from latticebpd.drafters import BlockLattices
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
 
 TOGETHER = 256
 """Lattices that are rescored in one batch."""
@@ -81,12 +75,10 @@ def lattices(
         raise ValueError(f"{output}: expected a name that ends in .npz, or a directory, found a file")
     quiet_transformers()
     from latticebpd.cli.input_data import read_texts
+    from latticebpd.decoding.front_door import load
     from latticebpd.drafters import bundled
-    from latticebpd.drafters.pretrained import load_blockwise, load_model, load_tokenizer
     from latticebpd.lattices.shards import parse_part
-    from latticebpd.measuring.collect import CollectOptions, NoLatticeError, collect, collect_shards, text_lattices
-    from latticebpd.measuring.text_lattices import foreseer
-    from latticebpd.target.chat import prompt_format
+    from latticebpd.measuring.collect import CollectOptions, NoLatticeError, as_source, collect, collect_shards
     from latticebpd.target.stock_model import BaseModel
 
     mine = parse_part(part)
@@ -94,22 +86,21 @@ def lattices(
         raise ValueError(
             f"{output}: expected a directory to fill part by part, got the name of a single file; leave .npz out"
         )
-    directory, source = model or bundled.MODEL, prompts or bundled.PROMPTS
-    tokenizer = load_tokenizer(directory)
-    drafts: BlockwiseLM | BlockLattices
-    if drafter_model is None:
-        drafts = without_beams(load_blockwise(directory), ignore_beams)
-    else:
-        drafts = block_source(drafter_model, without_beams(load_model(directory), ignore_beams), tokenizer, bigram)(k)
-    writer, slots = foreseer(drafts).model, foreseer(drafts).slots
-    format_ = prompt_format(tokenizer, writer, chat, system_prompt)
+    source = prompts or bundled.PROMPTS
+    loaded = load(
+        model,
+        drafter=drafter_model,
+        chat=chat,
+        system_prompt=system_prompt,
+        ignore_beams=ignore_beams,
+        bigram=bigram,
+    )
+    drafts = as_source(loaded.lattice_source(), k)  # refuses a k that cannot be before a directory is claimed for it
+    format_, slots = loaded.prompts, drafts.num_slots
     following = max_new_tokens + slots  # the last lattices look a little beyond the limit
-    base = BaseModel.of(writer)
+    base = BaseModel.of(loaded.model)
     data = read_texts(source, format_, max_prompt_tokens, following, field, limit, base.is_encoder_decoder)
     ends = None if set(format_.eos_ids or base.eos_ids) == set(base.eos_ids) else tuple(format_.eos_ids or ())
-    text_lattices(
-        drafts, [0], range(0), k, context, 0
-    )  # none; refuses a k that cannot be before a directory is claimed for it
     options = CollectOptions(k, max_new_tokens, context, teacher_force, prompt_context, ends)
     with progress() as bar:
         task = bar.add_task("texts", total=len(data))

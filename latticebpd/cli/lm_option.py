@@ -43,18 +43,6 @@ def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
     return dict(paths)
 
 
-def check_asked(system: str, lm: object, alpha: float | None) -> None:
-    """Refuse ``--lm`` and ``--alpha`` where the system never asks a language model."""
-    from latticebpd.drafters.system_names import rescores
-
-    for option, value in (("--lm", lm), ("--alpha", alpha)):
-        if value is not None and not rescores(system):
-            raise ValueError(
-                f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {system!r}; leave"
-                " it out"
-            )
-
-
 def alphas_of(option: str, text: str) -> list[float]:
     """Weights separated by commas, or ``paper`` for the paper's grid."""
     from latticebpd.measuring.sweep import ALPHAS

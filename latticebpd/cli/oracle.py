@@ -13,19 +13,15 @@ import typer
 from rich import box
 from rich.table import Table
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS
-from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, model_and_source
+from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from latticebpd.drafters import LatticeSource
+    from latticebpd.decoding.front_door import Loaded
     from latticebpd.measuring import OracleTally
-    from latticebpd.measuring.counts import Counts
+    from latticebpd.measuring.mergeable_counts import MergeableCounts
     from latticebpd.measuring.model_decodes import Decoded
     from latticebpd.scoring.weights import Tuning
-    from latticebpd.target.stock_model import Model
 
 
 BY: Any = typer.Option(
@@ -77,21 +73,23 @@ def oracle(
     """
     from latticebpd.measuring import Shard, blocks
     from latticebpd.measuring import tally as count
-    from latticebpd.measuring.fitted_records import exclude_examples
-    from latticebpd.measuring.lattice_files import num_lattices, watched
+    from latticebpd.measuring.examples import exclude_examples
+    from latticebpd.measuring.lattice_files import num_lattices, with_progress
 
     widths = positive_numbers("--k", k)
     numbers = positive_numbers("--heads", heads) if heads else []
     part, tunings = Shard.parse(shard), excluded(exclude)
     with progress() as bar:
         task = bar.add_task("lattices", total=num_lattices(files))
-        read = exclude_examples(watched(blocks(files), lambda done: bar.advance(task, done)), tunings)
+        read = exclude_examples(with_progress(blocks(files), lambda done: bar.advance(task, done)), tunings)
         found = count(part.select(read), widths, numbers, by)
     decoded = None
     if model is not None:
         quiet_transformers()
-        served, source_of = model_and_source(model, drafter_model, bigram, ignore_beams)
-        decoded = _decode(files, served, source_of, widths, limit, tunings, found.signature.given_text)
+        from latticebpd.decoding.front_door import load
+
+        loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
+        decoded = _decode(files, loaded, widths, limit, tunings, found.signature.given_text)
     show_oracle(found, json, csv, plot, tally, decoded)
 
 
@@ -104,8 +102,7 @@ def excluded(path: Path | None) -> list[Tuning]:
 
 def _decode(
     files: list[Path],
-    model: Model,
-    source_of: Callable[[int], LatticeSource],
+    loaded: Loaded,
     ks: list[int],
     limit: int,
     tunings: list[Tuning],
@@ -114,16 +111,16 @@ def _decode(
     from itertools import islice
 
     from latticebpd.lattices.shards import text_ends
-    from latticebpd.measuring.fitted_records import texts_without
+    from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.model_decodes import decode, oracle_drafters
 
-    texts = list(islice(texts_without(files, tunings), limit))
+    texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
         return decode(
-            model,
+            loaded.model,
             texts,
-            oracle_drafters(source_of, ks),
+            oracle_drafters(loaded.lattice_source, ks),
             lambda: bar.advance(task),
             given_text,
             eos_ids=text_ends(files[0]),
@@ -155,7 +152,7 @@ def print_csv(rows: list[dict[str, Any]]) -> None:
     writer.writerows(rows)
 
 
-def write_tally(found: Counts, path: Path | None) -> None:
+def write_tally(found: MergeableCounts, path: Path | None) -> None:
     from fst.files import replacing
 
     if path is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.decode_options import NARROW, with_cpu_kernels
+from latticebpd.cli.model_options import NARROW
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
@@ -47,22 +47,15 @@ def profile(
     import torch
 
     from latticebpd.cli.oracle import table_of
-    from latticebpd.drafters import HeadLattices, bundled, drafter_named
-    from latticebpd.drafters.default_systems import default_system, lattice_shape
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
-    from latticebpd.drafters.pretrained import lm_beside, load_model
+    from latticebpd.decoding.front_door import load
     from latticebpd.measuring.pass_costs import profile as profiled
 
     widths, batches = (
         sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))
     )
-    directory = model or bundled.MODEL
-    served = with_cpu_kernels(load_model(directory), narrow)
-    drafter = None
-    if isinstance(served, BlockwiseLM):
-        rescored = lm or (bundled.LM if model is None else lm_beside(directory))
-        name = system or default_system(rescored, by_cost=True)
-        drafter = drafter_named(name, HeadLattices(served, *lattice_shape(None, None, name, rescored)), rescored)
+    loaded, drafter = load(model, lm, cpu_kernels=narrow), None
+    if loaded.source is not None:
+        drafter = loaded.drafter(system or loaded.default_system(by_cost=True))
     elif lm is not None or system is not None:
         raise ValueError(
             "expected a model with heads for --lm and --system, got one without; leave them out or train heads"
@@ -71,7 +64,9 @@ def profile(
         torch.set_num_threads(threads)
     with progress() as bar:
         task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
-        found = profiled(served, widths, batches, context, rounds, drafter=drafter, on_pass=lambda: bar.advance(task))
+        found = profiled(
+            loaded.model, widths, batches, context, rounds, drafter=drafter, on_pass=lambda: bar.advance(task)
+        )
     if output is not None:
         found.save(output)
         err.print(f"{output}: written")

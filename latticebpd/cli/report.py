@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.decode_options import FIELD, IGNORE_BEAMS, MEASURE, REFERENCES, RULE, decode_again
-from latticebpd.cli.lattice_options import model_and_source
+from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import named_models
+from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.oracle import BY
 from latticebpd.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
 
@@ -147,23 +147,24 @@ def _with_model(
     """Decodes of some texts by the model itself, where the files hold texts, and their quality; and the model's
     shape."""
     quiet_transformers()
+    from latticebpd.decoding.front_door import load
     from latticebpd.lattices.shards import lattice_directory
-    from latticebpd.measuring.fitted_records import texts_without
+    from latticebpd.measuring.examples import remaining_texts
     from latticebpd.measuring.hardware_cost import ModelShape
 
     measured = measurements.sets[0]
     signature, models = measured.comparison.signature, measured.models or None
-    model, source_of = model_and_source(directory, None, False, ignore_beams)
+    loaded = load(directory, ignore_beams=ignore_beams)
     if not lattice_directory(lattices).is_ours:
-        return None, {}, ModelShape.of(model)
-    lengths = [prompt_length for _, prompt_length in texts_without([lattices], measured.aside)]
-    shape = ModelShape.of(model, sum(lengths) / len(lengths))
+        return None, {}, ModelShape.of(loaded.model)
+    lengths = [prompt_length for _, (_, prompt_length) in remaining_texts([lattices], measured.fitted)]
+    shape = ModelShape.of(loaded.model, sum(lengths) / len(lengths))
     if not decode_texts:
         return None, {}, shape
     systems = ["vanilla", "16-best:0-gram", "64-tree:0-gram", *(["16-best", "64-tree"] if models else [])]
     systems += [*(name for name in ("64-calibrated",) if name in measured.efficiency), "oracle"]
     decoded, quality = decode_again(
-        directory, model, source_of(signature.k), [lattices], measured.aside, systems, models,
+        loaded, signature.k, [lattices], measured.fitted, systems, models,
         measurements.options.alpha,
         signature.given_text, decode_texts, **asked,
     )  # fmt: skip

@@ -8,9 +8,18 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from latticebpd.cli.decode_options import IGNORE_BEAMS, NARROW, with_cpu_kernels, without_beams
-from latticebpd.cli.lattice_options import BIGRAM, DRAFTER_MODEL, block_source
-from latticebpd.cli.lm_option import check_asked
+from latticebpd.cli.model_options import (
+    ALPHA,
+    BIGRAM,
+    CHAT,
+    DRAFTER_MODEL,
+    IGNORE_BEAMS,
+    LM,
+    NARROW,
+    SYSTEM_PROMPT,
+    K,
+    named_drafter,
+)
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 
@@ -20,10 +29,7 @@ def spec_bench(
     model: Path | None = typer.Option(
         None, help="Any causal LM: directory, .gguf or name; the bundled one by default."
     ),
-    lm: Path | None = typer.Option(
-        None,
-        help="Language model, FST or ARPA or a neural rescorer's directory; the bundled one with the bundled model.",
-    ),
+    lm: Path | None = LM,
     system: str | None = typer.Option(
         None,
         "--system",
@@ -31,12 +37,8 @@ def spec_bench(
         help="Drafting system, as for `latticebpd generate`; by default 16-calibrated with a calibrated language "
         "model, copies+16-tree with heads, 16-copies without; of a block drafter as for `latticebpd generate`.",
     ),
-    alpha: float | None = typer.Option(
-        None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."
-    ),
-    k: int | None = typer.Option(
-        None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
-    ),
+    alpha: float | None = ALPHA,
+    k: int | None = K,
     drafter_model: Path | None = DRAFTER_MODEL,
     bigram: bool = BIGRAM,
     slots: int | None = typer.Option(
@@ -46,10 +48,8 @@ def spec_bench(
     ),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
     ignore_beams: bool = IGNORE_BEAMS,
-    chat: bool | None = typer.Option(
-        None, "--chat/--no-chat", help="Ask in the tokenizer's chat template; by default where it has one."
-    ),
-    system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
+    chat: bool | None = CHAT,
+    system_prompt: str | None = SYSTEM_PROMPT,
     output: Path | None = typer.Option(
         None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
     ),
@@ -67,43 +67,33 @@ def spec_bench(
     quiet_transformers()
     import torch
 
-    from latticebpd.drafters import HeadLattices, LatticeSource, bundled, drafter_named
-    from latticebpd.drafters.default_systems import default_block_system, default_system, lattice_shape
-    from latticebpd.drafters.heads.blockwise import BlockwiseLM
-    from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
-    from latticebpd.target.chat import prompt_format
+    from latticebpd.decoding.front_door import load
 
     torch.set_num_threads(threads)
-    directory = model or bundled.MODEL
-    served = with_cpu_kernels(without_beams(load_model(directory), ignore_beams), narrow)
-    tokenizer = load_tokenizer(directory)
-    prompts = prompt_format(tokenizer, served, chat, system_prompt)
-    rescored = lm or (bundled.LM if model is None else lm_beside(directory))
-    source: LatticeSource | None = None
-    if drafter_model is not None:
-        name = system or default_block_system(lm, alpha)
-        source = block_source(drafter_model, served, tokenizer, bigram, narrow)(
-            *lattice_shape(k, slots, name, rescored)
-        )
-    else:
-        name = system or default_system(rescored, alpha, has_heads=isinstance(served, BlockwiseLM))
-        if isinstance(served, BlockwiseLM):
-            source = HeadLattices(served, *lattice_shape(k, slots, name, rescored))
-    check_asked(name, lm, alpha)
-    drafter = drafter_named(name, source, rescored, alpha)
+    loaded = load(
+        model,
+        lm,
+        drafter=drafter_model,
+        chat=chat,
+        system_prompt=system_prompt,
+        ignore_beams=ignore_beams,
+        cpu_kernels=narrow,
+        bigram=bigram,
+    )
+    drafter = named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
         found = run(
             chosen,
-            served,
-            prompts,
+            loaded.model,
+            loaded.prompts,
             forward_func,
             max_new_tokens,
             on_question=lambda question: bar.update(task, advance=1, description=question.task),
             drafter=drafter,
         )
     if output is not None:
-        write_answers(found.answers, output, f"{directory.name}-latticebpd")
+        write_answers(found.answers, output, f"{loaded.name}-latticebpd")
     results = found.results()
     if json:
         print_json({

@@ -1,8 +1,8 @@
-"""Linear layers for few tokens, computed by our own kernel (``_kernels/linear.hpp``), which reads weights that were
-laid out for it."""
+"""Linear layers for few tokens by a CPU kernel that reads packed weights (``_kernels/linear.hpp``)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,100 +12,111 @@ from torch import Tensor, nn
 from latticebpd.cpu import _kernels
 
 
-class PackedLinear:
-    """``F.linear`` with a weight that hardly ever changes: it is laid out at the first call, and anew when it is
-    another.
+class PackedWeights:
+    """Weights in a kernel's layout: packed at the first call, and again after a weight has changed."""
 
-    The layout takes as much memory as the weight again, a quarter more once `largest` is asked for. What the kernel
-    cannot do (gradients, other types and devices) is PyTorch's.
+    def __init__(self) -> None:
+        self.kernels: Any = None
+        self._versions: tuple[object, ...] = ()
+        self._sources: tuple[Tensor | None, ...] = ()  # kept, so that no other weight comes to lie at an address
+
+    def _packed(self, pack: Callable[[], Any], *weights: Tensor | None) -> Any:
+        """The kernels that ``pack`` makes of these weights."""
+        versions = tuple(None if weight is None else weight_version(weight) for weight in weights)
+        if versions != self._versions:
+            self.kernels = pack()
+            self._versions = versions
+            self._sources = tuple(None if weight is None else weight.detach() for weight in weights)
+        return self.kernels
+
+    def __reduce__(self) -> tuple[type[PackedWeights], tuple[()]]:
+        return type(self), ()  # a copy packs its own weights
+
+
+class PackedLinear(PackedWeights):
+    """``F.linear``; what the kernel cannot do (gradients, other types and devices) is PyTorch's.
+
+    Packed weights take as much memory as the weight, and a quarter more after a call of `argmax`.
     """
 
     def __init__(self) -> None:
-        self._panels: Any = None
-        self._screened: Any = None
-        self._packed: tuple[object, ...] = ()
-        self._kept: tuple[
-            Tensor | None, ...
-        ] = ()  # what was laid out: kept, so that no other weight comes to lie at its address
+        super().__init__()
+        self._argmax: Any = None
 
     def __call__(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """``[..., inputs]``, ``[outputs, inputs]`` and ``[outputs]`` -> ``[..., outputs]``."""
-        if not self._fits(input, weight, bias):
-            return F.linear(input, weight, bias)
-        rows, outputs = input.contiguous(), len(weight)
-        output = input.new_empty((*input.shape[:-1], outputs))
-        self._panels.multiply(rows.data_ptr(), output.numel() // outputs, output.data_ptr(), torch.get_num_threads())
-        return output
+        panels = self._panels(input, weight, bias)
+        return F.linear(input, weight, bias) if panels is None else multiply(panels, input, len(weight))
 
-    def largest(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``[..., inputs]`` -> ``[...]`` int64: the place of the largest output, of equal ones the first, from a
-        quarter of the bytes."""
-        if not self._fits(input, weight, bias):
+    def argmax(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``[..., inputs]`` -> ``[...]`` int64: index of the largest output, of equal ones the lowest.
+
+        It reads a quarter of the weight's bytes.
+        """
+        panels = self._panels(input, weight, bias)
+        if panels is None:
             return F.linear(input, weight, bias).argmax(dim=-1)
-        if self._screened is None:
-            (outputs, inputs), kept, added = (
-                weight.shape,
-                weight.contiguous(),
-                None if bias is None else bias.contiguous(),
-            )
-            self._screened = _kernels.Screened(
-                self._panels, kept.data_ptr(), outputs, inputs, 0 if added is None else added.data_ptr()
-            )
-        rows, found = input.contiguous(), input.new_empty(input.shape[:-1], dtype=torch.int64)
-        self._screened.largest(rows.data_ptr(), found.numel(), found.data_ptr(), torch.get_num_threads())
-        if (unknown := found < 0).any():
-            found[unknown] = self(rows[unknown], weight, bias).argmax(dim=-1)
-        return found
+        if self._argmax is None:
+            self._argmax = _kernel(_kernels.QuantizedArgmax, weight, bias, panels)
+        rows, indices = input.contiguous(), input.new_empty(input.shape[:-1], dtype=torch.int64)
+        self._argmax.argmax(rows.data_ptr(), indices.numel(), indices.data_ptr(), torch.get_num_threads())
+        if (unknown := indices < 0).any():
+            indices[unknown] = self(rows[unknown], weight, bias).argmax(dim=-1)
+        return indices
 
-    def _fits(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-        """Whether the kernel can compute it, for which the weight is laid out then."""
-        outputs, inputs = weight.shape
-        learning = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-        if not is_plain(weight):  # moved or converted: the old one's memory is let go
-            self._panels, self._screened, self._packed, self._kept = None, None, (), ()
-        if (
-            learning
-            or not (is_plain(input) and is_plain(weight))
-            or input.shape[-1:] != (inputs,)
-            or torch.is_autocast_enabled("cpu")
-        ):
-            return False
-        packed = (weight_version(weight), None if bias is None else weight_version(bias))
-        if packed != self._packed:
-            kept, added = weight.contiguous(), None if bias is None else bias.contiguous()
-            self._panels = _kernels.Panels(kept.data_ptr(), outputs, inputs, 0 if added is None else added.data_ptr())
-            self._packed, self._kept, self._screened = (
-                packed,
-                (weight.detach(), None if bias is None else bias.detach()),
-                None,
-            )
-        return True
+    def _panels(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        """The packed weight; None where the kernel cannot compute the product."""
+        if not is_plain(weight):  # moved or converted: free the packed one
+            self.kernels, self._argmax, self._versions, self._sources = None, None, (), ()
 
-    def __reduce__(self) -> tuple[type[PackedLinear], tuple[()]]:
-        return PackedLinear, ()  # a copy lays out its own weight
+        def pack() -> Any:
+            self._argmax = None
+            return _kernel(_kernels.Panels, weight, bias)
+
+        return self._packed(pack, weight, bias) if can_compute(input, weight) else None
+
+
+def _kernel(kind: Callable[..., Any], weight: Tensor, bias: Tensor | None, *first: Any) -> Any:
+    """A kernel of a weight and a bias, which it copies."""
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    return kind(*first, weight.data_ptr(), *weight.shape, 0 if bias is None else bias.data_ptr())
+
+
+def multiply(kernels: Any, input: Tensor, outputs: int) -> Tensor:
+    """``[..., inputs]`` -> ``[..., outputs]`` by packed weights."""
+    rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], outputs))
+    kernels.multiply(rows.data_ptr(), output.numel() // max(1, outputs), output.data_ptr(), torch.get_num_threads())
+    return output
+
+
+def can_compute(input: Tensor, weight: Tensor) -> bool:
+    """Whether a kernel can compute a product, ``[..., inputs]`` and ``[outputs, inputs]``."""
+    learning = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
+    plain = is_plain(input) and is_plain(weight) and not torch.is_autocast_enabled("cpu")
+    return plain and not learning and input.shape[-1:] == weight.shape[1:]
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is numbers in memory as the kernel takes them."""
+    """Whether a tensor is float32 numbers in memory, as kernels take them."""
     return tensor.dtype is torch.float32 and tensor.device.type == "cpu" and type(tensor) in (Tensor, nn.Parameter)
 
 
 def weight_version(tensor: Tensor) -> tuple[object, ...]:
-    """Another one for other numbers."""
+    """Changes when the weight's storage or version changes."""
     return tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.shape, tensor.stride()
 
 
 class CpuLinear(nn.Linear):
-    """A linear layer that the kernel computes; what `narrow` makes of `torch.nn.Linear`."""
+    """A linear layer with CPU kernels."""
 
     packed: PackedLinear
 
     def forward(self, input: Tensor) -> Tensor:
         return self.packed(input, self.weight, self.bias)
 
-    def largest(self, input: Tensor) -> Tensor:
-        """``[..., inputs]`` -> ``[...]`` int64: the place of the largest output, of equal ones the first."""
-        if self._forward_hooks or self._forward_pre_hooks:  # whoever listens may change what is put out
-            found: Tensor = self(input).argmax(dim=-1)
-            return found
-        return self.packed.largest(input, self.weight, self.bias)
+    def argmax(self, input: Tensor) -> Tensor:
+        """``[..., inputs]`` -> ``[...]`` int64: index of the largest output, of equal ones the lowest."""
+        if self._forward_hooks or self._forward_pre_hooks:  # which may change the outputs
+            outputs: Tensor = self(input)
+            return outputs.argmax(dim=-1)
+        return self.packed.argmax(input, self.weight, self.bias)

@@ -1,12 +1,12 @@
 """Acceptance rules: which drafted tokens stay.
 
-A rule looks at one node at a time, with the base model's logits for what follows it and the tokens that were
-drafted below it, and picks one token.  If that is a drafted token, the walk goes on below it; if not, the token is
-committed behind the accepted path and the walk ends.  Under ``Exact`` and ``Sampling`` the pick is the base model's
-own and drafts only save calls; under the others a drafted token that is good enough is kept in its place.
+A rule looks at one node at a time, at the target model's logits after it and the tokens drafted below it, and picks one
+token. If that token was drafted, the walk goes on below it; if not, it is committed after the accepted path and the
+walk ends. Under ``Exact`` and ``Sampling`` the pick is the target model's own, and drafts only save calls; the other
+rules also accept drafted tokens that the model would not have picked.
 
-Where several drafted tokens would do, the one that the base model likes best is taken: the accepted path then never
-gets shorter as a rule gets more lenient.
+Of several acceptable drafted tokens the one that the target model prefers is taken, so the accepted path never gets
+shorter as a rule gets more lenient.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ from latticebpd.target.forward import Verified
 
 
 class NodeDrafts:
-    """What was drafted right below ``n`` nodes.
+    """The drafted tokens right below ``n`` nodes; an index runs over the nodes.
 
     Args:
-        trees, nodes: ``[n]``, each node and the tree that it belongs to.
+        trees, nodes: ``[n]``, each node and its tree.
     """
 
     def __init__(self, trees: Sequence[DraftTree], nodes: Sequence[int]) -> None:
         self.trees, self.nodes = trees, nodes
 
     def __call__(self, i: int) -> np.ndarray:
-        """The tokens below the ``i``-th node, in the tree's order."""
+        """The tokens, in the tree's order."""
         tokens: np.ndarray = self.trees[i].tokens[self.trees[i].children(self.nodes[i])]
         return tokens
 
     def log_probs(self, i: int) -> np.ndarray | None:
-        """Natural log of the probability that the drafter gave to each of those tokens behind the node; None if it gave
-        none."""
+        """The drafter's log-probability (natural) of each token after the node; None if the tree has none."""
         tree, node = self.trees[i], self.nodes[i]
         if tree.log_probs is None:
             return None
-        found: np.ndarray = tree.log_probs[tree.children(node)] - (0.0 if node == ROOT else tree.log_probs[node])
-        return found
+        log_probs: np.ndarray = tree.log_probs[tree.children(node)] - (0.0 if node == ROOT else tree.log_probs[node])
+        return log_probs
 
     def slot(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the lattice's slot below the node, and the natural logs of their probabilities, whatever came
-        before; none without a lattice."""
+        """All tokens of the lattice's slot below the node and their log-probabilities (natural); empty without a
+        lattice."""
         tree, node = self.trees[i], self.nodes[i]
         depth = 0 if node == ROOT else int(tree.depths[node])
         if tree.lattice is None or depth >= tree.lattice.slots:
@@ -68,9 +67,8 @@ class Acceptance(Protocol):
         """One token for each of ``n`` nodes.
 
         Args:
-            logits: ``[n, vocab]``, the base model's.
-            drafted: index of a node, 0 <= index < n -> the drafted tokens right below it; their probabilities, and the
-                slot that they come from, where a rule wants those.
+            logits: ``[n, vocab]``, the target model's.
+            drafted: the tokens right below each node.
             depths: ``[n]``, drafted tokens up to and including each node; 0 is the next token.
         """
 
@@ -84,22 +82,38 @@ class Bindable(Protocol):
 
 
 def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
-    """The rule, as it is for a decode under these settings."""
+    """The rule for a decode under these settings."""
     return rule.bound(settings) if isinstance(rule, Bindable) else rule
 
 
 @dataclass(frozen=True)
 class Exact:
-    """Keep what the base model would have written: the text is greedy decoding's.  Ties go to the lowest token id."""
+    """Keep what the target model would have written: the text is greedy decoding's. Ties go to the lowest token id."""
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen: list[int] = logits.argmax(dim=-1).tolist()
         return chosen
 
 
+class _Lenient:
+    """Keeps the most probable drafted token if it is good enough, else takes the most probable of all."""
+
+    def accepts(self, better: int, equal: int, gap: float) -> bool:
+        """Whether a token stays.
+
+        Args:
+            better, equal: how many tokens are more probable, and how many as probable ones have a lower id.
+            gap: the best log-probability minus the token's.
+        """
+        raise NotImplementedError
+
+    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
+        return [_best_drafted(row, drafted(node), self.accepts) for node, row in enumerate(logits)]
+
+
 @dataclass(frozen=True)
-class TopK:
-    """Keep a drafted token that is among the base model's ``k`` best (Stern 2018, section 5.1); k = 1 is exact."""
+class TopK(_Lenient):
+    """Keep a drafted token that is among the target model's ``k`` best (Stern 2018, section 5.1); k = 1 is exact."""
 
     k: int
 
@@ -107,17 +121,13 @@ class TopK:
         if self.k < 1:
             raise ValueError(f"expected k >= 1, got {self.k}")
 
-    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
-        return [
-            _kept(row, drafted(node), lambda better, equal, gap: better + equal < self.k)
-            for node, row in enumerate(logits)
-        ]
+    def accepts(self, better: int, equal: int, gap: float) -> bool:
+        return better + equal < self.k
 
 
 @dataclass(frozen=True)
-class TopBeta:
-    """Keep a drafted token that is as probable as the ``beta``-th best, and whose log-probability is within ``tau`` of
-    the best.
+class TopBeta(_Lenient):
+    """Keep a drafted token that is as probable as the ``beta``-th best, and within ``tau`` of the best log-probability.
 
     That is GAD++ (Xia 2022, equations 6 and 7), equality included: beta = 1 and tau = 0 are exact, but for ties.
     """
@@ -129,11 +139,8 @@ class TopBeta:
         if self.beta < 1 or not self.tau >= 0:
             raise ValueError(f"expected beta >= 1 and tau >= 0, got beta {self.beta} and tau {self.tau}")
 
-    def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
-        return [
-            _kept(row, drafted(node), lambda better, equal, gap: better < self.beta and gap <= self.tau)
-            for node, row in enumerate(logits)
-        ]
+    def accepts(self, better: int, equal: int, gap: float) -> bool:
+        return better < self.beta and gap <= self.tau
 
 
 def _absolute_difference(token: int, other: int) -> float:
@@ -142,11 +149,11 @@ def _absolute_difference(token: int, other: int) -> float:
 
 @dataclass(frozen=True)
 class Distance:
-    """Keep a drafted token within ``epsilon`` of the base model's own (Stern 2018, section 5.2).
+    """Keep a drafted token within ``epsilon`` of the target model's own (Stern 2018, section 5.2).
 
     Args:
         epsilon: greatest distance, >= 0; Stern takes 2 for pixel intensities.
-        metric: distance of two token ids; by default that of the ids themselves, for tokens that are numbers.
+        metric: distance of two token ids; by default their absolute difference, for tokens that are numbers.
     """
 
     epsilon: float
@@ -170,8 +177,8 @@ class Distance:
 class MinimumBlock:
     """Commit at least ``length`` tokens a call where the draft has them (Stern 2018, section 5.3).
 
-    Down to that length the drafted token that the base model likes best is kept, however little; below it ``otherwise``
-    decides.  The next token counts, as in the paper: length 1 changes nothing.
+    Down to that length the most probable drafted token is kept; below it ``otherwise`` decides. The next token counts,
+    as in the paper: length 1 changes nothing.
     """
 
     length: int
@@ -187,7 +194,7 @@ class MinimumBlock:
             if depth < self.length - 1:
                 tokens = drafted(node)
                 if len(tokens) and chosen[node] not in tokens:
-                    chosen[node] = _kept(logits[node], tokens, lambda better, equal, gap: True)
+                    chosen[node] = _best_drafted(logits[node], tokens)
         return chosen
 
     def bound(self, settings: GenerationSettings) -> MinimumBlock:
@@ -195,14 +202,14 @@ class MinimumBlock:
 
 
 class Sampling:
-    """Sample each node's next token from the base model's own distribution and follow the drafted token that equals it.
+    """Sample each node's next token from the target model's distribution and follow the drafted token that equals it.
 
-    Every token is one draw from the distribution that ``generate(do_sample=True)`` draws from, given the text before
-    it, whatever was drafted; so the texts are distributed exactly as the base model's.
+    Every token is one draw from the distribution of ``generate(do_sample=True)`` given the text before it, whatever was
+    drafted; so the texts are distributed exactly as the target model's.
 
     Args:
-        temperature, top_k, top_p: as for ``generate()``; None leaves what the model's generation config says or, where
-            it says nothing, ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
+        temperature, top_k, top_p: as for ``generate()``; None means the generation config's or, without one,
+            ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
         generator: source of randomness, on the model's device; torch's own by default.
         others: the other filters of ``generate()``: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``,
             ``top_h``.
@@ -221,12 +228,8 @@ class Sampling:
         if unknown := sorted(others.keys() - set(WARPERS)):
             raise ValueError(f"expected filters {', '.join(WARPERS)}, got {', '.join(unknown)}")
         self.generator = generator
-        self.arguments = {
-            "temperature": None if temperature is None else float(temperature),
-            "top_k": top_k,
-            "top_p": top_p,
-            **others,
-        }
+        temperature = None if temperature is None else float(temperature)
+        self.arguments = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **others}
         self.warpers = GenerationSettings().warpers(**self.arguments)
 
     def bound(self, settings: GenerationSettings) -> Sampling:
@@ -239,26 +242,24 @@ class Sampling:
         return chosen
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """``[n, vocab]``: what each node's next token is drawn from."""
-        # The warpers look at scores alone; the ids they are given do not matter.
+        """``[n, vocab]``, the distribution of each node's next token."""
+        # The warpers look at scores alone; the ids do not matter.
         no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)
         scores: Tensor = self.warpers(no_ids, logits.float())
         return scores.softmax(dim=-1)
 
 
 class SpeculativeSampling(Sampling):
-    """Keep a drafted token with probability min(1, p/q), else draw from what is left of p (Leviathan 2023; SpecInfer
-    for trees).
+    """Keep a drafted token with probability min(1, p/q), else draw from the rest of p (Leviathan 2023; SpecInfer for
+    trees).
 
-    p is the base model's distribution, as under ``Sampling``, and that of the texts. q is the one that the draft was
-    drawn
-    from: its slot of the tree's lattice, scaled to sum 1. So the drafter must have *drawn* its drafts, slot by slot and
-    without looking at anything else, and its tree hold them in the order in which they were drawn; then siblings, which
-    are distinct, are tried one after the other, without replacement.
+    p is the target model's distribution, as under ``Sampling``, and so the texts'. q is the draft's: its slot of the
+    tree's lattice, scaled to sum 1. So the drafter must *draw* its drafts slot by slot, independently of everything
+    else, and its tree must hold them in the order of drawing; siblings, which are distinct, are then tried one after
+    the other, without replacement.
 
-    Drafts that are chosen instead of drawn (the best paths or trees, copies), as this package's drafters choose them,
-    have q = 1: for them ``Sampling`` is this rule, and no rule that leaves the distribution alone accepts more of a
-    given tree.
+    Drafts that are chosen instead of drawn (best paths or trees, copies), as by this package's drafters, have q = 1:
+    for them ``Sampling`` is this rule, and no rule that preserves the distribution accepts more of a given tree.
 
     Raises:
         ValueError: a drafted token that its slot does not hold.
@@ -266,13 +267,13 @@ class SpeculativeSampling(Sampling):
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         return [
-            self._tried(p.double(), drafted(node), *drafted.slot(node))
+            self._try_in_turn(p.double(), drafted(node), *drafted.slot(node))
             for node, p in enumerate(self.probabilities(logits))
         ]
 
-    def _tried(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
-        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot of these
-        arcs."""
+    def _try_in_turn(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
+        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's
+        ``arcs``."""
         if not np.isin(tokens, arcs).all():
             raise ValueError(
                 "expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not"
@@ -289,12 +290,11 @@ class SpeculativeSampling(Sampling):
         return int(torch.multinomial(p, 1, generator=self.generator))
 
 
-def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, int, float], bool]) -> int:
-    """The best drafted token if it is ``good(better, equal, gap)``, else the best of all.
-
-    logits: ``[vocab]``.  better: how many tokens are more probable; equal: how many as probable have a lower id.
-    gap: how far its log-probability lies below the best one's.
-    """
+def _best_drafted(
+    logits: Tensor, drafted: np.ndarray, accepts: Callable[[int, int, float], bool] = lambda *_: True
+) -> int:
+    """The most probable drafted token if it is accepted (:meth:`_Lenient.accepts`), else the most probable of all;
+    ``logits`` is ``[vocab]``."""
     best = int(logits.argmax())
     if not len(drafted):
         return best
@@ -302,52 +302,28 @@ def _kept(logits: Tensor, drafted: np.ndarray, good: Callable[[int, int, float],
     token = int(tokens[logits[tokens].argmax()])
     value = logits[token]
     better, equal = int((logits > value).sum()), int((logits[:token] == value).sum())
-    return token if good(better, equal, float(logits[best]) - float(value)) else best
+    return token if accepts(better, equal, float(logits[best]) - float(value)) else best
 
 
 Adjust = Callable[[int, list[int], Tensor], Tensor]
-"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits as a logits processor leaves them."""
+"""Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors."""
 
 
 def walk(
     rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None = None
 ) -> tuple[list[list[int]], list[int]]:
-    """Walk down every row's tree as the rule says.
+    """Walk down every row's tree by the rule.
 
     Args:
         rule: picks a token at each node.
         trees: one for each row.
-        verified: the base model's output for them.
-        adjust: applied to a node's logits before the rule sees them.
+        verified: the target model's output for them.
+        adjust: applied to a node's logits before the rule.
 
     Returns:
         For each row the accepted nodes, a path from the root, and the token that follows them.
     """
-    # Only the nodes on the way are asked for logits, which on a CPU is a fraction of the work; elsewhere all nodes in
-    # one go are cheaper than a transfer per step.  What a processor adjusts is costly anywhere.
-    one_by_one = adjust is not None or verified.hidden.device.type == "cpu"
-    choose = (_picked_on_the_way if one_by_one else _picked_at_once)(rule, trees, verified, adjust)
-    paths: list[list[int]] = [[] for _ in trees]
-    next_tokens = [0] * len(trees)
-    walking = list(range(len(trees)))
-    while walking:
-        ends = [paths[row][-1] if paths[row] else ROOT for row in walking]
-        going_on = []
-        for row, end, token in zip(walking, ends, choose(walking, ends), strict=True):
-            tree = trees[row]
-            child = np.flatnonzero((tree.parents == end) & (tree.tokens == token))
-            if child.size:
-                paths[row].append(int(child[0]))
-                going_on.append(row)
-            else:
-                next_tokens[row] = token
-        walking = going_on
-    return paths, next_tokens
 
-
-def _picked_on_the_way(
-    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None
-) -> Callable[[list[int], list[int]], list[int]]:
     def choose(rows: list[int], nodes: list[int]) -> list[int]:
         columns = [node + 1 for node in nodes]
         if verified.best_of is not None and adjust is None and type(rule) is Exact:
@@ -360,14 +336,25 @@ def _picked_on_the_way(
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         return rule.choose(logits, NodeDrafts([trees[row] for row in rows], nodes), depths)
 
-    return choose
-
-
-def _picked_at_once(
-    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None
-) -> Callable[[list[int], list[int]], list[int]]:
-    rows = [row for row, tree in enumerate(trees) for _ in range(len(tree) + 1)]
-    nodes = [node for tree in trees for node in range(ROOT, len(tree))]
-    chosen = _picked_on_the_way(rule, trees, verified, adjust)(rows, nodes)
-    table = dict(zip(zip(rows, nodes, strict=True), chosen, strict=True))
-    return lambda rows, nodes: [table[where] for where in zip(rows, nodes, strict=True)]
+    chosen: dict[tuple[int, int], int] = {}
+    if adjust is None and verified.hidden.device.type != "cpu":
+        # One projection for all nodes costs less than a transfer per step. On a CPU, and with processors, logits are
+        # computed for the nodes on the way only, a fraction of the work.
+        pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]
+        chosen = dict(zip(pairs, choose(*map(list, zip(*pairs, strict=True))), strict=True))
+    paths: list[list[int]] = [[] for _ in trees]
+    next_tokens = [0] * len(trees)
+    walking = list(range(len(trees)))
+    while walking:
+        ends = [paths[row][-1] if paths[row] else ROOT for row in walking]
+        tokens = [chosen[pair] for pair in zip(walking, ends, strict=True)] if chosen else choose(walking, ends)
+        still_walking = []
+        for row, end, token in zip(walking, ends, tokens, strict=True):
+            child = np.flatnonzero((trees[row].parents == end) & (trees[row].tokens == token))
+            if child.size:
+                paths[row].append(int(child[0]))
+                still_walking.append(row)
+            else:
+                next_tokens[row] = token
+        walking = still_walking
+    return paths, next_tokens

@@ -1,15 +1,14 @@
 """Drafting inside ``transformers``: ``model.generate(..., custom_generate=custom_generate(drafter))``.
 
-``generate()`` prepares a decode (generation config, logits processors, stopping criteria, encoded sources), and a
-callable takes the place of its own loop. Ours is the one of ``loop.py``. Scripts, pipelines and evaluation harnesses
-that pass keyword arguments on to ``generate()`` draft with this one argument.
+``generate()`` prepares a decode (generation config, logits processors, stopping criteria, encoded sources) and calls a
+``custom_generate`` callable in place of its own loop. This one runs the loop of ``loop.py``, so any script, pipeline or
+evaluation harness that passes keyword arguments on to ``generate()`` can draft.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,9 +25,9 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
-from latticebpd.decoding.generation_config import GenerationSettings, refuse
-from latticebpd.decoding.loop import Generated, Stream, check_drafter, decode
-from latticebpd.decoding.prompts import Prompts
+from latticebpd.decoding.generation_config import GenerationSettings, eos_ids, refuse
+from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, decode
+from latticebpd.decoding.prompts import Prompts, unpadded
 from latticebpd.decoding.session import Session
 from latticebpd.decoding.stopping import begin_texts
 from latticebpd.drafters.drafter import Drafter
@@ -37,12 +36,11 @@ from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _UNUSED = frozenset({"use_cache", "past_key_values", "cache_position", "logits_to_keep"})
-"""Arguments of the model that ``generate()`` itself prepares; the loop has its own cache and asks for the logits that
-it needs."""
+"""Arguments of the model that ``generate()`` prepares and the loop does not need."""
 
 
 def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
-    """What ``model.generate(custom_generate=...)`` of ``transformers`` takes.
+    """A value for ``model.generate(custom_generate=...)`` of ``transformers``.
 
     ``model`` is a model of ``transformers``; of a ``BlockwiseLM``, its ``base``. Under ``Exact`` the text is the one
     that ``generate()`` writes without this argument. Under ``do_sample=True`` it is drawn from the same distribution;
@@ -63,9 +61,9 @@ def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trac
 
 
 class CustomGenerate:
-    """Takes the place of ``generate()``'s own loop.
+    """A callable that replaces ``generate()``'s own loop.
 
-    last: what the last call produced and cost; None before the first.
+    last: result and costs of the last call; None before the first.
     """
 
     def __init__(self, drafter: Drafter, acceptance: Acceptance | None, trace: bool) -> None:
@@ -73,7 +71,7 @@ class CustomGenerate:
         self.last: Generated | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CustomGenerate:
-        """Itself: evaluation harnesses copy the arguments of ``generate()``, and the drafter may hold a whole model."""
+        """Itself: evaluation harnesses copy the arguments of ``generate()``, and the drafter may hold a large model."""
         return self
 
     def __call__(
@@ -89,7 +87,7 @@ class CustomGenerate:
         """Decode what ``generate()`` has prepared.
 
         Args:
-            input_ids: ``[rows, n]``, the prompts or, of an encoder–decoder, what its texts begin with.
+            input_ids: ``[rows, n]``, the prompts or, of an encoder–decoder, the beginnings of its texts.
             logits_processor, stopping_criteria, generation_config: as ``generate()`` prepared them.
             inputs_tensor: an encoder–decoder's sources, ``[rows, m]`` or one for several rows.
             model_kwargs: arguments of the model's ``forward``, and of the loop.
@@ -98,45 +96,36 @@ class CustomGenerate:
             What ``generate()`` returns: ``[rows, length]``, or an output object under ``return_dict_in_generate``.
 
         Raises:
-            ValueError: something was asked for that this loop cannot do; the message says what.
+            ValueError: an argument that this loop does not support; the message names it.
         """
-        given = {
-            **_arguments_of_generate(),
-            **{name: value for name, value in model_kwargs.items() if value is not None},
-        }
-        settings = PreparedSettings(model, generation_config)
+        own = {name: value for name, value in model_kwargs.items() if value is not None}
+        arguments = _arguments_of_generate() | own
+        base, settings = BaseModel.of(model), PreparedSettings(model, generation_config)
         rule = _rule(self.acceptance, generation_config)
-        _refuse_arguments(generation_config, given)
-        stream = Stream(given.pop("streamer", None), len(input_ids))
-        inputs = given.pop("inputs_tensor", inputs_tensor)
-        base = BaseModel.of(model)
-        prompts = (_with_sources if base.is_encoder_decoder else _prompts)(base, input_ids, inputs, given)
-        if given:
-            names = ", ".join(sorted(given))
-            raise ValueError(
-                f"expected generate() without {names} beside custom_generate, got it; leave one of the two out"
-            )
+        _remove_unused(generation_config, arguments)
+        streamer = arguments.pop("streamer", None)
+        if streamer is not None:
+            check_streamer(len(input_ids))
+        inputs = arguments.pop("inputs_tensor", inputs_tensor)
+        prompts = (_encoded_prompts if base.is_encoder_decoder else _prompts)(base, input_ids, inputs, arguments)
+        if arguments:
+            raise _unsupported(", ".join(sorted(arguments)))
         texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria)
-        for text, row in zip(texts, prompts.given.tolist(), strict=True):
+        for text, row in zip(texts, prompts.prefix.tolist(), strict=True):
             padding = row[: len(row) - text.prompt_length]
             if padding or len(texts) > 1:
-                asked = [
-                    _AskedByRow(each, padding, len(texts)) if _foreign(each) else each for each in text.rules.criteria
-                ]
-                text.rules = replace(text.rules, criteria=StoppingCriteriaList(asked))
+                text.criteria = StoppingCriteriaList(_by_row(each, padding, len(texts)) for each in text.criteria)
         session = Session(base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
-        self.last = decode(session, self.drafter, bound(rule, settings), stream, self.trace)
+        self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
         sequences: Any = self.last.sequences.to(input_ids.device)
         if not generation_config.return_dict_in_generate:
             return sequences  # type: ignore[no-any-return]
-        return (GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput)(
-            sequences=sequences
-        )
+        output = GenerateEncoderDecoderOutput if base.is_encoder_decoder else GenerateDecoderOnlyOutput
+        return output(sequences=sequences)
 
 
 class PreparedSettings(GenerationSettings):
-    """A generation config that ``generate()`` has prepared: processors, warpers and criteria have been made of it
-    already.
+    """A generation config from which ``generate()`` has already built processors, warpers and criteria.
 
     Raises:
         ValueError: a field that cannot be honoured.
@@ -149,15 +138,15 @@ class PreparedSettings(GenerationSettings):
             refuse(config)
         finally:
             config.num_return_sequences = rows
-        self.device, self.config = BaseModel.of(model).device, config
-        eos = config.eos_token_id
-        self.eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
+        self.device, self.config, self.eos_ids = BaseModel.of(model).device, config, eos_ids(config)
 
-    def processors(self, width: int, max_length: int, read: Sequence[int], given: Sequence[Any]) -> LogitsProcessorList:
+    def processors(
+        self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]
+    ) -> LogitsProcessorList:
         return LogitsProcessorList(given)
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
-        """None: they stand behind the processors."""
+        """None: they are among the processors."""
         if given := sorted(name for name, value in arguments.items() if value is not None):
             raise ValueError(
                 f"expected a sampling rule without settings of its own, got {', '.join(given)}; pass them to generate()"
@@ -170,44 +159,41 @@ class PreparedSettings(GenerationSettings):
         return StoppingCriteriaList(given)
 
 
-class _AskedByRow(StoppingCriteria):  # type: ignore[misc, unused-ignore]
-    """A criterion of the caller's, asked with one row of a batch as ``generate()`` shows it, padding included."""
+class _RowCriterion(StoppingCriteria):  # type: ignore[misc, unused-ignore]
+    """A caller's criterion, called with one row of a batch as ``generate()`` shows it, padding included."""
 
     def __init__(self, criterion: Callable[..., Any], padding: list[int], rows: int) -> None:
-        self.criterion, self.padding, self.rows = criterion, padding, rows
+        self.criterion, self.padding, self.rows = criterion, torch.tensor([padding], dtype=torch.long), rows
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
         try:
-            found = self.criterion(
-                torch.cat([torch.tensor([self.padding], dtype=torch.long), input_ids], dim=1), scores, **kwargs
-            )
+            done = self.criterion(torch.cat([self.padding, input_ids], dim=1), scores, **kwargs)
         except IndexError as error:
             raise ValueError(
                 f"expected stopping criteria that look at every row alone, got {name}; decode prompts one by one"
             ) from error
-        if self.rows > 1 and not (isinstance(found, Tensor) and found.shape == (1,)):
+        if self.rows > 1 and not (isinstance(done, Tensor) and done.shape == (1,)):
             raise ValueError(
-                f"expected stopping criteria that give a tensor [rows], got {found!r} by {name}; decode prompts one"
+                f"expected stopping criteria that give a tensor [rows], got {done!r} by {name}; decode prompts one"
                 " by one"
             )
-        return found
+        return done
 
 
-def _foreign(criterion: Any) -> bool:
-    return not type(criterion).__module__.startswith("transformers.")
+def _by_row(criterion: Any, padding: list[int], rows: int) -> Any:
+    stock = type(criterion).__module__.startswith("transformers.")
+    return criterion if stock else _RowCriterion(criterion, padding, rows)
 
 
 def _arguments_of_generate() -> dict[str, Any]:
-    """Arguments of the ``generate()`` that called us.
+    """Arguments of the calling ``generate()`` that ``transformers`` 4.57 and later do not pass to a callable.
 
-    From 4.57 on, ``transformers`` does not pass these on to a callable; a streamer would wait for ever.
+    Without them a streamer would wait for ever.
     """
     frame, code = sys._getframe(2), getattr(GenerationMixin.generate, "__wrapped__", GenerationMixin.generate).__code__
-    if frame.f_code is not code:
-        return {}
-    names = ("streamer", "assistant_model", "synced_gpus", "inputs_tensor")
-    return {name: frame.f_locals[name] for name in names if frame.f_locals.get(name) is not None}
+    names = ("streamer", "assistant_model", "synced_gpus", "inputs_tensor") if frame.f_code is code else ()
+    return {name: value for name in names if (value := frame.f_locals.get(name)) is not None}
 
 
 def _rule(acceptance: Acceptance | None, config: GenerationConfig) -> Acceptance:
@@ -224,65 +210,48 @@ def _samples(rule: Any) -> bool:
     return isinstance(rule, Sampling) or (hasattr(rule, "otherwise") and _samples(rule.otherwise))
 
 
-def _refuse_arguments(config: GenerationConfig, given: dict[str, Any]) -> None:
-    """Take out of ``given`` what the loop does not need; refuse what it cannot do."""
-    if config.return_dict_in_generate:
-        for name in _OUTPUTS:
-            if getattr(config, name, False):
-                raise ValueError(
-                    f"expected generate() without {name} beside custom_generate, got it; leave one of the two out"
-                )
-    cache = given.get("past_key_values")
+def _unsupported(names: str, got: str = "it; leave one of the two out") -> ValueError:
+    return ValueError(f"expected generate(custom_generate=...) without {names}, got {got}")
+
+
+def _remove_unused(config: GenerationConfig, arguments: dict[str, Any]) -> None:
+    """Remove arguments that the loop does not need; ValueError for those that it does not support."""
+    for name in _OUTPUTS if config.return_dict_in_generate else ():
+        if getattr(config, name, False):
+            raise _unsupported(name)
+    cache = arguments.get("past_key_values")
     if cache is not None and cache.get_seq_length():
-        raise ValueError(
-            "expected generate() without past_key_values beside custom_generate, got a cache that holds tokens; leave"
-            " it out"
-        )
-    if not given.get("synced_gpus", True):
-        del given["synced_gpus"]
-    for name in _UNUSED:
-        given.pop(name, None)
-    kinds = given.get("token_type_ids")
-    if isinstance(kinds, Tensor) and not kinds.any():  # what a model takes where it is given none
-        del given["token_type_ids"]
+        raise _unsupported("past_key_values", "a cache that holds tokens; leave it out")
+    kinds = arguments.get("token_type_ids")
+    unused = set(_UNUSED)
+    unused |= {"token_type_ids"} if isinstance(kinds, Tensor) and not kinds.any() else set()  # zeros are the default
+    unused |= {"synced_gpus"} if not arguments.get("synced_gpus") else set()
+    for name in unused:
+        arguments.pop(name, None)
 
 
-def _prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, given: dict[str, Any]) -> Prompts:
+def _prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
+    """A causal LM's prompts; takes the mask and default positions out of ``arguments``."""
     ids = input_ids.cpu()
-    mask = given.pop("attention_mask", torch.ones_like(ids)).cpu().bool()
-    if mask.shape != ids.shape:
-        raise ValueError(
-            f"expected an attention_mask of the prompts' shape {tuple(ids.shape)}, got {tuple(mask.shape)}"
-        )
-    positions = given.get("position_ids")
-    if positions is not None and torch.equal(
-        positions.cpu().expand_as(ids)[mask], (mask.long().cumsum(dim=1) - 1)[mask]
-    ):
-        del given["position_ids"]
-    return Prompts(ids, _rows(ids, mask), [[] for _ in ids], None, base.vocab_size)
+    mask = arguments.pop("attention_mask", torch.ones_like(ids)).cpu().bool()
+    rows, positions = unpadded(ids, mask), arguments.get("position_ids")
+    default = (mask.long().cumsum(dim=1) - 1)[mask]
+    if positions is not None and torch.equal(positions.cpu().expand_as(ids)[mask], default):
+        del arguments["position_ids"]
+    return Prompts(ids, rows, [[] for _ in ids], None, base.vocab_size)
 
 
-def _with_sources(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, given: dict[str, Any]) -> Prompts:
-    ids, encoded = input_ids.cpu(), given.pop("encoder_outputs").last_hidden_state
-    read = given.pop("decoder_attention_mask", None)
+def _encoded_prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
+    """An encoder–decoder's; takes the encoder's output and the masks out of ``arguments``."""
+    ids, hidden = input_ids.cpu(), arguments.pop("encoder_outputs").last_hidden_state
+    read = arguments.pop("decoder_attention_mask", None)
     if read is not None and not read.all():
         raise ValueError(
             "expected decoder_input_ids without padding, got a decoder_attention_mask with zeros; decode texts one"
             " by one"
         )
-    mask = given.pop("attention_mask", torch.ones(encoded.shape[:2], dtype=torch.long, device=encoded.device))
-    if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or encoded.shape[1] != inputs.shape[1]:
+    mask = arguments.pop("attention_mask", torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device))
+    if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or hidden.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")
-    sources = inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0)
-    return Prompts(ids, ids.tolist(), _rows(sources, mask.cpu().bool()), EncodedSource(encoded, mask), base.vocab_size)
-
-
-def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    """Each row's tokens without padding."""
-    rows = [line[kept].tolist() for line, kept in zip(ids, mask, strict=True)]
-    if not all(rows):
-        raise ValueError(
-            f"expected at least one token in every prompt, got none in row {rows.index([])}; is the attention mask all"
-            " zero?"
-        )
-    return rows
+    sources = unpadded(inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0), mask.cpu().bool())
+    return Prompts(ids, ids.tolist(), sources, EncodedSource(hidden, mask), base.vocab_size)

@@ -1,10 +1,11 @@
-"""Everything that a decode needs, by one name: model, tokenizer, scorer and calibration, and what drafts by default."""
+"""The one front door: everything that a decode needs, by one name."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from latticebpd.cpu.kernels import use_cpu_kernels
+from latticebpd.decoding.generation_config import ignore_beams as without_beams
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.showing import Shown, show
-from latticebpd.drafters import Drafter, HeadLattices, bundled, drafter_named
+from latticebpd.drafters import bundled
+from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
+from latticebpd.drafters.drafter import Drafter
+from latticebpd.drafters.family import FamilySource, LoadOptions
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.masks.mask_network import refuse_drafter
+from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
+from latticebpd.drafters.registry import check_decodes, load_source
+from latticebpd.drafters.system_names import drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated
@@ -26,90 +34,133 @@ from latticebpd.scoring.scorer import Scorer
 from latticebpd.target.chat import ChatTemplate, PlainText, prompt_format
 from latticebpd.target.stock_model import BaseModel
 
+BUNDLED = "bundled"
+"""Name of the bundled model."""
 FIRST = 64
 """Tokens that a first draft has room for."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model and what belongs to it.
+    """A target model and everything that goes with it.
 
-    model: with heads, where some lie beside it (a ``BlockwiseLM``); else as ``transformers`` has it.
+    name: of the model; "bundled" for the bundled one.
+    model: with heads, where it has some (a ``BlockwiseLM``); else as ``transformers`` has it.
     tokenizer: the model's.
-    lm: the file of its language model, which holds weights for several systems; None where there is none.
-    scorer: ranks paths by that model, with the weight that is stored for the default system; None where there is none.
-    calibration: of calibrated trees; None where there is none.
+    prompts: how texts become prompts: in the tokenizer's chat template, where it has one.
+    lm: the file of its language model, which holds weights for several systems; None: no language model.
+    own_lm: whether the caller named ``lm``; else it lies next to the model.
+    source: lattices of the model's heads or of a drafter model; None: neither.
     """
 
+    name: str
     model: BlockwiseLM | PreTrainedModel = field(repr=False)
     tokenizer: PreTrainedTokenizerBase = field(repr=False)
-    lm: Path | None
-    scorer: Scorer | None
-    calibration: Calibration | None = field(repr=False)
+    prompts: PlainText | ChatTemplate = field(repr=False)
+    lm: Path | None = None
+    own_lm: bool = False
+    source: FamilySource | None = field(default=None, repr=False)
 
     @property
     def base(self) -> Any:
         """The model of ``transformers``, without the heads."""
         return BaseModel.of(self.model).model
 
-    @property
-    def prompts(self) -> PlainText | ChatTemplate:
-        """How texts become prompts: in the tokenizer's chat template, where it has one."""
-        return prompt_format(self.tokenizer, self.model)
+    @cached_property
+    def scorer(self) -> Scorer | None:
+        """Ranks paths by the language model, with the weight that is stored for trees; None: no language model."""
+        return None if self.lm is None else as_scorer(self.lm, system="16-tree")
 
-    def drafter(self, system: str | None = None, num_nodes: int = 16, k: int | None = None) -> Drafter:
-        """What drafts: as ``latticebpd generate --system`` names it.
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """Of calibrated trees; None: the language model has none."""
+        return calibrated_scorer(self.lm).calibration if is_calibrated(self.lm) else None
+
+    def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
+        """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.
 
         Args:
-            system: by default a calibrated tree, where there is a calibration; else copies and a tree of the heads'
-                tokens; without heads, copies of what followed the text's last tokens before.
-            num_nodes: of the default system's trees.
-            k: arcs per slot; by default what a calibration was fitted to, else 16. Of a calibrated tree no more slots
-                are asked for than the calibration says that it needs.
+            alpha: weight of the language model, if any is given; a calibration has its own.
+            num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
+            by_cost: trees are cut to what pays off.
+        """
+        return default_system(self.source, self.lm, self.own_lm, alpha, num_nodes, by_cost)
+
+    def lattice_source(self, k: int = 16, slots: int | None = None) -> FamilySource:
+        """The source of lattices with ``k`` arcs per slot and its first ``slots`` slots; None: all.
 
         Raises:
-            ValueError: no such system, or one that needs heads, a language model or a calibration that there is not.
+            ValueError: the model has no heads, and no drafter was loaded.
         """
-        heads = isinstance(self.model, BlockwiseLM)
-        name = default_system(self.lm, num_nodes=num_nodes, has_heads=heads) if system is None else system
-        source = (
-            HeadLattices(self.model, *lattice_shape(k, None, name, self.lm))
-            if isinstance(self.model, BlockwiseLM)
-            else None
-        )
-        return drafter_named(name, source, self.lm)
+        if self.source is None:
+            raise ValueError(f"{self.name}: expected a model with heads, got one without; see `latticebpd train heads`")
+        return self.source.with_shape(k, slots)
+
+    def drafter(
+        self,
+        system: str | None = None,
+        num_nodes: int | None = None,
+        k: int | None = None,
+        slots: int | None = None,
+        alpha: float | None = None,
+        costs: CostCurve | None = None,
+    ) -> Drafter:
+        """A drafter by the name of its system, as ``latticebpd generate --system`` takes it.
+
+        Args:
+            system: by default :meth:`default_system`.
+            num_nodes: of the default system's trees.
+            k: arcs per slot; by default what a calibration was fitted to, else 16.
+            slots: the first so many slots only; by default what a calibration says that its trees need, else all.
+            alpha: weight of the language model; by default the stored one.
+            costs: of passes: trees are cut to the size that promises the most tokens a second.
+
+        Raises:
+            ValueError: no such system, or one that needs heads, a language model or a calibration that is missing.
+        """
+        name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
+        source = None if self.source is None else self.source.with_shape(*lattice_shape(k, slots, name, self.lm))
+        return drafter_named(name, source, self.lm, alpha, costs=costs)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt: a user's turn, where the model has a chat template; else the beginning of a text."""
-        prompts = self.prompts
-        return prompts.prompt([text]) if prompts.eos_ids is not None else prompts.document(text)
+        return self.prompts.prompt([text]) if self.in_chat else self.prompts.document(text)
+
+    @property
+    def in_chat(self) -> bool:
+        """Whether prompts are turns of a chat."""
+        return self.prompts.eos_ids is not None
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
         """The text of token ids."""
         return str(self.tokenizer.decode([int(token) for token in tokens]))
 
-    def generate(self, text: str, drafter: Drafter | None = None, **options: Any) -> Generated:
-        """Continue a text, or answer it; ``options`` are those of :func:`latticebpd.generate`."""
-        ids = self.encode(text)
+    def generate(self, text: str | Sequence[int], drafter: Drafter | None = None, **options: Any) -> Generated:
+        """Continue a text, or answer it; ``options`` are those of :func:`latticebpd.generate`.
+
+        text: or the ids of a prompt.
+        """
+        ids = self.encode(text) if isinstance(text, str) else list(text)
+        drafter = self.drafter() if drafter is None else drafter
+        read = getattr(getattr(drafter, "source", None), "read", None)
+        if read is not None:  # an encoder's work goes on while the target reads
+            read([ids])
         given = {"tokenizer": self.tokenizer, "eos_token_id": self.prompts.eos_ids, **options}
         mask = [[1] * len(ids)]  # no token of a text is padding, whatever its id
-        return generate(self.model, ids, self.drafter() if drafter is None else drafter, attention_mask=mask, **given)
+        return generate(self.model, ids, drafter, attention_mask=mask, **given)
 
     def draft(self, text: str, drafter: Drafter | None = None) -> DraftTree:
-        """The first draft behind a text and, where the drafter reads hidden states, the next token, which the model
-        chooses itself.
-
-        Empty where the drafter has no guess.
-        """
+        """The first draft after a text and, where the drafter reads hidden states, after the next token, which the
+        model chooses itself; empty where the drafter has no guess."""
         ids = self.encode(text)
         begun = 1 if BaseModel.of(self.model).is_encoder_decoder else len(ids)
 
-        def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # a call of the model has been drafted for
+        def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # the first call with a draft is over
             return torch.full((len(tokens),), tokens.shape[1] >= begun + 2)
 
         stop: Any = StoppingCriteriaList([second])
-        found = self.generate(text, drafter, max_new_tokens=FIRST, stopping_criteria=stop, trace=True)
-        return found.trace[0].tree if found.trace else DraftTree.empty()
+        out = self.generate(ids, drafter, max_new_tokens=FIRST, stopping_criteria=stop, trace=True)
+        return out.trace[0].tree if out.trace else DraftTree.empty()
 
     def show(self, thing: Any) -> Shown:
         """A lattice, a tree, drafts or a decode in words, for notebooks."""
@@ -120,15 +171,28 @@ def load(
     name: str | os.PathLike[str] | None = None,
     lm: str | os.PathLike[str] | None = None,
     dtype: torch.dtype = torch.float32,
+    *,
+    drafter: str | os.PathLike[str] | None = None,
+    chat: bool | None = None,
+    system_prompt: str | None = None,
+    ignore_beams: bool = False,
+    cpu_kernels: bool = False,
+    bigram: bool = True,
 ) -> Loaded:
-    """A model by name, as every ``--model`` of the command line takes it, and all that lies beside it.
+    """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
     Args:
         name: a directory that ``save_pretrained`` wrote, a hub's name, a ``.gguf`` file or a name of ``latticebpd
             models``; None is the bundled model.
-        lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` beside the model, if
-            there is one.
+        lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if
+            it exists.
         dtype: of the weights.
+        drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
+        chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
+        system_prompt: of the chat; by default the template's own.
+        ignore_beams: decode greedily even if the model's generation config asks for beam search.
+        cpu_kernels: compute model and drafter by CPU kernels for small batches.
+        bigram: use the bigram and confidence heads of drafters that have them.
 
     Raises:
         ValueError: there is no such model, or a part of it cannot be read; the message says which.
@@ -137,12 +201,21 @@ def load(
         >>> loaded = load()                          # doctest: +SKIP
         >>> loaded.draft("The history of the city")  # doctest: +SKIP
     """
-    directory = bundled.MODEL if name is None else name
-    refuse_drafter(Path(directory))
+    directory = Path(bundled.MODEL if name is None else name)
+    check_decodes(directory)
     model, tokenizer = load_model(directory, dtype), load_tokenizer(directory)
-    beside = bundled.LM if name is None else lm_beside(directory)
-    file = beside if lm is None else Path(lm)
+    if ignore_beams:
+        without_beams(model)
+    if cpu_kernels:
+        use_cpu_kernels(model)
+    file = Path(lm) if lm is not None else bundled.LM if name is None else lm_beside(directory)
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
-    scorer = None if file is None else as_scorer(file, system="16-tree")
-    return Loaded(model, tokenizer, file, scorer, calibrated_scorer(file).calibration if is_calibrated(file) else None)
+    prompts = prompt_format(tokenizer, model, chat, system_prompt)
+    loaded = Loaded(BUNDLED if name is None else directory.name, model, tokenizer, prompts, file, lm is not None)
+    source: FamilySource | None = None
+    if drafter is not None:
+        source = load_source(Path(drafter), loaded, LoadOptions(bigram, cpu_kernels))
+    elif isinstance(model, BlockwiseLM):
+        source = HeadLattices(model)
+    return replace(loaded, source=source)

@@ -1,9 +1,7 @@
-"""What a model's generation config asks for: each of its fields is honoured as ``generate()`` honours it, or refused by
-name.
+"""The fields of a model's generation config: each is honoured as ``generate()`` honours it, or refused by name.
 
-``transformers`` itself says what the fields mean. Its own functions fill in defaults, let a caller's arguments go
-before the model's settings, and make logits processors, warpers and stopping criteria of them, in its own order; so a
-field has the meaning that it has in the version that is installed.
+The meaning of a field is that of the installed ``transformers``: its own functions fill in defaults, put a caller's
+arguments before the config's, and build logits processors, warpers and stopping criteria, in their order.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ HONOURED = frozenset({
     "max_length", "max_new_tokens", "max_time", "stop_strings", "eos_token_id",
     # Logits processors
     "min_length", "min_new_tokens", "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id",
-    "remove_invalid_values",
-    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
-    # Tokens that stand at the beginning and behind the end
+    "encoder_no_repeat_ngram_size", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "remove_invalid_values",
+    # Tokens at the beginning and after the end
     "bos_token_id", "decoder_start_token_id", "pad_token_id",
     *WARPERS,
 })  # fmt: skip
@@ -50,50 +47,42 @@ WITHOUT_EFFECT = frozenset({
     "assistant_lookbehind", "target_lookbehind",
     # How the same text is computed
     "use_cache", "cache_config", "max_cache_len", "return_legacy_cache", "compile_config", "disable_compile",
-    "prefill_chunk_size",
-    "continuous_batching_config", "low_memory",
-    # Beam search alone looks at these
+    "prefill_chunk_size", "continuous_batching_config", "low_memory",
+    # For beam search only
     "early_stopping", "length_penalty",
     # Shifts all scores alike
     "renormalize_logits",
     # What is returned, and where the config comes from
     "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate",
-    "_from_model_config",
-    "transformers_version",
+    "_from_model_config", "transformers_version",
 })  # fmt: skip
-"""Fields that change no text of a decode by one row and one token after the other."""
+"""Fields that do not change a text decoded one token at a time."""
+
+BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
+"""Fields of beam search -> their neutral values."""
 
 REFUSED: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
+    **{name: (neutral,) for name, neutral in BEAMS.items()},
+    **dict.fromkeys(("constraints", "force_words_ids", "dola_layers", "watermarking_config"), ()),
     "num_return_sequences": (1,),
-    "diversity_penalty": (0.0,),
-    "constraints": (),
-    "force_words_ids": (),
     "penalty_alpha": (0.0,),
-    "dola_layers": (),
     "guidance_scale": (1.0,),
-    "watermarking_config": (),
     "token_healing": (False,),
     "is_assistant": (False,),
     "assistant_ensemble_weight": (),
     "cache_implementation": tuple(set(ALL_CACHE_IMPLEMENTATIONS) - {"quantized"}),
 }
-"""Fields that ``generate()`` alone can honour -> their values besides None that ask for nothing; a quantized cache
-changes texts."""
-
-BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
-"""Those of them that ask for beam search, and what asks for none."""
+"""Fields that only ``generate()`` can honour -> their neutral values besides None; a quantized cache changes texts."""
 
 DEFAULT_NEW_TOKENS = 256
 
 
 class GenerationSettings:
-    """A model's generation config and a caller's arguments, put together as ``generate()`` does.
+    """A model's generation config with a caller's arguments, combined as by ``generate()``.
 
     Args:
-        model: a causal LM or encoder–decoder; None stands for one whose config is empty.
-        arguments: fields that go before the config's own; None leaves the config's.
+        model: a causal LM or encoder–decoder; None means an empty config.
+        arguments: fields that replace the config's own; None leaves the config's.
 
     Raises:
         ValueError: a field that cannot be honoured, or a value out of its range.
@@ -106,21 +95,17 @@ class GenerationSettings:
         refuse(self._host.generation_config)
         if (new_tokens := arguments.get("max_new_tokens")) is not None and new_tokens < 1:
             raise ValueError(f"expected max_new_tokens >= 1, got {new_tokens}")
-        given = {name: value for name, value in arguments.items() if value is not None}
-        self.config: Any = self._host._prepare_generation_config(None, **given)[0]
+        self.config: Any = self._host._prepare_generation_config(None, **_without_none(arguments))[0]
         self.config.do_sample = False
-        eos = self.config.eos_token_id
-        self.eos_ids: list[int] = (
-            [] if eos is None else [eos] if isinstance(eos, int) else [int(token) for token in eos]
-        )
+        self.eos_ids = eos_ids(self.config)
         self.config._eos_token_tensor = torch.tensor(self.eos_ids, device=self.device) if self.eos_ids else None
         if not self.eos_ids:
-            self.config.exponential_decay_length_penalty = None  # it raises the scores of tokens that there are not
+            self.config.exponential_decay_length_penalty = None  # no end-of-text token to boost
         self.config.stop_strings = self.config.stop_strings or None
 
     @property
     def fill_id(self) -> int:
-        """What stands behind rows that end early: the padding token, else the first that ends texts, else 0."""
+        """Token that fills rows that end early: the padding token, else the first that ends texts, else 0."""
         pad = self.config.pad_token_id
         return int(pad) if pad is not None else next(iter(self.eos_ids), 0)
 
@@ -128,13 +113,10 @@ class GenerationSettings:
         """The token that an encoder–decoder's text begins with, for each row.
 
         Raises:
-            ValueError: there is none, or a list of another length.
+            ValueError: the config has none, or a list of another length.
         """
-        start = (
-            self.config.decoder_start_token_id
-            if self.config.decoder_start_token_id is not None
-            else self.config.bos_token_id
-        )
+        start = self.config.decoder_start_token_id
+        start = self.config.bos_token_id if start is None else start
         if start is None:
             raise ValueError("expected a model whose generation config has a decoder_start_token_id, got none; set it")
         if isinstance(start, int):
@@ -144,10 +126,10 @@ class GenerationSettings:
         return [int(token) for token in start]
 
     def max_columns(self, width: int) -> int:
-        """How long texts may become, from prompts of ``width`` columns, padding included.
+        """Length limit of texts with prompts of ``width`` columns, padding included in both.
 
         Raises:
-            ValueError: the config's ``max_length`` leaves no room behind the prompts.
+            ValueError: the config's ``max_length`` leaves no room after the prompts.
         """
         if self.config.max_new_tokens is not None:
             return width + int(self.config.max_new_tokens)
@@ -161,49 +143,50 @@ class GenerationSettings:
             )
         return own
 
-    def processors(self, width: int, max_length: int, read: Sequence[int], given: Sequence[Any]) -> LogitsProcessorList:
-        """One row's logits processors: the config's, and the given ones, which take the place of the config's of their
-        kind.
+    def processors(
+        self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]
+    ) -> LogitsProcessorList:
+        """One row's logits processors: the given ones, and those of the config whose kind is not among them.
 
         Args:
-            width: columns of the prompts, padding included; max_length: of the row's text, counted like that.
-            read: the row's prompt or source without padding.
-            given: the caller's.
+            width: columns of the prompts, padding included.
+            max_length: of the row's text, counted the same way.
+            prompt: the row's prompt or source without padding.
+            given: the caller's processors.
         """
         config = copy.copy(self.config)
         config.max_length = max_length
         if config.min_new_tokens is not None:
             config.min_length = config.min_new_tokens + width
-        return self._made(config, width, read, given)
+        return self._build_processors(config, width, prompt, given)
 
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
-        """What ``generate(do_sample=True)`` puts behind all other processors; they look at scores alone.
+        """The warpers that ``generate(do_sample=True)`` puts after all other processors; they read scores alone.
 
         Args:
-            arguments: fields that go before the config's own; None leaves the config's.
+            arguments: fields that replace the config's own; None leaves the config's.
         """
         own = {name: getattr(self.config, name, None) for name in WARPERS}
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return self._made(GenerationConfig(do_sample=True, **{**own, **given}), 0, [], [])
+        return self._build_processors(GenerationConfig(do_sample=True, **own | _without_none(arguments)), 0, [], [])
 
-    def _made(
-        self, config: GenerationConfig, width: int, read: Sequence[int], given: Sequence[Any]
+    def _build_processors(
+        self, config: GenerationConfig, width: int, prompt: Sequence[int], given: Sequence[Any]
     ) -> LogitsProcessorList:
-        found: LogitsProcessorList = self._host._get_logits_processor(
+        processors: LogitsProcessorList = self._host._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=width,
-            encoder_input_ids=torch.tensor([list(read)], dtype=torch.long, device=self.device),
+            encoder_input_ids=torch.tensor([list(prompt)], dtype=torch.long, device=self.device),
             logits_processor=LogitsProcessorList(given),
             device=str(self.device),
             model_kwargs={},
         )
-        return found
+        return processors
 
     def criteria(
         self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
     ) -> StoppingCriteriaList:
-        """The stopping criteria: the config's, length and ends of text among them, and the given ones, which take the
-        place of their kind.
+        """The given stopping criteria, and those of the config whose kind is not among them, for prompts of ``width``
+        columns.
 
         Raises:
             ValueError: stop strings without a tokenizer.
@@ -212,32 +195,35 @@ class GenerationSettings:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
         config = copy.copy(self.config)
         config.max_length = self.max_columns(width)
-        found: StoppingCriteriaList = self._host._get_stopping_criteria(
+        criteria: StoppingCriteriaList = self._host._get_stopping_criteria(
             config, StoppingCriteriaList(given), tokenizer=tokenizer
         )
-        return found
+        return criteria
+
+
+def eos_ids(config: GenerationConfig) -> list[int]:
+    """The tokens that end a text."""
+    tokens: Any = config.eos_token_id
+    return [] if tokens is None else [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
 
 
 def refuse(config: GenerationConfig) -> None:
-    """Refuse what only ``generate()`` itself can do, and fields of later versions that nobody here has thought about.
+    """Refuse fields that only ``generate()`` can honour, and unknown fields of later versions.
 
     Raises:
         ValueError: such a field is set.
     """
-    empty = _empty()
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
-            instead = "set it to None on the model, or use generate()" + "; on the command line, --ignore-beams" * (
-                name in BEAMS
+            beams = "; on the command line, --ignore-beams" if name in BEAMS else ""
+            raise ValueError(
+                f"expected a generation config without {name}, got {value!r}; set it to None on the model, or use"
+                f" generate(){beams}"
             )
-            raise ValueError(f"expected a generation config without {name}, got {value!r}; {instead}")
-    for name, value in vars(empty).items():
-        if (
-            name not in HONOURED | WITHOUT_EFFECT | REFUSED.keys()
-            and not name.startswith("_")
-            and getattr(config, name, value) != value
-        ):
+    for name, value in vars(_empty()).items():
+        known = name in HONOURED | WITHOUT_EFFECT | REFUSED.keys() or name.startswith("_")
+        if not known and getattr(config, name, value) != value:
             raise ValueError(
                 f"expected a generation config of fields known here, got {name} = {getattr(config, name)!r}; set it to"
                 f" {value!r}"
@@ -245,8 +231,7 @@ def refuse(config: GenerationConfig) -> None:
 
 
 def ignore_beams(model: Model) -> None:
-    """Let a model be decoded token by token though its generation config, which stays as it is, asks for beam
-    search."""
+    """Replace the model's generation config by a copy without beam search."""
     host: Any = BaseModel.of(model).model
     config = host.generation_config = copy.deepcopy(host.generation_config)
     for name, neutral in BEAMS.items():
@@ -256,7 +241,7 @@ def ignore_beams(model: Model) -> None:
 
 @contextmanager
 def beams_ignored(model: Model) -> Iterator[None]:
-    """:func:`ignore_beams`, for as long as the context lasts."""
+    """:func:`ignore_beams` inside the context; the model's own config comes back after it."""
     host: Any = BaseModel.of(model).model
     own = host.generation_config
     ignore_beams(model)
@@ -267,7 +252,7 @@ def beams_ignored(model: Model) -> Iterator[None]:
 
 
 class _Host(GenerationMixin):
-    """Stands for a model that has no ``generate()`` of its own."""
+    """The functions of ``transformers`` that read a generation config, for a model without ``generate()``."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config: Any = config
@@ -275,10 +260,14 @@ class _Host(GenerationMixin):
 
 
 def _host(base: BaseModel | None) -> Any:
-    """What has ``transformers``' own functions that read a generation config."""
+    """The model, if it has ``generate()``, else a stand-in."""
     if base is None:
         return _Host(PretrainedConfig())
     return base.model if isinstance(base.model, GenerationMixin) else _Host(base.model.config)
+
+
+def _without_none(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 @cache

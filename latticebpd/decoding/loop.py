@@ -1,8 +1,8 @@
 """The decoding loop: draft, verify, accept, commit.
 
-Everything in blockwise parallel decoding is a drafter and an acceptance rule around this one loop.  It is the
-merged form (Stern 2018, section 4): the pass that verifies one draft also yields the hidden states from which the
-heads draft the next, so each step costs one call of the base model.
+Blockwise parallel decoding is a drafter and an acceptance rule around this loop. The pass that verifies one draft also
+yields the hidden states from which the next is drafted (the merged form of Stern 2018, section 4), so each step costs
+one pass of the target model.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
+from latticebpd.decoding.prompts import Ids
 from latticebpd.decoding.session import Session, UnreadTokens
 from latticebpd.decoding.stopping import Text
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
@@ -35,7 +36,7 @@ class Step:
     row: index in the batch.
     tree: the drafts that were verified; ``tree.lattice`` is what they were drawn from.
     accepted: ``tree``'s accepted nodes, a path from the root.
-    committed: the tokens added to the text: those of the accepted nodes and the one behind them, up to the text's end.
+    committed: the tokens added to the text: those of the accepted nodes and the one after them, up to the text's end.
     """
 
     call: int
@@ -101,7 +102,7 @@ class Generated:
         return first + [step.committed for step in self.trace if step.row == row]
 
     def _repr_html_(self) -> str:
-        """As notebooks show it, tokens as numbers; `latticebpd.show` has words."""
+        """For notebooks, with token ids; `latticebpd.show` prints words."""
         from latticebpd.decoding.decode_html import decode_html
 
         return decode_html(self)
@@ -109,7 +110,7 @@ class Generated:
 
 def generate(
     model: Model,
-    input_ids: Tensor | Sequence[int] | Sequence[Sequence[int]],
+    input_ids: Ids,
     drafter: Drafter,
     acceptance: Acceptance = EXACT,
     max_new_tokens: int | None = None,
@@ -123,7 +124,6 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None = None,
     pad_token_id: int | None = None,
     trace: bool = False,
-    merged: bool = True,
     use_cache: bool = True,
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
@@ -136,178 +136,141 @@ def generate(
         max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.
             No text grows beyond the model's own maximum.
         eos_token_id: token or tokens that end a text; by default the model's own.
-        attention_mask: ``[rows, n]``, 0 at padding, on either side; by default, as for ``generate()``, tokens equal to
-            the padding token are padding if that does not also end texts.
+        attention_mask: ``[rows, n]``, 0 at padding, on either side. By default, as for ``generate()``, tokens equal to
+            the padding token are padding unless that token also ends texts.
         logits_processor: applied to every node's logits with the node's own prefix.
-        stopping_criteria: asked after every token of every row. Processors and criteria take the place of the
-            generation config's of the same kind, as in ``generate()``.
+        stopping_criteria: called after every token of every row. Processors and criteria replace the generation
+            config's of the same kind, as in ``generate()``.
         streamer: as for ``generate()``; a single prompt only.
-        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer to find
-            them with.
-        pad_token_id: fills up rows that end early; by default the model's own, else the first that ends texts, else 0.
-        trace: keep what every call did.
-        merged: False spends a call of its own on the heads' input, as in Stern's two-call form; same text.
-        use_cache: False reads the whole texts at every call: slow, the same for every model; for comparison.
+        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer that
+            they need.
+        pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
+        trace: keep a :class:`Step` for every call and row.
+        use_cache: False reads the whole texts in every pass: slow, the same for every model; for comparison.
 
     Raises:
-        ValueError: prompts, limits, processors, a generation config or a model that cannot be used; the message says
-            why and what to do.
+        ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
     """
     check_drafter(drafter)
     session = Session.begin(
-        model, input_ids, attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
-        pad_token_id=pad_token_id,
-        stop_strings=stop_strings, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
-        tokenizer=tokenizer,
-        use_cache=use_cache,
+        model, input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id, stop_strings=stop_strings, tokenizer=tokenizer, logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria, use_cache=use_cache,
     )  # fmt: skip
-    stream = Stream(streamer, len(session.prompts))
     if streamer is not None:
-        streamer.put(session.prompts.given)
-    return decode(session, drafter, bound(acceptance, session.settings), stream, trace, merged)
+        check_streamer(len(session.texts))
+        streamer.put(session.prompts.prefix)
+    return decode(session, drafter, bound(acceptance, session.settings), streamer, trace)
 
 
 def check_drafter(drafter: Drafter) -> None:
     """ValueError for anything but a drafter."""
-    if isinstance(drafter, type) or not (
-        callable(getattr(drafter, "propose", None)) and callable(getattr(drafter, "observe", None))
-    ):
+    methods = (callable(getattr(drafter, name, None)) for name in ("propose", "observe"))
+    if isinstance(drafter, type) or not all(methods):
         what = f"the class {drafter.__name__}" if isinstance(drafter, type) else type(drafter).__name__
         raise ValueError(f"expected a drafter, an object with the methods propose and observe, got {what}")
 
 
+def check_streamer(rows: int) -> None:
+    """ValueError for more than one row: a streamer takes a single text."""
+    if rows > 1:
+        raise ValueError(f"expected a single prompt with a streamer, got {rows}")
+
+
 def decode(
-    session: Session, drafter: Drafter, acceptance: Acceptance, stream: Stream, trace: bool = False, merged: bool = True
+    session: Session, drafter: Drafter, acceptance: Acceptance, streamer: Any = None, trace: bool = False
 ) -> Generated:
-    """The loop itself, from the prompts of a new session to the end of its texts; arguments as for :func:`generate`."""
+    """The loop itself, from the prompts of a new session to the end of its texts.
+
+    Args:
+        streamer: receives the committed tokens of the session's only text; it already has the prompt.
+    """
     session.layers = needs_layers(drafter)
-    frontier = UnreadTokens(session.verifier, session.prompts.tokens)
-
-    texts = session.texts
-    rows = list(range(len(texts)))  # those that have not ended
-    early = merged and not needs_hidden(drafter)
-    trees = _draft(drafter, rows, session, [None] * len(rows), frontier) if early else [DraftTree.empty()] * len(rows)
-    prefilled = tuple(not len(tree) for tree in trees)
-    called = [not prefill for prefill in prefilled]  # whether the pass is a call for a row
-    heard = early  # whether the drafter was asked
+    unread, texts = UnreadTokens(session.verifier, session.prompts.tokens), session.texts
+    rows = list(range(len(texts)))  # unfinished ones
+    proposed = not needs_hidden(drafter)
+    trees = _draft(drafter, session, rows, [None] * len(rows), unread) if proposed else [DraftTree.empty()] * len(rows)
+    is_call = [len(tree) > 0 for tree in trees]
+    prefilled = tuple(not called for called in is_call)
     steps: list[Step] = []
-    counts: list[int] = []
-    passes = drafted = deepest = 0
+    sizes: list[tuple[int, int, int]] = []  # of each call: committed tokens, drafted nodes, depth of the tree
+    num_passes = 0
     while True:
-        verified = frontier.verify(trees)
+        verified = unread.verify(trees)
         unfinished = [texts[row] for row in rows]
-        paths, following = walk(acceptance, trees, verified, _adjust(unfinished, trees))
-        if merged or not heard:
-            ends = [path[-1] + 1 if path else 0 for path in paths]  # the column of each row's last accepted node
-            frontier.keep(paths, following)
-        else:
-            ends = list(map(len, paths))
-            verified = frontier.read_again(trees, paths, following)
-        blocks = [
-            [*tree.tokens[path].tolist(), token] for tree, path, token in zip(trees, paths, following, strict=True)
+        paths, next_tokens = walk(acceptance, trees, verified, _adjust(unfinished, trees))
+        unread.keep(paths, next_tokens)
+        committed = [
+            text.commit([*tree.tokens[path].tolist(), token])
+            for text, tree, path, token in zip(unfinished, trees, paths, next_tokens, strict=True)
         ]
-        committed = [text.commit(block) for text, block in zip(unfinished, blocks, strict=True)]
-        if heard:
+        if proposed:
             drafter.observe(rows, committed)
-        stream.put(committed)
-        calls = [Step(passes, *each) for each in compress(zip(rows, trees, paths, committed, strict=True), called)]
+        if streamer is not None:
+            streamer.put(torch.tensor(committed[0]))
+        calls = [Step(num_passes, *each) for each in compress(zip(rows, trees, paths, committed, strict=True), is_call)]
         steps += calls if trace else []
-        counts += [len(call.committed) for call in calls]
-        drafted += sum(len(call.tree) for call in calls)
-        deepest = max(deepest, *(int(tree.depths.max(initial=0)) for tree in trees))
-        passes += bool(calls)
+        sizes += [(len(call.committed), len(call.tree), int(call.tree.depths.max(initial=0))) for call in calls]
+        num_passes += bool(calls)
 
-        going_on = [place for place, text in enumerate(unfinished) if not text.finished]
+        going_on = [i for i, text in enumerate(unfinished) if not text.finished]
         if not going_on:
             break
-        hidden = [verified.hidden[place, ends[place]] for place in going_on]
+        hidden = [verified.hidden[i, paths[i][-1] + 1 if paths[i] else 0] for i in going_on]
         if len(going_on) < len(rows):  # rows that have ended cost nothing more
-            frontier.select(going_on)
-            rows = [rows[place] for place in going_on]
-        trees = _draft(drafter, rows, session, hidden, frontier)
-        called, heard = [True] * len(rows), True
-    stream.end()
+            unread.select(going_on)
+            rows = [rows[i] for i in going_on]
+        trees = _draft(drafter, session, rows, hidden, unread)
+        is_call, proposed = [True] * len(rows), True
+    if streamer is not None:
+        streamer.end()
 
+    committed_counts, nodes, depths = np.array(sizes, dtype=np.int64).reshape(-1, 3).T
     return Generated(
         sequences=session.sequences,
-        prompt_length=session.prompts.given.shape[1],
-        accept_counts=np.bincount(np.array(counts, dtype=np.int64), minlength=deepest + 2),
-        num_calls=len(counts) * (1 if merged else 2),
-        num_passes=passes * (1 if merged else 2),
+        prompt_length=session.prompts.prefix.shape[1],
+        accept_counts=np.bincount(committed_counts, minlength=int(depths.max(initial=0)) + 2),
+        num_calls=len(sizes),
+        num_passes=num_passes,
         num_tokens=sum(len(text.new_tokens) for text in texts),
-        verified_tokens=drafted,
+        verified_tokens=int(nodes.sum()),
         prefilled=prefilled,
         trace=steps if trace else None,
     )
 
 
 def _draft(
-    drafter: Drafter, rows: list[int], session: Session, hidden: Sequence[Tensor | None], frontier: UnreadTokens
+    drafter: Drafter, session: Session, rows: list[int], hidden: Sequence[Tensor | None], unread: UnreadTokens
 ) -> list[DraftTree]:
-    """One tree per row, none beyond its text's limit; rows with room for the model's own token alone are not drafted
-    for."""
-    prompts, texts = session.prompts, [session.texts[row] for row in rows]
+    """One tree for each row, cut at its text's limit; empty where only the model's own token fits into the text."""
+    name, vocabulary, sources = type(drafter).__name__, session.prompts.vocab_size, session.prompts.sources
+    texts = [session.texts[row] for row in rows]
+    drafted = [i for i, text in enumerate(texts) if text.max_depth]
     trees = [DraftTree.empty()] * len(rows)
-    places = [place for place, text in enumerate(texts) if text.max_depth]
-    if not places:
+    if not drafted:
         return trees
     states = [
-        State(
-            rows[at],
-            texts[at].tokens,
-            texts[at].prompt_length,
-            hidden[at],
-            texts[at].max_depth,
-            prompts.sources[rows[at]],
-            frontier.layer_states(at),
-        )
-        for at in places
-    ]
+        State(rows[i], texts[i].tokens, texts[i].prompt_length, hidden[i], texts[i].max_depth, sources[rows[i]],
+              unread.layer_states(i))
+        for i in drafted
+    ]  # fmt: skip
     proposed = drafter.propose(states)
     if not isinstance(proposed, Sequence) or not all(isinstance(tree, DraftTree) for tree in proposed):
-        raise ValueError(f"expected a list of draft trees, got {proposed!r:.60} from {type(drafter).__name__}")
+        raise ValueError(f"expected a list of draft trees, got {proposed!r:.60} from {name}")
     if len(proposed) != len(states):
-        raise ValueError(
-            f"expected one tree for each of {len(states)} states, got {len(proposed)} from {type(drafter).__name__}"
-        )
-    for place, tree in zip(places, proposed, strict=True):
-        trees[place] = tree.pruned(texts[place].max_depth).first(frontier.max_nodes)
-        if len(tree) and int(tree.tokens.max()) >= prompts.vocab_size:
+        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {name}")
+    for i, tree in zip(drafted, proposed, strict=True):
+        trees[i] = tree.pruned(texts[i].max_depth).first(unread.max_nodes)
+        if len(tree) and int(tree.tokens.max()) >= vocabulary:
             raise ValueError(
-                f"expected drafted tokens below {prompts.vocab_size} (the model's vocabulary), got"
-                f" {int(tree.tokens.max())} from {type(drafter).__name__}; is it made for this model?"
+                f"expected drafted tokens below {vocabulary} (the model's vocabulary), got {int(tree.tokens.max())}"
+                f" from {name}; is it made for this model?"
             )
     return trees
 
 
 def _adjust(texts: list[Text], trees: list[DraftTree]) -> Adjust | None:
-    """The processors with each node's own prefix; None where there are none."""
+    """Logits processors, each called with a node's own prefix; None without any."""
     if not any(text.processors for text in texts):
         return None
-
-    def adjust(row: int, path: list[int], logits: Tensor) -> Tensor:
-        return texts[row].processed(trees[row].tokens[path].tolist(), logits)
-
-    return adjust
-
-
-class Stream:
-    """A streamer that has been given the prompt, and is given every committed token.
-
-    Args:
-        streamer: as for ``transformers``' ``generate()``, or None.
-        rows: of the batch, which must be 1 where there is a streamer.
-    """
-
-    def __init__(self, streamer: Any, rows: int) -> None:
-        if streamer is not None and rows > 1:
-            raise ValueError(f"expected a single prompt with a streamer, got {rows}")
-        self.streamer = streamer
-
-    def put(self, committed: list[list[int]]) -> None:
-        if self.streamer is not None:
-            self.streamer.put(torch.tensor(committed[0]))
-
-    def end(self) -> None:
-        if self.streamer is not None:
-            self.streamer.end()
+    return lambda row, path, logits: texts[row].processed(trees[row].tokens[path].tolist(), logits)

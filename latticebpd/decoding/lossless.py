@@ -1,16 +1,15 @@
-"""Is a text really what the base model would have written?  Teacher forcing says so, position by position.
+"""Check finished texts against the target model's greedy choices, position by position (teacher forcing).
 
-The model reads the finished texts once, and every new token is compared with its own choice after the tokens before
-it.  In float32 a decode under exact acceptance has no divergence.  In half precision it may: a pass over many tokens
-and a pass over one round differently, and where two tokens are nearly tied either may come out ahead.  That is so
-for any speculative decoder, and for ``generate()`` itself; the margin tells such ties from mistakes.
+The model reads the texts once; every new token is compared with its choice after the tokens before it. In float32 a
+decode under exact acceptance has no divergence. In half precision it may: passes of different lengths round
+differently, and either of two nearly tied tokens may win. That is so for any speculative decoder, and for
+``generate()`` itself; the margin distinguishes such ties from mistakes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +21,11 @@ from latticebpd.target.stock_model import BaseModel, Model
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where a row's text is not the base model's choice.
+    """The first position where a row's text differs from the target model's choice.
 
     row: index of the row; column: index in ``sequences[row]``.
-    token: what the text has; expected: what the model would have written there.
-    margin: by how much the model's logit of ``expected`` exceeds that of ``token``, >= 0.
+    token: the text's; expected: the model's.
+    margin: logit of ``expected`` minus that of ``token``, >= 0.
     """
 
     row: int
@@ -38,10 +37,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Losslessness:
-    """What teacher forcing found.
+    """The result of a check.
 
     divergences: the first of each row that has one.
-    rows: how many were read; tokens: how many new tokens were compared, up to each row's first divergence.
+    rows: number of texts; tokens: compared new tokens, up to each row's first divergence.
     """
 
     divergences: list[Divergence]
@@ -50,7 +49,7 @@ class Losslessness:
 
     @property
     def lossless(self) -> bool:
-        """Whether every row is the base model's own text."""
+        """Whether every row is the target model's own text."""
         return not self.divergences
 
     def __str__(self) -> str:
@@ -75,22 +74,20 @@ def check_lossless(
     pad_token_id: int | None = None,
     batch_size: int = 8,
 ) -> Losslessness:
-    """Compare texts with what the base model writes greedily, token by token.
+    """Compare texts with the target model's greedy decoding, token by token.
 
     Args:
-        model: the base model, or a blockwise one.
+        model: the target model, or a blockwise one.
         sequences: ``[rows, length]``, as ``generate`` returns them: padded prompts, new tokens, padding.
         prompt_length: columns of the prompts, padding included; 1 for an encoder–decoder's start token.
         attention_mask: ``[rows, prompt_length]``, 0 where a prompt is padding; for an encoder–decoder, of the sources.
         input_ids: an encoder–decoder's sources, ``[rows, n]``.
-        eos_token_id: what ends a text; by default the model's own.
-        pad_token_id: what fills up rows that end early; by default the model's own.  Such tokens at a row's end are
-            not compared.
+        eos_token_id: token or tokens that end a text; by default the model's own.
+        pad_token_id: fills rows that end early, by default the model's own; at a row's end it is not compared.
         batch_size: rows read at a time.
 
     Raises:
-        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that LongRoPE reads with other
-            factors than their beginnings.
+        ValueError: shapes that do not fit, an encoder–decoder without sources, or texts that cross LongRoPE's boundary.
     """
     base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
@@ -108,15 +105,12 @@ def check_lossless(
     for name, tensor in (("attention_mask", mask), ("input_ids", sources)):
         if tensor is not None and tuple(tensor.shape) != masked:
             raise ValueError(f"expected {name} of shape {masked}, got {tuple(tensor.shape)}")
-    given = ids[:, :prompt_length] if sources is None else sources
-    limits: Any = {
-        "max_new_tokens": max(1, ids.shape[1] - prompt_length),
-        "eos_token_id": eos_token_id,
-        "stop_strings": [],
-    }
-    session = Session.begin(base, given, mask, pad_token_id=pad_token_id, **limits)
+    session = Session.begin(
+        base, ids[:, :prompt_length] if sources is None else sources, attention_mask=mask, eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id, stop_strings=[], max_new_tokens=max(1, ids.shape[1] - prompt_length),
+    )  # fmt: skip
     ends, pad = frozenset(session.settings.eos_ids), session.settings.config.pad_token_id
-    prompts, texts = session.prompts.tokens, [_text(row[prompt_length:].tolist(), ends, pad) for row in ids]
+    prompts, texts = session.prompts.tokens, [_until_end(row[prompt_length:].tolist(), ends, pad) for row in ids]
 
     divergences: list[Divergence] = []
     compared = 0
@@ -128,22 +122,22 @@ def check_lossless(
         encoded = session.prompts.encoded
         source = None if encoded is None else encoded.select(torch.tensor(rows, device=base.device))
         verified = Forward(base, source).nodes({**base.text(tokens), "use_cache": False})
-        for place, row in enumerate(rows):
+        for i, row in enumerate(rows):
             first, text = len(prompts[row]), texts[row]
-            lines = verified.logits_of([place] * len(text), range(first - 1, first - 1 + len(text))).float()
+            logits = verified.logits_of([i] * len(text), range(first - 1, first - 1 + len(text))).float()
             if session.texts[row].processors and text:
-                lines = torch.stack([session.texts[row].processed(text[:at], line) for at, line in enumerate(lines)])
-            expected = lines.argmax(dim=-1).tolist()
+                logits = torch.stack([session.texts[row].processed(text[:at], line) for at, line in enumerate(logits)])
+            expected = logits.argmax(dim=-1).tolist()
             at = next((at for at, pair in enumerate(zip(text, expected, strict=True)) if pair[0] != pair[1]), None)
             compared += len(text) if at is None else at + 1
             if at is not None:
-                margin = float(lines[at, expected[at]] - lines[at, text[at]])
+                margin = float(logits[at, expected[at]] - logits[at, text[at]])
                 divergences.append(Divergence(row, prompt_length + at, text[at], expected[at], margin))
     return Losslessness(divergences, len(ids), compared)
 
 
-def _text(tokens: list[int], eos_ids: frozenset[int], pad: int | None) -> list[int]:
-    """A row's new tokens up to and with its end-of-text token; where there is none, without the padding behind them."""
+def _until_end(tokens: list[int], eos_ids: frozenset[int], pad: int | None) -> list[int]:
+    """A row's new tokens up to and with its end-of-text token; without one, minus the padding at the end."""
     for at, token in enumerate(tokens):
         if token in eos_ids:
             return tokens[: at + 1]

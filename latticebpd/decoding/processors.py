@@ -1,12 +1,11 @@
 """Logits processors: each node's logits are processed with that node's own prefix.
 
-A tree's nodes stand for different texts, so a processor is called for one node at a time, ``[1, length]`` ids and
-``[1, vocab]`` scores, with the row's text (padding left out) and the drafted tokens down to the node.  That is what
-``generate()`` shows it for one row.  Processors for which that is not enough, because they look at the other rows of
-a batch or remember earlier calls, are refused by name.
+The nodes of a tree stand for different texts, so a processor is called for one node at a time, with ``[1, length]`` ids
+(the row's text without padding, then the drafted tokens down to the node) and ``[1, vocab]`` scores. That is what
+``generate()`` shows it for one row. Processors that look at other rows or remember earlier calls are refused by name.
 
-In a padded batch ``generate()`` counts columns, padding included; so those that count from a text's beginning are told
-how much padding was taken off.
+In a padded batch ``generate()`` counts columns, padding included; the thresholds of processors that count from the
+beginning of a text are shifted by the padding.
 """
 
 from __future__ import annotations
@@ -32,15 +31,12 @@ from transformers import (
 from latticebpd.decoding.generation_config import GenerationSettings
 
 REMEMBERING = frozenset({
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
-    "ClassifierFreeGuidanceLogitsProcessor",
-    "DiaClassifierFreeGuidanceLogitsProcessor",
-    "AlternatingCodebooksLogitsProcessor",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor", "ClassifierFreeGuidanceLogitsProcessor",
+    "DiaClassifierFreeGuidanceLogitsProcessor", "AlternatingCodebooksLogitsProcessor",
     "SynthIDTextWatermarkLogitsProcessor",
 })  # fmt: skip
 BY_ROW = frozenset({
-    "EncoderNoRepeatNGramLogitsProcessor",
-    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor", "EncoderRepetitionPenaltyLogitsProcessor",
     "PrefixConstrainedLogitsProcessor",
 })  # fmt: skip
 COUNTING: dict[type[LogitsProcessor], str] = {
@@ -50,7 +46,7 @@ COUNTING: dict[type[LogitsProcessor], str] = {
     ExponentialDecayLengthPenalty: "regulation_start",
     SuppressTokensAtBeginLogitsProcessor: "begin_index",
 }
-"""Processors that count columns -> where they hold the number they compare with."""
+"""Processors that count columns -> the attribute with their threshold."""
 
 
 def node_processors(
@@ -61,21 +57,20 @@ def node_processors(
     sources: Sequence[Sequence[int]],
     max_lengths: Sequence[int],
 ) -> list[LogitsProcessorList]:
-    """Every row's processors: those of the model's generation config, then the given ones.
+    """Every row's processors: those of the generation config and the caller's.
 
     Args:
-        settings: the generation config and what the caller set besides.
-        given: the caller's.
-        width: columns of the prompts as they were given, padding included.
+        settings: the generation config with the caller's arguments.
+        given: the caller's processors.
+        width: columns of the prompts, padding included.
         prompts: without padding; of an encoder–decoder, the decoder's.
-        sources: without padding; of a causal LM, empty.
+        sources: without padding; empty for a causal LM.
         max_lengths: of each text, its prompt included.
 
     Raises:
         ValueError: a processor that cannot be applied node by node.
     """
-    for processor in given or []:
-        name = type(processor).__name__
+    for name in [type(processor).__name__ for processor in given or []]:
         if name in REMEMBERING:
             raise ValueError(
                 f"expected logits processors that depend on a text and its scores alone, got {name}; use generate()"
@@ -89,29 +84,30 @@ def node_processors(
     rows = []
     for row, (prompt, source, max_length) in enumerate(zip(prompts, sources, max_lengths, strict=True)):
         padding = width - len(prompt)
-        made = settings.processors(width, max_length + padding, source or prompt, given or [])
-        rows.append(LogitsProcessorList(_of_row(made, row, padding)))
+        processors = settings.processors(width, max_length + padding, source or prompt, given or [])
+        rows.append(
+            LogitsProcessorList(
+                _shifted(each, row, padding)
+                for each in processors  # ForcedBOS acts on texts of one column, which a padded one never is
+                if not (padding and isinstance(each, ForcedBOSTokenLogitsProcessor))
+            )
+        )
     return rows
 
 
-def _of_row(processors: LogitsProcessorList, row: int, padding: int) -> list[Any]:
-    """The processors for one row's text, from which ``padding`` columns were taken off at its beginning."""
-    found = []
-    for processor in processors:
-        if padding and isinstance(processor, ForcedBOSTokenLogitsProcessor):
-            continue  # acts in texts of one column, which a padded text never is
-        for kind, name in COUNTING.items():
-            if isinstance(processor, kind):
-                processor = copy.copy(processor)
-                setattr(processor, name, getattr(processor, name) - padding)
-        ignored = getattr(processor, "prompt_ignore_length", None)  # of all rows, or of each
-        if isinstance(processor, RepetitionPenaltyLogitsProcessor) and ignored is not None:
-            processor = copy.copy(processor)
-            processor.prompt_ignore_length = max(
-                0, int(ignored[row] if isinstance(ignored, Tensor) else ignored) - padding
-            )
-        found.append(processor)
-    return found
+def _shifted(processor: Any, row: int, padding: int) -> Any:
+    """The processor of a row whose text lacks the first ``padding`` columns; a copy if it counts columns."""
+    changes = {
+        name: getattr(processor, name) - padding for kind, name in COUNTING.items() if isinstance(processor, kind)
+    }
+    ignored = getattr(processor, "prompt_ignore_length", None)  # one number, or one for each row
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor) and ignored is not None:
+        own = int(ignored[row] if isinstance(ignored, Tensor) else ignored)
+        changes["prompt_ignore_length"] = max(0, own - padding)
+    if changes:
+        processor = copy.copy(processor)
+        vars(processor).update(changes)
+    return processor
 
 
 def processed(processors: LogitsProcessorList, tokens: list[int], logits: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""When a text ends: the one place that commits tokens.
+"""When a text ends: the only code that commits tokens.
 
-A text ends with an end-of-text token, where a stopping criterion says so (stop strings are one), or at its length
-limit.  Tokens are committed one by one, so that nothing behind the end is ever part of the text or of a count.
+A text ends with an end-of-text token, by a stopping criterion (stop strings are one), or at its length limit. Tokens
+are committed one by one, so nothing after the end is ever part of the text or of a count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -22,42 +22,26 @@ from transformers import (
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.decoding.processors import node_processors, processed
 from latticebpd.decoding.prompts import Prompts
-from latticebpd.target.stock_model import BaseModel, Model
-
-
-@dataclass(frozen=True)
-class StopRules:
-    """What ends a text.
-
-    eos_ids: tokens that end it and stay in it.
-    criteria: ``transformers``' stopping criteria; each is asked after every token, with that row's text alone.
-    """
-
-    eos_ids: frozenset[int]
-    criteria: StoppingCriteriaList
-
-    def end(self, tokens: list[int]) -> bool:
-        """Whether a text is complete, its last token having just been added."""
-        if tokens[-1] in self.eos_ids:
-            return True
-        return bool(self.criteria) and bool(torch.as_tensor(self.criteria(torch.tensor([tokens]), None)).all())
+from latticebpd.target.stock_model import BaseModel
 
 
 @dataclass
 class Text:
     """One growing row.
 
-    tokens: the prompt and what has been committed.
+    tokens: the prompt and the committed tokens.
     max_length: of ``tokens``.
-    rules: what ends it besides.
-    processors: what its logits go through.
+    eos_ids: tokens that end the text and stay in it.
+    criteria: ``transformers``' stopping criteria, called after every token with this row's text alone.
+    processors: of the text's logits.
     finished: no more tokens will come.
     """
 
     tokens: list[int]
     max_length: int
-    rules: StopRules
-    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    eos_ids: frozenset[int]
+    criteria: StoppingCriteriaList
+    processors: LogitsProcessorList
     finished: bool = field(default=False, init=False)
     prompt_length: int = field(init=False)
 
@@ -70,7 +54,7 @@ class Text:
 
     @property
     def max_depth(self) -> int:
-        """How many tokens may be drafted: the model itself adds one behind them."""
+        """How many tokens may be drafted: the model itself adds one after them."""
         return self.max_length - len(self.tokens) - 1
 
     def commit(self, tokens: Iterable[int]) -> list[int]:
@@ -81,62 +65,49 @@ class Text:
                 break
             self.tokens.append(token)
             committed.append(token)
-            self.finished = len(self.tokens) >= self.max_length or self.rules.end(self.tokens)
+            self.finished = len(self.tokens) >= self.max_length or token in self.eos_ids or self._meets_criteria()
         return committed
 
+    def _meets_criteria(self) -> bool:
+        return bool(self.criteria) and bool(torch.as_tensor(self.criteria(torch.tensor([self.tokens]), None)).all())
+
     def processed(self, drafted: list[int], logits: Tensor) -> Tensor:
-        """``[vocab]`` logits of what follows drafted tokens behind the text, as the processors leave them."""
+        """``[vocab]`` logits after the text and ``drafted`` tokens, as the processors leave them."""
         return processed(self.processors, [*self.tokens, *drafted], logits) if self.processors else logits
 
 
 def begin_texts(
-    model: Model,
+    base: BaseModel,
     settings: GenerationSettings,
     prompts: Prompts,
     logits_processor: LogitsProcessorList | None = None,
     stopping_criteria: StoppingCriteriaList | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[Text]:
-    """The texts of a decode, which hold their prompts, with all that ends them and all that their logits go through.
+    """The texts of a decode: their prompts, stop rules and processors.
 
-    Processors and criteria of the caller's take the place of those of the same kind that the generation config asks
-    for.
+    The caller's processors and criteria replace those of the same kind that the generation config asks for.
 
     Raises:
-        ValueError: a prompt that fills all positions, texts that LongRoPE would have read anew, a processor that cannot
-            be applied, or stop strings without a tokenizer.
+        ValueError: a prompt that fills all positions, texts that cross LongRoPE's boundary, a processor that cannot be
+            applied, or stop strings without a tokenizer.
     """
-    width = prompts.given.shape[1]
+    width = prompts.prefix.shape[1]
     criteria = settings.criteria(width, stopping_criteria or [], tokenizer)
-    eos_ids = {int(token) for each in criteria if type(each) is EosTokenCriteria for token in each.eos_token_id}
+    eos_ids = frozenset(int(id_) for each in criteria if type(each) is EosTokenCriteria for id_ in each.eos_token_id)
     columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
-    others = StoppingCriteriaList(
-        [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
-    )
-    lengths = [len(tokens) for tokens in prompts.tokens]
-    limits = length_limits(model, lengths, max(columns - width, 1))
-    BaseModel.of(model).check_rope_limit(
-        min(lengths) - 1, max(limits)
-    )  # the first pass may leave a prompt's last token to the next
+    others = [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+    lengths, positions = list(map(len, prompts.tokens)), base.max_positions
+    limits = [length + max(columns - width, 1) for length in lengths]
+    if positions is not None:  # no bound with relative positions, as T5's
+        if max(lengths) >= positions:
+            raise ValueError(
+                f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(lengths)}; cut it"
+            )
+        limits = [min(limit, positions) for limit in limits]
+    base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
     processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)
-    rules = StopRules(frozenset(eos_ids), others)
     return [
-        Text(list(row), limit, rules, each) for row, limit, each in zip(prompts.tokens, limits, processors, strict=True)
+        Text(list(tokens), limit, eos_ids, StoppingCriteriaList(others), each)
+        for tokens, limit, each in zip(prompts.tokens, limits, processors, strict=True)
     ]
-
-
-def length_limits(model: Model, prompt_lengths: Sequence[int], max_new_tokens: int) -> list[int]:
-    """How long each text may become: its prompt and ``max_new_tokens``, but no longer than the model has positions.
-
-    Raises:
-        ValueError: a prompt that fills all positions.
-    """
-    positions = BaseModel.of(model).max_positions
-    if positions is None:  # no bound, as with T5's relative positions
-        return [length + max_new_tokens for length in prompt_lengths]
-    if max(prompt_lengths) >= positions:
-        raise ValueError(
-            f"expected prompts of fewer than {positions} tokens (the model's positions), got {max(prompt_lengths)};"
-            " cut it"
-        )
-    return [min(length + max_new_tokens, positions) for length in prompt_lengths]

@@ -1,5 +1,6 @@
 """The one table of this package's names, and of where each is."""
 
+from .block.block_family import BlockLattices as BlockLattices
 from .block.block_lattices import DrafterHeads as DrafterHeads
 from .copies.previous_output import PreviousOutputDrafter as PreviousOutputDrafter
 from .copies.prompt_lookup import PromptNgramDrafter as PromptNgramDrafter
@@ -7,25 +8,19 @@ from .drafter import Drafter as Drafter
 from .drafter import State as State
 from .drafter import needs_hidden as needs_hidden
 from .drafter import needs_layers as needs_layers
+from .family import LatticeSource as LatticeSource
+from .heads.head_family import HasHeads as HasHeads
+from .heads.head_family import HeadLattices as HeadLattices
 from .known_text import GoldDrafter as GoldDrafter
-from .lattice_drafter import GadDrafter as GadDrafter
-from .lattice_drafter import GadPathsDrafter as GadPathsDrafter
-from .lattice_drafter import GadTreeDrafter as GadTreeDrafter
 from .lattice_drafter import LatticeDrafter as LatticeDrafter
-from .lattice_drafter import OracleDrafter as OracleDrafter
 from .lattice_drafter import PathsDrafter as PathsDrafter
-from .lattice_drafter import SavedTopKDrafter as SavedTopKDrafter
 from .lattice_drafter import TreeDrafter as TreeDrafter
 from .lattice_drafter import VanillaDrafter as VanillaDrafter
-from .lattice_sources import BlockLattices as BlockLattices
-from .lattice_sources import HasHeads as HasHeads
-from .lattice_sources import HeadLattices as HeadLattices
-from .lattice_sources import LatticeSource as LatticeSource
-from .lattice_sources import MaskLattices as MaskLattices
-from .lattice_sources import SavedTopK as SavedTopK
-from .lattice_sources import load_top_k as load_top_k
+from .masks.mask_family import MaskLattices as MaskLattices
 from .mixture import MixtureDrafter as MixtureDrafter
 from .no_drafts import NoDrafter as NoDrafter
+from .saved_top_k import SavedTopK as SavedTopK
+from .saved_top_k import load_top_k as load_top_k
 from .strategies import BestTree as BestTree
 from .strategies import GreedyChain as GreedyChain
 from .strategies import NBestPaths as NBestPaths

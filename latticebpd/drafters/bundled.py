@@ -9,11 +9,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-import fst
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
-
 ASSETS = Path(__file__).parent.parent / "assets"
 MODEL = ASSETS / "model"
 TOKENIZER = MODEL / "tokenizer.json"
@@ -31,31 +26,6 @@ class Prompt:
     text: str
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """Everything the demo needs.
-
-    lm_file: the n-gram model's file; passed as ``lm``, the weights count that are stored beside it, which were tuned on
-    documents that are not among the prompts.
-    """
-
-    model: BlockwiseLM
-    tokenizer: Tokenizer
-    lm: fst.NgramModel
-    prompts: list[Prompt]
-    lm_file: Path = LM
-
-
 def load_prompts() -> list[Prompt]:
     """The bundled prompts."""
     return [Prompt(**json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-
-
-def load_bundle() -> Bundle:
-    """Load the bundled model (in float32), tokenizer, n-gram model and prompts."""
-    return Bundle(
-        model=BlockwiseLM.from_pretrained(MODEL),
-        tokenizer=Tokenizer.from_file(str(TOKENIZER)),
-        lm=fst.NgramModel.load(LM),
-        prompts=load_prompts(),
-    )

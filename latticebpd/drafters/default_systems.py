@@ -1,47 +1,41 @@
-"""What drafts, and from how large a lattice, where nobody says."""
+"""Default system and lattice shape."""
 
 from __future__ import annotations
 
+from latticebpd.drafters.family import FamilySource
 from latticebpd.drafters.system_names import CALIBRATED
 from latticebpd.scoring.rescoring import LanguageModel, calibrated_scorer, is_calibrated
 
 
 def default_system(
-    lm: LanguageModel,
+    source: FamilySource | None,
+    lm: LanguageModel = None,
+    own_lm: bool = False,
     alpha: float | None = None,
     num_nodes: int | None = None,
     by_cost: bool = False,
-    has_heads: bool = True,
 ) -> str:
-    """A calibrated tree where the language model has a calibration, else copies and a tree; without heads, copies
-    alone.
+    """A calibrated tree where the language model has a calibration, else the family's own default; copies without a
+    drafter.
 
     Args:
-        lm, alpha: the language model and the weight that it is given, if any; a calibration has its own.
-        num_nodes: of the trees; by default 16, and 64 where they are cut.
-        by_cost: trees are to be cut to what pays, so they may be large.
+        lm, alpha: the language model and its weight, if any; a calibration has its own.
+        own_lm: the caller named the language model; else it lies next to the target and may be calibrated for heads.
+        num_nodes: of the trees; by default 16, and 64 where they are cut by cost.
+        by_cost: trees are cut to what pays off, so they may be large.
     """
-    if not has_heads:
+    if source is None:
         return f"{num_nodes or 16}-copies"
     size = num_nodes or (64 if by_cost else 16)
-    if alpha is None and is_calibrated(lm):
-        return f"{size}-calibrated"
-    return f"{size}-tree" if by_cost else f"copies+{size}-tree"
-
-
-def default_block_system(lm: LanguageModel, alpha: float | None = None) -> str:
-    """The system of a block drafter.
-
-    Args:
-        lm, alpha: the language model that was given beside the drafter, if any, and its weight: one that lies beside
-            the target may be calibrated, but for the target's heads.
-    """
-    return "16-calibrated" if alpha is None and is_calibrated(lm) else "16-tree"
+    rescored = lm if own_lm or source.shares_lm else None
+    if alpha is None and is_calibrated(rescored):
+        return f"{size}-{CALIBRATED}"
+    return f"{size}-tree" if by_cost else source.default_system(own_lm).format(n=size)
 
 
 def lattice_shape(k: int | None, slots: int | None, system: str, lm: LanguageModel) -> tuple[int, int | None]:
-    """Arcs per slot, and slots: as told, else what a calibrated system was fitted to and needs, else 16 and all, which
-    is None."""
+    """Arcs per slot, and slots: as given, else what a calibrated system was fitted to and needs, else 16 and None (all
+    slots)."""
     calibration = calibrated_scorer(lm).calibration if system.endswith(f"-{CALIBRATED}") and is_calibrated(lm) else None
     if calibration is None:
         return 16 if k is None else k, slots

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latticebpd.drafters.drafter import State
+from latticebpd.drafters.family import LatticeSource
+from latticebpd.drafters.heads.head_family import HasHeads, HeadLattices
 from latticebpd.drafters.known_text import by_row, remaining
-from latticebpd.drafters.lattice_sources import HasHeads, HeadLattices, LatticeSource, MaskLattices, SavedTopK
-from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Sized, Strategy, Vanilla
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
 
 
@@ -113,72 +112,3 @@ class HindsightDrafter(LatticeDrafter):
     def scoring_context(self, state: State) -> Sequence[int]:
         """What follows, instead."""
         return remaining(self.continuations, state)
-
-
-class OracleDrafter(HindsightDrafter):
-    """The best path of the heads' lattice in hindsight; ``model`` and ``k`` as for ``HeadLattices``."""
-
-    def __init__(self, model: HasHeads, continuations: Sequence[int] | Sequence[Sequence[int]], k: int = 16) -> None:
-        super().__init__(HeadLattices(model, k), continuations)
-
-
-class MasksDrafter(LatticeDrafter):
-    """Drafts from masks, as a strategy says."""
-
-    def __init__(self, source: MaskLattices, strategy: Strategy) -> None:
-        super().__init__(source, strategy)
-        self.read = source.read
-
-
-class GadDrafter(MasksDrafter):
-    """The best token of every mask: the paper's draft (Xia 2022). Under ``Exact`` acceptance it is GAD, under
-    ``TopBeta`` GAD++.
-
-    Args:
-        model, block_size: as for ``MaskLattices``.
-    """
-
-    def __init__(self, model: NonAutoregressiveModel, block_size: int | None = None) -> None:
-        super().__init__(MaskLattices(model, 1, block_size), Vanilla())
-
-
-class GadPathsDrafter(MasksDrafter):
-    """The ``p`` best rescored paths of the masks' lattice; arguments as for ``PathsDrafter`` and ``GadDrafter``."""
-
-    def __init__(
-        self,
-        model: NonAutoregressiveModel,
-        lm: LanguageModel,
-        p: int = 16,
-        alpha: float | None = None,
-        k: int = 16,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(MaskLattices(model, k, block_size), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
-
-
-class GadTreeDrafter(MasksDrafter):
-    """The best prefix tree of ``num_nodes`` nodes of the masks' lattice; arguments as for ``TreeDrafter`` and
-    ``GadDrafter``."""
-
-    def __init__(
-        self,
-        model: NonAutoregressiveModel,
-        lm: LanguageModel,
-        num_nodes: int = 64,
-        alpha: float | None = None,
-        k: int = 16,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(
-            MaskLattices(model, k, block_size), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes)
-        )
-
-
-class SavedTopKDrafter(LatticeDrafter):
-    """The best prefix tree of saved lattices; arguments as for ``SavedTopK`` and ``TreeDrafter``."""
-
-    def __init__(
-        self, lattices: LatticeSet, lm: LanguageModel = None, num_nodes: int = 64, alpha: float | None = None
-    ) -> None:
-        super().__init__(SavedTopK(lattices), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))

@@ -29,7 +29,7 @@ from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_sc
 if TYPE_CHECKING:
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.drafter import Drafter
-    from latticebpd.drafters.lattice_sources import LatticeSource
+    from latticebpd.drafters.family import LatticeSource
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED = "best", "tree", "calibrated"

@@ -35,7 +35,7 @@ def _best(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     values, places = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
     totals = np.empty((rows, slots, 1), np.float32)
     values_at, places_at, totals_at = (each.ctypes.data for each in (values, places, totals))
-    _kernels.best(given.data_ptr(), rows * slots, vocab, k, values_at, places_at, totals_at, torch.get_num_threads())
+    _kernels.top_k(given.data_ptr(), rows * slots, vocab, k, values_at, places_at, totals_at, torch.get_num_threads())
     return list(zip(places, values - totals, strict=True))
 
 

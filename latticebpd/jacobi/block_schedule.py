@@ -1,24 +1,18 @@
-"""How a text is cut into blocks of unknowns: the one thing in which the three algorithms differ (Santilli 2023, section
-3.2).
-
-A *schedule* says how wide the block is that begins at a place. No schedule cuts a text short: where its length ends and
-the text does not, further blocks follow, so that a length that was estimated too low costs passes and no words.
-"""
+"""How a text is cut into blocks of unknowns, in which the three algorithms differ (Santilli 2023, section 3.2)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class LengthRatio:
-    """Estimates a target's length, end-of-text token included, as ``ratio`` times the source's tokens and ``margin``
-    more, rounded up."""
+    """Estimates a target's length, end-of-text token included, as ``ratio * source tokens + margin``, rounded up."""
 
     ratio: float = 1.0
     margin: float = 5.0
@@ -53,88 +47,51 @@ class LengthRatio:
 
 
 Length: TypeAlias = "int | Sequence[int] | LengthRatio | None"
-"""A target length in tokens, end-of-text token included: one for all rows, one for each row, or an estimator of a
-source's.
-
-None: ``LengthRatio()`` for an encoder-decoder; for other models the text's limit.
-"""
+"""Target length in tokens, end-of-text token included: for all rows, for each row, or an estimator."""
 
 
-class Schedule(Protocol):
-    """Cuts rows into blocks."""
+@dataclass(frozen=True)
+class BlockSchedule:
+    """The widths of a text's blocks.
+
+    No schedule cuts a text short: if the text goes on beyond the length, further blocks follow, so an underestimated
+    length costs passes and no tokens.
+
+    size: unknowns in a block; None means the whole length (algorithm 1).
+    length: the target's; cuts the block that reaches beyond it (algorithm 2), unless it is None.
+    max_length: new tokens decoded in blocks, single ones follow (algorithm 3); None means all.
+    """
+
+    size: int | None = None
+    length: Length = None
+    max_length: int | None = None
 
     def check(self, rows: int) -> None:
         """Raise ValueError if the schedule does not fit a batch of so many rows."""
-
-    def width(self, row: int, source: Sequence[int], place: int) -> int | None:
-        """Unknowns in the block that begins behind ``place`` tokens; None is as many as the text's limit leaves."""
-
-
-@dataclass(frozen=True)
-class Whole:
-    """Parallel Jacobi: the whole length is one block (algorithm 1)."""
-
-    length: Length = None
-
-    def check(self, rows: int) -> None:
-        _check_length(self.length, rows)
-
-    def width(self, row: int, source: Sequence[int], place: int) -> int | None:
-        length = _length(self.length, row, source)
-        return None if length is None else length - place % length
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Gauss-Seidel-Jacobi: blocks of one size; a length, where given, cuts the block that reaches beyond it (algorithm
-    2)."""
-
-    size: int
-    length: Length = None
-
-    def check(self, rows: int) -> None:
-        _check_size(self.size)
-        _check_length(self.length, rows)
-
-    def width(self, row: int, source: Sequence[int], place: int) -> int | None:
-        left = None if self.length is None else (_length(self.length, row, source) or 0) - place
-        return self.size if left is None or left <= 0 else min(self.size, left)
-
-
-@dataclass(frozen=True)
-class BlocksThenSingle:
-    """Hybrid: blocks of one size up to ``max_length`` tokens, then one token at a time (algorithm 3)."""
-
-    size: int
-    max_length: int
-
-    def check(self, rows: int) -> None:
-        del rows
-        _check_size(self.size)
-        if self.max_length < 0:
+        if self.size is not None and self.size < 1:
+            raise ValueError(f"expected block_size >= 1, got {self.size}")
+        if self.max_length is not None and self.max_length < 0:
             raise ValueError(f"expected max_length >= 0, got {self.max_length}")
+        if self.length is None or isinstance(self.length, LengthRatio):
+            return
+        lengths = [self.length] * rows if isinstance(self.length, int) else list(self.length)
+        if len(lengths) != rows or min(lengths) < 1:
+            raise ValueError(f"expected a length >= 1, or one for each of {rows} rows, got {self.length}")
 
-    def width(self, row: int, source: Sequence[int], place: int) -> int | None:
-        del row, source
-        return min(self.size, self.max_length - place) if place < self.max_length else 1
+    def width(self, row: int, source: Sequence[int], start: int) -> int | None:
+        """Unknowns in the block after the first ``start`` new tokens; None means up to the text's limit."""
+        length = self._length(row, source)
+        if self.size is None:
+            return None if length is None else length - start % length
+        if self.max_length is not None and start >= self.max_length:
+            return 1
+        ends = [end for end in (length, self.max_length) if end is not None and end > start]
+        return min([self.size, *(end - start for end in ends)])
 
-
-def _length(length: Length, row: int, source: Sequence[int]) -> int | None:
-    if length is None:
-        return LengthRatio()(source) if source else None
-    if isinstance(length, LengthRatio):
-        return length(source)
-    return length if isinstance(length, int) else length[row]
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"expected block_size >= 1, got {size}")
-
-
-def _check_length(length: Length, rows: int) -> None:
-    if length is None or isinstance(length, LengthRatio):
-        return
-    lengths = [length] * rows if isinstance(length, int) else list(length)
-    if len(lengths) != rows or min(lengths) < 1:
-        raise ValueError(f"expected a length >= 1, or one for each of {rows} rows, got {length}")
+    def _length(self, row: int, source: Sequence[int]) -> int | None:
+        """One row's length; None without a limit."""
+        if self.length is None:
+            return LengthRatio()(source) if source and self.size is None else None
+        if isinstance(self.length, LengthRatio):
+            return self.length(source)
+        return self.length if isinstance(self.length, int) else self.length[row]

@@ -1,20 +1,17 @@
-"""The decoding dependency graph: which earlier tokens a token had to wait for, found by measuring (Santilli 2023,
-section 3.5).
+"""The decoding dependency graph: which earlier tokens a token waited for, measured (Santilli 2023, section 3.5).
 
-A pass changes the value at place ``i`` because the pass before it changed values before ``i``. Let that earlier pass
-have read ``u`` and found ``v``, and the later one have read ``v`` and found ``w`` with ``w_i != v_i``. A set of the
-places at which ``u`` and ``v`` differ *suffices* for the change if the model's choice at ``i`` is ``w_i`` where that
-set holds ``v`` and everything else ``u``. All of them together suffice, since that is what the later pass read; none of
-them does not, since the earlier pass found ``v_i`` there. The change's *causes* are a set that suffices and of which no
-single place can be left out. It is found from all of them: one place after the other is left out where the rest still
-suffices, values that are not right first, then the nearest first; this is repeated until nothing more can be left out.
-Several such sets may exist; the order makes the answer one, and keeps tokens that are right before guesses that are
-not.
+A pass changes the value at position ``i`` because the pass before it changed values before ``i``. Let the earlier pass
+have read ``u`` and computed ``v``, and the later one have read ``v`` and computed ``w`` with ``w_i != v_i``. A subset of
+the positions at which ``u`` and ``v`` differ *suffices* for the change if the model's choice at ``i`` is ``w_i`` with
+``v`` in that subset and ``u`` everywhere else. The full set suffices, since the later pass read it; the empty set does
+not, since the earlier pass computed ``v_i`` from it. The change's *causes* are a minimal set that suffices: starting
+from all positions, each is removed if the rest still suffices, wrong values first, then the nearest first, until none
+can be removed. Several minimal sets may exist; the order makes the answer unique and prefers right tokens to guesses.
 
-Place ``i`` *waited for* place ``j`` if ``j``'s becoming right, be it for a while, caused the change that made ``i``
-right for good, either directly or through values that were not right themselves but helped. A value that was right at
-its first look, and stayed so, waited for nothing. An edge that others imply, because who ``i`` waited for had waited
-for ``j`` too, is *redundant*; :attr:`Dependencies.edges` leaves those out.
+Position ``i`` *waited for* position ``j`` if ``j``'s becoming right, even for a while, caused the change that made ``i``
+right for good, directly or through wrong values. A value that was right from its first pass on waited for nothing. An
+edge is *redundant* if others imply it, because a position that ``i`` waited for had itself waited for ``j``;
+:attr:`Dependencies.edges` leaves those out.
 """
 
 from __future__ import annotations
@@ -22,217 +19,197 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from latticebpd.decoding.prompts import Prompts
-from latticebpd.decoding.session import Ids, Session
-from latticebpd.decoding.stopping import Text
-from latticebpd.jacobi.trajectory import UNKNOWN, Trajectory
+from latticebpd.decoding.prompts import Ids
+from latticebpd.decoding.session import Session
+from latticebpd.jacobi.solution import UNKNOWN, Trajectory
 from latticebpd.target.recompute import RecomputingVerifier
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.stock_model import Model
 
-READ_TOGETHER = 8192
-"""Tokens of one pass, about: several texts are read as rows of one batch."""
+TOKENS_PER_PASS = 8192
+"""Approximate size of a batch of texts."""
+
+_Change = tuple[int, int]
+"""Number of a pass, from 1, and a position."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Pass ``number`` (from 1) changed the value at ``place``.
+    """Pass ``number`` (from 1) changed the value at ``position``.
 
-    causes: the places before it whose changes in the pass before were its causes; none if no pass had looked at the
-        place before.
-    probabilities: for each cause, that of the new value where this cause alone is undone; another value is more
-        probable then.
+    causes: earlier positions, changed by the pass before; none if no earlier pass computed the position.
+    probabilities: for each cause, that of the new value with this cause alone undone; another value is then more
+        probable.
     """
 
     number: int
-    place: int
+    position: int
     causes: list[int]
     probabilities: list[float]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Place ``place`` waited for place ``on``.
+    """Position ``position`` waited for position ``on``.
 
-    probability: of the right token at ``place`` where ``on`` alone had not become right; None where it waited through
-        other values that were not right themselves.
+    probability: of the right token at ``position`` with ``on`` alone undone; None if it waited through wrong values.
     """
 
-    place: int
+    position: int
     on: int
     probability: float | None
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """What each place of a text waited for.
+    """What each position of a text waited for.
 
-    waits: for every place, from the first place that it waited for to the last.
-    changes: those that made places right for good and those through which they waited, by pass and place.
+    waits: for every position, from the first position that it waited for to the last.
+    changes: those that made positions right for good and those through which they waited, by pass and position.
     """
 
     waits: list[list[Wait]]
-    changes: dict[tuple[int, int], Change]
+    changes: dict[_Change, Change]
 
     @cached_property
     def edges(self) -> list[Wait]:
-        """The waits that no others imply, by place."""
-        before: list[set[int]] = []  # everything that a place waits for, however indirectly
-        kept = []
+        """The waits that no others imply, by position."""
+        reachable: list[set[int]] = []  # everything that a position waits for, directly or not
+        edges = []
         for waits in self.waits:
-            implied: set[int] = set().union(*(before[wait.on] for wait in waits))
-            kept += [wait for wait in waits if wait.on not in implied]
-            before.append(implied | {wait.on for wait in waits})
-        return kept
+            implied: set[int] = set().union(*(reachable[wait.on] for wait in waits))
+            edges += [wait for wait in waits if wait.on not in implied]
+            reachable.append(implied | {wait.on for wait in waits})
+        return edges
 
 
 def dependencies(
     model: Model,
     input_ids: Ids,
-    found: Trajectory,
+    trajectory: Trajectory,
     *,
     max_new_tokens: int = 256,
     eos_token_id: int | Sequence[int] | None = None,
     logits_processor: LogitsProcessorList | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> Dependencies:
-    """Measure one text's dependencies; each possible cause costs a reading of the text up to the place that changed.
+    """Measure one text's dependencies; each possible cause costs a reading of the text up to the changed position.
 
     Args:
         model, input_ids, max_new_tokens, eos_token_id, logits_processor: as for the decode; a single prompt or source
             without padding.
-        found: the decode's trajectory.
-        on_progress: called with the share that is done, now and then.
+        trajectory: the decode's.
+        on_progress: called now and then with the finished share.
 
     Raises:
-        ValueError: more than one prompt, or a text that is not what the model writes for this prompt.
+        ValueError: more than one prompt, or a text that the model does not write for this prompt.
     """
     ids = torch.as_tensor(input_ids)
-    limits: Any = {"max_new_tokens": max_new_tokens, "eos_token_id": eos_token_id, "stop_strings": []}
-    session = Session.begin(model, ids, torch.ones_like(ids), logits_processor=logits_processor, **limits)
+    session = Session.begin(
+        model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
+        stop_strings=[], logits_processor=logits_processor,
+    )  # fmt: skip
     if len(session.prompts) != 1:
         raise ValueError(f"expected a single prompt, got {len(session.prompts)}; measure one text after the other")
-    reader = _Reader(session.base, session.prompts, session.texts[0])
-    return _measure(reader, found, on_progress or (lambda _: None))
-
-
-def _measure(reader: _Reader, found: Trajectory, on_progress: Callable[[float], None]) -> Dependencies:
-    """Changes are measured from each place's last one backwards, as far as values that were not right lead."""
-    changes: dict[tuple[int, int], Change] = {}
-    last = [(int(number), place) for place, number in enumerate(found.right_since)]
-    asked = [change for change in last if change[0] > 0]
-    while asked:
-        for change in _causes(reader, found, asked):
-            changes[change.number, change.place] = change
-        on_progress(len(changes) / (len(changes) + len(asked)))
+    # From each position's last change backwards, as far as wrong values lead
+    changes: dict[_Change, Change] = {}
+    last = [(int(number), position) for position, number in enumerate(trajectory.right_since)]
+    pending = [change for change in last if change[0] > 0]
+    while pending:
+        changes |= _measure(session, trajectory, pending)
+        if on_progress is not None:
+            on_progress(len(changes) / (len(changes) + len(pending)))
         guesses = {
             (number - 1, cause)
-            for number, place in asked
-            for cause in changes[number, place].causes
-            if not found.right[number - 1, cause]
+            for number, position in pending
+            for cause in changes[number, position].causes
+            if not trajectory.right[number - 1, cause]
         }
-        asked = sorted(guesses - changes.keys())
+        pending = sorted(guesses - changes.keys())
 
     @cache
-    def waited_for(number: int, place: int) -> dict[int, float | None]:
-        change = changes[number, place]
+    def waits_of(number: int, position: int) -> dict[int, float | None]:
+        change = changes[number, position]
         waits: dict[int, float | None] = {}
         for cause, probability in zip(change.causes, change.probabilities, strict=True):
-            if found.right[number - 1, cause]:
+            if trajectory.right[number - 1, cause]:
                 waits[cause] = probability
             else:
-                for on in waited_for(number - 1, cause):
+                for on in waits_of(number - 1, cause):
                     waits.setdefault(on, None)
         return waits
 
-    waits = [waited_for(number, place) if number else {} for number, place in last]
+    waits = [sorted(waits_of(*change).items()) if change[0] else [] for change in last]
     return Dependencies(
-        [[Wait(place, on, each[on]) for on in sorted(each)] for place, each in enumerate(waits)], changes
+        [[Wait(position, on, probability) for on, probability in each] for position, each in enumerate(waits)], changes
     )
 
 
-def _causes(reader: _Reader, found: Trajectory, asked: list[tuple[int, int]]) -> list[Change]:
-    """The causes of changes, each given as pass and place; all changes are asked about in one batch of texts."""
-    looked = ~np.isnan(found.probabilities)
+def _measure(session: Session, trajectory: Trajectory, pending: list[_Change]) -> dict[_Change, Change]:
+    """The causes of changes; the texts of all changes are read in the same batches."""
 
-    def read(trials: list[tuple[tuple[int, int], set[int]]]) -> list[tuple[bool, float]]:
-        """For changes and the changes of the pass before that are kept: whether those suffice, and the new value's
-        probability."""
+    def test(trials: list[tuple[_Change, set[int]]]) -> list[tuple[bool, float]]:
+        """Whether each change's subset suffices, and the new value's probability."""
         texts = []
-        for (number, place), kept in trials:
-            former, latter = found.values[number - 2, :place].tolist(), found.values[number - 1, :place].tolist()
-            texts.append([latter[j] if j in kept else former[j] for j in range(place)])
-        return reader.read(texts, [int(found.values[change]) for change, _ in trials])
+        for (number, position), subset in trials:
+            before, after = trajectory.values[number - 2 : number, :position].tolist()
+            texts.append([after[j] if j in subset else before[j] for j in range(position)])
+        return _read(session, texts, [int(trajectory.values[change]) for change, _ in trials])
 
-    kept: dict[tuple[int, int], set[int]] = {}
-    for number, place in asked:
-        if number > 1 and looked[number - 2, place]:
-            kept[number, place] = set(
-                np.flatnonzero(found.values[number - 2, :place] != found.values[number - 1, :place]).tolist()
-            )
-    if not all(suffices for suffices, _ in read(list(kept.items()))):
+    causes: dict[_Change, set[int]] = {}
+    for number, position in pending:
+        if number > 1 and not np.isnan(trajectory.probabilities[number - 2, position]):
+            before, after = trajectory.values[number - 2 : number, :position]
+            causes[number, position] = set(np.flatnonzero(before != after).tolist())
+    if not all(suffices for suffices, _ in test(list(causes.items()))):
         raise ValueError(
             "expected the trajectory of a decode of this prompt by this model, got another's; "
             "in half precision near ties round differently: decode in float32"
         )
-    undone: dict[tuple[int, int], dict[int, float]] = {change: {} for change in kept}
-    unsettled = list(kept)
-    while unsettled:
-        smaller = set()
-        candidates = {
-            change: sorted(kept[change], key=lambda j: (found.right[change[0] - 1, j], -j)) for change in unsettled
+    undone: dict[_Change, dict[int, float]] = {change: {} for change in causes}
+    open_changes = list(causes)
+    while open_changes:
+        order = {
+            change: sorted(causes[change], key=lambda j: (trajectory.right[change[0] - 1, j], -j))
+            for change in open_changes
         }
-        for round_ in range(max(map(len, candidates.values()))):
-            trials = [(change, candidates[change][round_]) for change in unsettled if round_ < len(candidates[change])]
-            results = read([(change, kept[change] - {cause}) for change, cause in trials])
+        reduced = set()
+        for i in range(max(map(len, order.values()))):
+            trials = [(change, order[change][i]) for change in open_changes if i < len(order[change])]
+            results = test([(change, causes[change] - {cause}) for change, cause in trials])
             for (change, cause), (suffices, probability) in zip(trials, results, strict=True):
                 if suffices:
-                    kept[change].remove(cause)
-                    smaller.add(change)
+                    causes[change].remove(cause)
+                    reduced.add(change)
                 else:
                     undone[change][cause] = probability
-        unsettled = sorted(smaller)  # a set is done when a whole round found nothing to leave out
-    found_causes = [sorted(kept.get(change, ())) for change in asked]
-    return [
-        Change(*change, causes, [undone[change][cause] for cause in causes])
-        for change, causes in zip(asked, found_causes, strict=True)
-    ]
+        open_changes = sorted(reduced)  # a set is minimal once a full round has removed nothing
+    minimal = {change: sorted(causes.get(change, ())) for change in pending}
+    return {change: Change(*change, each, [undone[change][j] for j in each]) for change, each in minimal.items()}
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """The model's choice behind texts: plain passes without a cache."""
-
-    model: BaseModel
-    prompts: Prompts
-    text: Text
-
-    def read(self, texts: list[list[int]], expected: list[int]) -> list[tuple[bool, float]]:
-        """For each text, new tokens only: whether the model goes on with the expected token, and that token's
-        probability."""
-        assert not any(UNKNOWN in text for text in texts)
-        found: list[tuple[bool, float]] = []
-        prompt = self.prompts.tokens[0]
-        while len(found) < len(texts):
-            start = len(found)
-            rows = max(1, READ_TOGETHER // (len(prompt) + max(map(len, texts[start:])) + 1))
-            chunk = [[*prompt, *text] for text in texts[start : start + rows]]
-            source = self.prompts.encoded
-            if source is not None:
-                source = source.select(torch.zeros(len(chunk), dtype=torch.long, device=self.model.device))
-            logits = (
-                RecomputingVerifier(self.model, source).prefill(chunk).logits_of(range(len(chunk)), [0] * len(chunk))
-            )
-            if self.text.processors:
-                pairs = zip(texts[start : start + rows], logits, strict=True)
-                logits = torch.stack([self.text.processed(text, one) for text, one in pairs])
-            wanted = torch.tensor(expected[start : start + rows], device=logits.device)
-            right = logits.argmax(dim=-1) == wanted
-            probabilities = logits.float().softmax(dim=-1).gather(-1, wanted[:, None])[:, 0]
-            found += zip(right.tolist(), probabilities.tolist(), strict=True)
-        return found
+def _read(session: Session, texts: list[list[int]], expected: list[int]) -> list[tuple[bool, float]]:
+    """For each text, new tokens only: whether the model continues with the expected token, and its probability; by
+    plain passes without a cache."""
+    assert not any(UNKNOWN in text for text in texts)
+    results: list[tuple[bool, float]] = []
+    prompt, source, text = session.prompts.tokens[0], session.prompts.encoded, session.texts[0]
+    while len(results) < len(texts):
+        start = len(results)
+        rows = max(1, TOKENS_PER_PASS // (len(prompt) + max(map(len, texts[start:])) + 1))
+        chunk = texts[start : start + rows]
+        repeated = torch.zeros(len(chunk), dtype=torch.long, device=session.base.device)
+        verifier = RecomputingVerifier(session.base, None if source is None else source.select(repeated))
+        verified = verifier.prefill([[*prompt, *tokens] for tokens in chunk])
+        logits = verified.logits_of(range(len(chunk)), [0] * len(chunk))
+        if text.processors:
+            logits = torch.stack([text.processed(tokens, line) for tokens, line in zip(chunk, logits, strict=True)])
+        wanted = torch.tensor(expected[start : start + rows], device=logits.device)
+        right = logits.argmax(dim=-1) == wanted
+        probabilities = logits.float().softmax(dim=-1).gather(-1, wanted[:, None])[:, 0]
+        results += zip(right.tolist(), probabilities.tolist(), strict=True)
+    return results

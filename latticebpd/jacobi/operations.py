@@ -1,10 +1,9 @@
-"""Floating-point operations of a decode, from the model's real shape, for the cost that Santilli 2023 (table 3) divides
-by the speed.
+"""Floating-point operations of a decode, from the model's shape: the cost that Santilli 2023 (table 3) divides by speed.
 
-Counted are multiplications and additions of matrix products, each as one operation: 2 for every weight and token, and
-4 for every query, key and attention width.  Norms, activations and embeddings are left out, as in the calculator that
-the paper used.  The decoder's attention to the source costs its keys and values once for each source token and the
-products once for each token that the decoder reads.
+Counted are multiplications and additions of matrix products, one operation each: 2 for every weight and token, and 4
+for every query, key and attention width. Norms, activations and embeddings are left out, as in the paper's calculator.
+Cross-attention costs its keys and values once for each source token, the products once for each token that the decoder
+reads.
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ CROSS_KEYS_AND_VALUES = ("encoder_attn.k_proj", "encoder_attn.v_proj", "EncDecAt
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """Weights by what they are multiplied with, and the attention's size.
+class ModelFlops:
+    """Numbers of weights by their inputs, and the sizes of attention; without an encoder those of encoder, source and
+    cross-attention are 0.
 
-    encoder_weights: of the encoder's matrices; 0 without one, as the other source_* and cross_* numbers.
+    encoder_weights: of the encoder's matrices.
     source_weights: of the decoder's matrices that read the source.
     decoder_weights: of its other matrices.
     output_weights: of the projection to the vocabulary.
-    encoder_attention, decoder_attention, cross_attention: layers times width of their attention.
+    encoder_attention, decoder_attention, cross_attention: layers times width.
     """
 
     encoder_weights: int
@@ -41,12 +41,11 @@ class ModelShape:
     cross_attention: int
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> ModelShape:
-        """Read off a causal LM's or an encoder-decoder's modules."""
+    def of(cls, model: PreTrainedModel) -> ModelFlops:
+        """From the modules of a causal LM or an encoder-decoder."""
         base = BaseModel.of(model)
         both = base.is_encoder_decoder
-        # An encoder-decoder's own names stand in its whole config; its text config shows one side under the common
-        # names.
+        # The text config of an encoder-decoder has one side only, under common names.
         config: Any = model.config if both else base.config
         encoder = _weights(base.encoder) if both else {}
         decoder = _weights(base.decoder)
@@ -72,28 +71,22 @@ class ModelShape:
         Args:
             source: tokens that the encoder reads.
             columns: tokens that the decoder reads, over all passes.
-            pairs: keys that those tokens meet in self-attention, counted for every token.
+            pairs: keys that those tokens attend to in self-attention, summed over tokens.
             predicted: tokens whose states are projected to the vocabulary.
         """
-        encoder = 2 * self.encoder_weights * source + 4 * self.encoder_attention * source**2
-        reading = 2 * self.source_weights * source + 4 * self.cross_attention * columns * source
-        return (
-            encoder
-            + reading
-            + 2 * self.decoder_weights * columns
-            + 4 * self.decoder_attention * pairs
-            + 2 * self.output_weights * predicted
-        )
+        weights = (self.encoder_weights + self.source_weights) * source
+        weights += self.decoder_weights * columns + self.output_weights * predicted
+        attention = self.encoder_attention * source**2 + self.cross_attention * columns * source
+        return 2 * weights + 4 * (attention + self.decoder_attention * pairs)
 
     def greedy_flops(self, source: int, prompt: int, new: int) -> int:
-        """Operations of a decode with a cache that reads ``prompt`` tokens together and then one by one, ``new`` being
-        predicted."""
+        """Operations of greedy decoding with a cache: ``prompt`` tokens in one pass, then ``new`` one by one."""
         pairs = prompt**2 + sum(prompt + i for i in range(1, new))
         return self.flops(source, prompt + new - 1, pairs, new)
 
 
 def _first(config: Any, *names: str) -> int:
-    """What a config says under the first of some names that it knows; 0 if it knows none."""
+    """The config's value under the first of the names that it has; 0 without any."""
     return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), 0)
 
 

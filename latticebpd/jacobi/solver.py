@@ -1,29 +1,30 @@
 """Fixed-point iteration on a text's equations ``y_i = argmax p(y_i | y_<i, x)`` (Santilli 2023, section 3).
 
-A *pass* reads the settled token before a block and the block's values, and finds every place's value anew: all the
-block's equations at once.  Place ``i`` is *settled*, final, once all values before it came out of a pass as they went
-in: nothing that it depends on will change.  So every pass settles at least one place, whatever the initial values,
-and a block is solved when a pass has left it unchanged, its last place aside, which no equation of the block reads.
-The settled prefix stays in the key-value cache; the rest of the block is evaluated again.
+A *pass* reads the settled token before a block and the block's values, and computes all the block's equations at once.
+Position ``i`` is *settled*, final, once a pass has left all values before it unchanged. So every pass settles at least
+one position, whatever the initial values, and a block is solved when a pass has changed none but its last value, which
+no equation of the block reads. The settled prefix stays in the key-value cache; the rest of the block is read again.
 
-Rows have blocks of their own and begin the next as soon as one is solved; one pass serves all rows.  A text ends in
-its settled part only, token by token under the rules of ``latticebpd.decoding.stopping``.
+The paper's three algorithms (section 3.2) are this iteration under three schedules of blocks. Whatever the blocks, initial
+values and length, the text is that of ``generate(do_sample=False)``; only the number of passes differs. Each row has its own blocks and begins the next as soon as one is solved; one pass serves all rows. A text ends only in
+its settled part, token by token under the rules of ``latticebpd.decoding.stopping``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.decoding.prompts import Prompts
-from latticebpd.decoding.session import Ids, Session, SessionOptions
+from latticebpd.decoding.prompts import Ids, Prompts
+from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.decoding.stopping import Text
-from latticebpd.jacobi.block_schedule import Schedule
-from latticebpd.jacobi.initial_values import Block, Initial, Padding
+from latticebpd.drafters.drafter import State
+from latticebpd.jacobi.block_schedule import BlockSchedule, Length
+from latticebpd.jacobi.initial_values import Initial, Padding
 from latticebpd.jacobi.solution import Iterate, Solution
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.forward import Verified
@@ -31,21 +32,21 @@ from latticebpd.target.stock_model import Model
 from latticebpd.target.verifier import Verifier
 
 
-class Options(SessionOptions, total=False):
-    """What the algorithms have in common."""
+class JacobiOptions(SessionOptions, total=False):
+    """JacobiOptions of all three algorithms."""
 
     trace: bool
 
 
 @dataclass
 class _Row:
-    """One row's place in the iteration.
+    """The state of one row.
 
     unread: settled tokens that the cache does not hold yet, at least one.
     cached: tokens in the cache.
-    values: the current iterate of the block behind them; empty between blocks.
+    values: the current iterate of the block after them; empty between blocks.
     hidden: the state that predicted the last settled token.
-    columns, pairs, passes, updates, blocks: counts, as ``Solution`` has them.
+    columns, pairs, passes, updates, blocks: counts, as in ``Solution``.
     """
 
     index: int
@@ -61,173 +62,203 @@ class _Row:
     blocks: int = 0
 
     def tree(self, room: int | None) -> DraftTree:
-        """The values as a chain behind the unread tokens; the last value is left out, because no equation reads it."""
-        chain = [*self.unread[1:], *self.values[:-1]][:room]
-        return DraftTree(np.array(chain, dtype=np.int32), np.arange(-1, len(chain) - 1, dtype=np.int32))
+        """The values as a chain after the unread tokens, without the last, which no equation reads."""
+        return DraftTree.from_paths([[*self.unread[1:], *self.values[:-1]][:room]])
 
-    def update(self, found: list[int], hidden: Tensor) -> tuple[list[int], list[int]]:
-        """Take the values that a pass found and the states that they were found from, ``[columns, hidden]``.
+    def update(self, computed: list[int], hidden: Tensor) -> tuple[list[int], list[int]]:
+        """Apply a pass: its values, and the states that predicted them, ``[columns, hidden]``.
 
         Returns the newly settled tokens, and the nodes of the chain that now belong to the text.
         """
-        read = self.values[: len(found)]
-        differing = [i for i, (old, new) in enumerate(zip(read, found, strict=True)) if old != new]
-        agreeing = min(differing[0] if differing else len(found), len(found) - 1)
+        differing = [i for i, (old, new) in enumerate(zip(self.values, computed, strict=False)) if old != new]
+        agreeing = min([*differing, len(computed) - 1])
         nodes = len(self.unread) - 1 + agreeing
-        columns = len(self.unread) - 1 + len(found)
+        columns = len(self.unread) - 1 + len(computed)
         self.columns += columns
         self.pairs += columns * (self.cached + columns)
         self.passes += 1
         self.updates += bool(differing)
         self.hidden = hidden[nodes]
         self.cached += nodes + 1
-        self.unread = [found[agreeing]]
-        self.values = found[agreeing + 1 :] + self.values[len(found) :]
-        return found[: agreeing + 1], list(range(nodes))
+        self.unread = [computed[agreeing]]
+        self.values = computed[agreeing + 1 :] + self.values[len(computed) :]
+        return computed[: agreeing + 1], list(range(nodes))
+
+
+def jacobi(
+    model: Model, inputs: Ids, initial: Initial | None = None, length: Length = None, **options: Unpack[JacobiOptions]
+) -> Solution:
+    """Parallel Jacobi decoding (algorithm 1): the whole text is one block.
+
+    Args:
+        model: any causal LM or encoder-decoder of ``transformers``, with heads or without.
+        inputs: prompts, or an encoder-decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
+        initial: first values; padding by default.
+        length: the target's, known or estimated; a longer text goes on in another block of that length. None means
+            ``LengthRatio()`` for an encoder-decoder, the text's limit for other models.
+        options: as for ``latticebpd.generate``; ``pad_token_id`` also completes the initial values, and ``trace`` keeps
+            every iterate.
+
+    Raises:
+        ValueError: unusable prompts, limits, processors, lengths, initial values or model.
+    """
+    return solve(model, inputs, BlockSchedule(length=length), initial, **options)
+
+
+def gauss_seidel_jacobi(
+    model: Model,
+    inputs: Ids,
+    block_size: int = 3,
+    initial: Initial | None = None,
+    length: Length = None,
+    **options: Unpack[JacobiOptions],
+) -> Solution:
+    """Parallel Gauss-Seidel-Jacobi decoding (algorithm 2): blocks of ``block_size`` in sequence, Jacobi inside.
+
+    With blocks of one it is greedy decoding, with blocks as long as the text it is :func:`jacobi`.
+
+    Args:
+        model, inputs, initial, options: as for :func:`jacobi`.
+        block_size: tokens solved together, >= 1.
+        length: the target's, known or estimated; it cuts the block that reaches beyond it. None cuts none.
+    """
+    return solve(model, inputs, BlockSchedule(block_size, length), initial, **options)
+
+
+def hybrid_jacobi(
+    model: Model,
+    inputs: Ids,
+    block_size: int = 3,
+    initial: Initial | None = None,
+    max_length: int = 256,
+    **options: Unpack[JacobiOptions],
+) -> Solution:
+    """Hybrid Gauss-Seidel-Jacobi decoding (algorithm 3): blocks up to ``max_length``, then one token at a time.
+
+    It needs no length: the text ends with an end-of-text token in a block's settled part.
+
+    Args:
+        model, inputs, initial, options: as for :func:`jacobi`.
+        block_size: tokens solved together, >= 1.
+        max_length: new tokens decoded in blocks, >= 0; 0 is greedy decoding.
+    """
+    return solve(model, inputs, BlockSchedule(block_size, max_length=max_length), initial, **options)
 
 
 def solve(
     model: Model,
-    input_ids: Ids,
-    schedule: Schedule,
+    inputs: Ids,
+    schedule: BlockSchedule,
     initial: Initial | None = None,
     *,
     trace: bool = False,
     **options: Unpack[SessionOptions],
 ) -> Solution:
-    """Decode a batch, block by block; the text is that of ``generate(do_sample=False)``.
-
-    Args:
-        model: any causal LM or encoder-decoder of ``transformers``, with heads or without.
-        input_ids: prompts, or an encoder-decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
-        schedule: how the text is cut into blocks.
-        initial: the blocks' first values; padding by default.
-        trace: keep every iterate.
-        options: ``pad_token_id`` also stands where ``initial`` gives nothing.
-
-    Raises:
-        ValueError: prompts, limits, processors, a schedule, initial values or a model that cannot be used.
-    """
+    """Decode a batch under a schedule; other arguments as for :func:`jacobi`."""
     initial = Padding() if initial is None else initial
-    session = Session.begin(model, input_ids, **options)
+    session = Session.begin(model, inputs, **options)
     schedule.check(len(session.prompts))
     prompts, texts, verifier, fill = session.prompts, session.texts, session.verifier, session.settings.fill_id
 
-    rows = _begin(verifier, texts)
-    going_on = rows
+    rows = active = _begin(verifier, texts)
     iterates: list[Iterate] = []
     num_passes = 0
-    while going_on:
-        _begin_blocks([row for row in going_on if not row.values], schedule, initial, prompts, fill)
-        trees = [row.tree(verifier.max_nodes) for row in going_on]
-        verified = verifier.verify([row.unread[0] for row in going_on], trees)
-        found = _find(verified, going_on, trees, with_probabilities=trace)
+    while active:
+        _begin_blocks([row for row in active if not row.values], schedule, initial, prompts, fill)
+        trees = [row.tree(verifier.max_nodes) for row in active]
+        verified = verifier.verify([row.unread[0] for row in active], trees)
         paths, settled = [], []
-        for at, (row, (values, probabilities)) in enumerate(zip(going_on, found, strict=True)):
-            before, place = row.values, len(row.text.new_tokens)
-            tokens, path = row.update(values, verified.hidden[at])
+        computed = _evaluate(verified, active, trees, with_probabilities=trace)
+        for row, hidden, (values, probabilities) in zip(active, verified.hidden, computed, strict=True):
+            before, start = row.values, len(row.text.new_tokens)
+            tokens, path = row.update(values, hidden)
             if trace:
-                iterates.append(Iterate(row.index, place, before, tokens + row.values, probabilities, len(tokens)))
+                iterates.append(Iterate(row.index, start, before, tokens + row.values, probabilities, len(tokens)))
             settled.append(row.text.commit(tokens))
             paths.append(path)
         verifier.keep(paths)
-        initial.observe([row.index for row in going_on], settled)
+        initial.observe([row.index for row in active], settled)
         num_passes += 1
-        if any(row.text.finished for row in going_on):  # rows that have ended cost nothing more
-            places = [place for place, row in enumerate(going_on) if not row.text.finished]
-            going_on = [going_on[place] for place in places]
-            if places:
-                verifier.select(places)
+        kept = [i for i, row in enumerate(active) if not row.text.finished]
+        if kept and len(kept) < len(active):  # rows that have ended cost nothing more
+            verifier.select(kept)
+        active = [active[i] for i in kept]
 
-    def counted(name: str) -> np.ndarray:
-        return np.array([getattr(row, name) for row in rows], dtype=np.int64)
-
+    counts: dict[str, Any] = {
+        name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
+        for name in ("passes", "updates", "blocks", "columns", "pairs")
+    }
     return Solution(
         sequences=session.sequences,
-        prompt_length=prompts.given.shape[1],
+        prompt_length=prompts.prefix.shape[1],
         num_tokens=np.array([len(text.new_tokens) for text in texts], dtype=np.int64),
-        passes=counted("passes"),
-        updates=counted("updates"),
-        blocks=counted("blocks"),
-        columns=counted("columns"),
-        pairs=counted("pairs"),
         num_passes=num_passes,
         trace=iterates if trace else None,
+        **counts,
     )
 
 
 def _begin(verifier: Verifier, texts: list[Text]) -> list[_Row]:
     """Read all prompts but for their last tokens; the first pass reads those together with the first block.
 
-    Where a prompt is a single token, as an encoder-decoder's is, the first pass reads all of every prompt.
+    If a prompt is a single token, as an encoder-decoder's is, the first pass reads all of every prompt.
     """
-    read = [text.tokens[:-1] for text in texts]
-    if all(read):
-        verifier.prefill(read)
+    prefixes = [text.tokens[:-1] for text in texts]
+    if all(prefixes):
+        verifier.prefill(prefixes)
         return [
-            _Row(row, text, text.tokens[-1:], len(text.tokens) - 1, len(text.tokens) - 1, (len(text.tokens) - 1) ** 2)
-            for row, text in enumerate(texts)
+            _Row(i, text, text.tokens[-1:], len(read), len(read), len(read) ** 2)
+            for i, (text, read) in enumerate(zip(texts, prefixes, strict=True))
         ]
     verifier.begin(len(texts))
-    return [_Row(row, text, list(text.tokens), 0, 0, 0) for row, text in enumerate(texts)]
+    return [_Row(i, text, list(text.tokens), 0, 0, 0) for i, text in enumerate(texts)]
 
 
-def _begin_blocks(rows: list[_Row], schedule: Schedule, initial: Initial, prompts: Prompts, fill: int) -> None:
+def _begin_blocks(rows: list[_Row], schedule: BlockSchedule, initial: Initial, prompts: Prompts, fill: int) -> None:
     """Initial values for rows between blocks."""
-    asked: list[tuple[_Row, Block]] = []
+    asked: list[tuple[_Row, State]] = []
     for row in rows:
         text, source = row.text, prompts.sources[row.index]
-        place, left = len(text.new_tokens), text.max_depth + 1
-        first_alone = initial.after_first_token and place == 0
-        width = 1 if first_alone else min(schedule.width(row.index, source, place) or left, left)
+        start, left = len(text.new_tokens), text.max_depth + 1
+        first_alone = initial.after_first_token and start == 0
+        width = 1 if first_alone else min(schedule.width(row.index, source, start) or left, left)
         row.values = [fill] * width
         row.blocks += 1
         if not first_alone:
-            asked.append((row, Block(row.index, text.tokens, text.prompt_length, width, source, row.hidden)))
+            asked.append((row, State(row.index, text.tokens, text.prompt_length, row.hidden, width, source)))
     if not asked:
         return
-    given = initial.values([block for _, block in asked])
-    if len(given) != len(asked):
+    name, vocabulary = type(initial).__name__, prompts.vocab_size
+    initial_values = initial.values([block for _, block in asked])
+    if len(initial_values) != len(asked):
         raise ValueError(
-            f"expected initial values for each of {len(asked)} blocks, got {len(given)} from {type(initial).__name__}"
+            f"expected initial values for each of {len(asked)} blocks, got {len(initial_values)} from {name}"
         )
-    for (row, block), values in zip(asked, given, strict=True):
-        if len(values) > block.width or not all(0 <= value < prompts.vocab_size for value in values):
+    for (row, block), values in zip(asked, initial_values, strict=True):
+        if len(values) > block.max_depth or not all(0 <= value < vocabulary for value in values):
             raise ValueError(
-                f"expected at most {block.width} initial values from 0 to {prompts.vocab_size - 1} (the model's"
-                f" vocabulary), got {values} from {type(initial).__name__}; is it made for this model?"
+                f"expected at most {block.max_depth} initial values from 0 to {vocabulary - 1} (the model's"
+                f" vocabulary), got {values} from {name}; is it made for this model?"
             )
         row.values[: len(values)] = values
 
 
-def _find(
+def _evaluate(
     verified: Verified, rows: list[_Row], trees: list[DraftTree], with_probabilities: bool
 ) -> list[tuple[list[int], list[float]]]:
-    """Every row's new values, and their probabilities if asked for, in one projection to the vocabulary."""
-    places: list[int] = []
-    columns: list[int] = []
-    for place, (row, tree) in enumerate(zip(rows, trees, strict=True)):
-        looked_at = range(len(row.unread) - 1, len(tree) + 1)
-        places += [place] * len(looked_at)
-        columns += looked_at
-    logits = verified.logits_of(places, columns)
+    """Every row's new values, and their probabilities if asked for, by one projection to the vocabulary."""
+    widths = [len(tree) + 2 - len(row.unread) for row, tree in zip(rows, trees, strict=True)]
+    cells = [(i, j) for i, width in enumerate(widths) for j in range(width)]
+    logits = verified.logits_of([i for i, _ in cells], [len(rows[i].unread) - 1 + j for i, j in cells])
     if any(row.text.processors for row in rows):
-        behind = (
-            rows[place].values[: column - len(rows[place].unread) + 1]
-            for place, column in zip(places, columns, strict=True)
-        )
         logits = torch.stack(
-            [
-                rows[place].text.processed(drafted, one)
-                for place, drafted, one in zip(places, behind, logits, strict=True)
-            ]
+            [rows[i].text.processed(rows[i].values[:j], line) for (i, j), line in zip(cells, logits, strict=True)]
         )
     best = logits.argmax(dim=-1)
     probabilities: list[float] = []
     if with_probabilities:
         probabilities = logits.float().softmax(dim=-1).gather(-1, best[:, None])[:, 0].tolist()
-    found: list[tuple[list[int], list[float]]] = [([], []) for _ in rows]
-    for i, (place, token) in enumerate(zip(places, best.tolist(), strict=True)):
-        found[place][0].append(token)
-        found[place][1].extend(probabilities[i : i + 1])
-    return found
+    tokens, ends = best.tolist(), np.cumsum(widths).tolist()
+    return [
+        (tokens[end - width : end], probabilities[end - width : end]) for end, width in zip(ends, widths, strict=True)
+    ]

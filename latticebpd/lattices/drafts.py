@@ -1,7 +1,7 @@
 """What is verified: a list of drafts, or a tree of draft prefixes.
 
-A *draft tree* stores every distinct prefix once.  Node ``i`` adds ``tokens[i]`` to the prefix of ``parents[i]``;
-the root, -1, is the text so far.  Parents come before their children.
+A *draft tree* stores every distinct prefix once. Node ``i`` adds ``tokens[i]`` to the prefix of ``parents[i]``; the
+root, -1, is the text so far. Parents come before their children.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ class Drafts(ArrayValues):
         tokens, scores = int32("tokens", self.tokens), np.asarray(self.scores, np.float64)
         if tokens.ndim != 2 or scores.shape != tokens.shape[:1]:
             raise ValueError(f"expected tokens [p, slots] and scores [p], got {tokens.shape} and {scores.shape}")
-        object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "scores", read_only(scores))
+        self._assign(tokens=tokens, scores=read_only(scores))
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
 
     def _repr_html_(self) -> str:
-        """As notebooks show it; `latticebpd.show` has words."""
+        """For notebooks, tokens as numbers; `latticebpd.show` has words."""
         from latticebpd.lattices.pictures import drafts_table
 
         return drafts_table(self)
@@ -52,10 +51,9 @@ class DraftTree(ArrayValues):
     """Distinct draft prefixes; read-only arrays.
 
     tokens: ``[n]`` int32.
-    parents: ``[n]`` int32, ``parents[i] < i``; -1 is the root.  Siblings carry distinct tokens.
-    log_probs: ``[n]`` float64, natural log of the probability that the drafter gives to the node's whole prefix;
-        None where it gives none.
-    lattice: what the prefixes were drawn from, for whoever looks into a decode; None where there was no lattice.
+    parents: ``[n]`` int32, ``parents[i] < i``; -1 is the root. Siblings carry distinct tokens.
+    log_probs: ``[n]`` float64, natural log of the drafter's probability of the node's full prefix, or None.
+    lattice: what the prefixes were drawn from, for inspecting a decode, or None.
     """
 
     tokens: np.ndarray
@@ -75,47 +73,37 @@ class DraftTree(ArrayValues):
         wrong = (parents < ROOT) | (parents >= np.arange(len(parents)))
         if wrong.any():
             node = int(np.argmax(wrong))
-            raise ValueError(
-                f"node {node}: expected a parent from -1 to {node - 1} (parents come first), got {int(parents[node])}"
-            )
+            expected = f"expected a parent from -1 to {node - 1} (parents come first)"
+            raise ValueError(f"node {node}: {expected}, got {int(parents[node])}")
         if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) != len(tokens):
             raise ValueError("expected siblings with distinct tokens, got the same token twice under one parent")
-        object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "parents", parents)
-        object.__setattr__(self, "log_probs", log_probs)
+        self._assign(tokens=tokens, parents=parents, log_probs=log_probs)
 
     @classmethod
     def from_paths(
         cls, paths: Sequence[Sequence[int]] | np.ndarray, lattice: SausageLattice | None = None
     ) -> DraftTree:
         """The trie of drafts, in order of first appearance; -1 ends a draft early."""
-        children: dict[tuple[int, int], int] = {}
-        tokens: list[int] = []
-        parents: list[int] = []
-        for path in np.asarray(paths).tolist() if isinstance(paths, np.ndarray) else paths:
+        nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for path in paths.tolist() if isinstance(paths, np.ndarray) else paths:
             node = ROOT
             for token in path:
                 if token < 0:
                     break
-                child = children.get((node, token))
-                if child is None:
-                    child = children[node, token] = len(tokens)
-                    tokens.append(token)
-                    parents.append(node)
-                node = child
-        return cls(np.array(tokens), np.array(parents), lattice=lattice)
+                node = nodes.setdefault((node, token), len(nodes))
+        return cls(np.array([token for _, token in nodes]), np.array([parent for parent, _ in nodes]), lattice=lattice)
 
     @classmethod
     @lru_cache(maxsize=1)
     def empty(cls) -> DraftTree:
         """The tree that drafts nothing: plain greedy decoding."""
-        return cls(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+        return cls.from_paths([])
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def _repr_svg_(self) -> str:
-        """As notebooks draw it: the first nodes, tokens as numbers; `latticebpd.show` has words."""
+        """For notebooks, tokens as numbers; `latticebpd.show` has words."""
         from latticebpd.lattices.pictures import tree_picture
 
         return tree_picture(self)
@@ -130,16 +118,16 @@ class DraftTree(ArrayValues):
 
     @cached_property
     def ancestors(self) -> np.ndarray:
-        """``[n, n]`` bool: whether column's node lies on the path from the root to row's node, itself included."""
+        """``[n, n]`` bool: whether the column's node is the row's node or one of its ancestors."""
         mask = np.eye(len(self), dtype=bool)
         above = self.parents
-        while (below := np.flatnonzero(above != ROOT)).size:  # one level of the tree a round
+        while (below := np.flatnonzero(above != ROOT)).size:  # one level of the tree per round
             mask[below, above[below]] = True
             above = np.where(above == ROOT, ROOT, self.parents[above])
         return mask
 
     def children(self, node: int) -> np.ndarray:
-        """The nodes right below ``node``, in order."""
+        """The child nodes of ``node``, in order."""
         return np.flatnonzero(self.parents == node)
 
     def path(self, node: int) -> list[int]:
@@ -152,17 +140,16 @@ class DraftTree(ArrayValues):
 
     def pruned(self, max_depth: int) -> DraftTree:
         """The tree without the nodes deeper than ``max_depth``."""
-        keep = self.depths <= max_depth
-        if keep.all():
-            return self
-        # What is kept is closed under parents, so a node's new place is how many kept nodes come before it.
-        places = np.append(np.cumsum(keep) - 1, ROOT).astype(np.int32)
-        log_probs = None if self.log_probs is None else self.log_probs[keep]
-        return DraftTree(self.tokens[keep], places[self.parents[keep]], log_probs, self.lattice)
+        return self._subtree(self.depths <= max_depth)
 
     def first(self, num_nodes: int | None) -> DraftTree:
         """The tree of the first ``num_nodes`` nodes; None keeps all."""
-        if num_nodes is None or len(self) <= num_nodes:
+        return self if num_nodes is None else self._subtree(np.arange(len(self)) < num_nodes)
+
+    def _subtree(self, keep: np.ndarray) -> DraftTree:
+        """keep: ``[n]`` bool, with every node its ancestors."""
+        if keep.all():
             return self
-        log_probs = None if self.log_probs is None else self.log_probs[:num_nodes]
-        return DraftTree(self.tokens[:num_nodes], self.parents[:num_nodes], log_probs, self.lattice)
+        new_index = np.append(np.cumsum(keep) - 1, ROOT)
+        log_probs = None if self.log_probs is None else self.log_probs[keep]
+        return DraftTree(self.tokens[keep], new_index[self.parents[keep]], log_probs, self.lattice)

@@ -1,41 +1,47 @@
-"""Directories of numbered files: the shards of one data set, and a JSON file that says how they are made.
+"""Directories of numbered files: the shards of one data set, and a JSON file with the settings that they are made by.
 
-A shard appears whole or not at all and depends on the settings and its number alone. So a killed run loses one shard,
-the same command goes on, and any number of processes may each make every n-th (a *part*). ``latticebpd lattices``
-fills::
+A shard is written atomically and depends on the settings and its number alone. So a killed run loses one shard, the
+same command continues it, and any number of processes may each make every n-th shard (a *part*). ``latticebpd
+lattices`` writes::
 
-    lattices.json      how the lattices were made, and how many shards there are to be
+    lattices.json      the settings, and how many shards the data set has
     shard-00042.npz    lattices of the next few texts, a ``LatticeSet``
-    texts-00042.npz    those texts themselves, prompts included, ``Texts``
+    texts-00042.npz    those texts, prompts included, ``Texts``
 
-``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts. A directory of lattice files of
-any other making is read in the order of their names.
+``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts. Any other directory of lattice
+files is read in the order of their names.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fst.files import replacing
+from latticebpd.lattices.json_files import read_json, write_json
 from latticebpd.lattices.texts import Texts
 
 SETTINGS = "lattices.json"
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)
-"""Damaged JSON and UTF-8 are ValueErrors."""
+
+
+def _num_shards(settings: dict[str, Any]) -> int:
+    number = settings["num_shards"]
+    if type(number) is not int or number < 1:
+        raise ValueError(f"num_shards is {number!r}")
+    return number
 
 
 @dataclass(frozen=True)
 class ShardDirectory:
-    """A directory that a command fills, or has filled.
+    """A directory of shards.
 
-    path: the directory.  settings_name: of the JSON file in it.  command: that fills it, for messages.
-    holds: what is in it, for messages: "lattices".  suffix: of the shards' files.
-    count: from the settings to the number of shards; a KeyError, TypeError or ValueError where they do not tell.
+    settings_name: the JSON file in it.  command: what fills it, holds: what is in it ("lattices"), both for messages.
+    suffix: of the shards' files.
+    count: settings -> number of shards; a KeyError, TypeError or ValueError if the settings lack it.
     """
 
     path: Path
@@ -43,7 +49,7 @@ class ShardDirectory:
     command: str
     holds: str
     suffix: str = ".npz"
-    count: Callable[[dict[str, Any]], int] = lambda settings: _whole_number("num_shards", settings["num_shards"])
+    count: Callable[[dict[str, Any]], int] = _num_shards
 
     def file(self, number: int, kind: str = "shard") -> Path:
         """A file of a shard."""
@@ -55,80 +61,70 @@ class ShardDirectory:
         return (self.path / self.settings_name).exists()
 
     def settings(self) -> dict[str, Any]:
-        """How the shards are made; ValueError where that cannot be read."""
-        file = self.path / self.settings_name
-        try:
-            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        """How the shards are made; ValueError if the file is damaged."""
+
+        def parse(record: dict[str, Any]) -> dict[str, Any]:
             self.count(record)
-        except _UNREADABLE as error:
-            raise ValueError(
-                f"{file}: expected settings as `{self.command}` writes them, in a directory that it has filled: {error}"
-            ) from error
-        return record
+            return record
+
+        file = self.path / self.settings_name
+        problem, remedy = f"expected settings as `{self.command}` writes them:", "give a directory that it has filled"
+        try:
+            return read_json(file, parse, problem, remedy)
+        except OSError as error:
+            raise ValueError(f"{file}: {problem} {error}; {remedy}") from error
 
     def files(self) -> list[Path]:
-        """All shards.
-
-        Raises:
-            ValueError: the directory is none of ours, or shards are missing.
-        """
+        """All shards; ValueError if the directory was not filled by the command or shards are missing."""
         count = self.count(self.settings())
-        there = {
-            path.name for path in self.path.glob(f"shard-*{self.suffix}")
-        }  # the settings may say any number; these take room
-        wanted = (self.file(number) for number in range(min(count, len(there) + 1)))
-        files = [path for path in wanted if path.name in there]
+        existing = {path.name for path in self.path.glob(f"shard-*{self.suffix}")}
+        # Damaged settings may give any count: the work is bounded by the files that exist.
+        files = [path for path in map(self.file, range(min(count, len(existing) + 1))) if path.name in existing]
         if len(files) < count:
-            first = next(number for number in range(count) if self.file(number).name not in there)
+            missing = next(file.name for file in map(self.file, range(count)) if file.name not in existing)
             raise ValueError(
-                f"{self.path}: {count - len(files)} of {count} shards are missing, first {self.file(first).name}; "
-                f"run the same `{self.command}` command again, it goes on"
+                f"{self.path}: {count - len(files)} of {count} shards are missing, first {missing}; run the same"
+                f" `{self.command}` command again, which continues it"
             )
         return files
 
-    def claim(self, wanted: Mapping[str, Any]) -> None:
-        """Write the settings into a new directory; compare them with those of a used one.
+    def claim(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings into a new directory, or compare them with those of a used one.
 
         Raises:
-            ValueError: the directory holds what was made otherwise, or files that are not ours.
+            ValueError: the directory was filled with other settings, or holds other files.
         """
-        wanted = json.loads(json.dumps(wanted))
+        wanted = json.loads(json.dumps(settings))
         if not self.is_ours:
             self.path.mkdir(parents=True, exist_ok=True)
-            others = [
-                path for path in self.path.iterdir() if not path.name.startswith(".")
-            ]  # a killed run may leave hidden ones
-            if others and not self.is_ours:  # another process of ours may have been quicker
-                raise ValueError(
-                    f"{self.path}: expected a directory that is new, empty or filled by this command before, found"
-                    " other files"
-                )
-            if not self.is_ours:
+            others = [path for path in self.path.iterdir() if not path.name.startswith(".")]
+            if not self.is_ours:  # nor has another process of the same run claimed it meanwhile
+                if others:
+                    raise ValueError(
+                        f"{self.path}: expected a directory that is new, empty or filled by this command before, found"
+                        " other files"
+                    )
                 self.record(wanted)
-        found = self.settings()
-        for name in sorted({*found, *wanted}):
-            if found.get(name) != wanted.get(name):
+        used = self.settings()
+        for name in sorted({*used, *wanted}):
+            if used.get(name) != wanted.get(name):
                 raise ValueError(
-                    f"{self.path}: holds {self.holds} made with {name} {found.get(name)}, asked for is"
+                    f"{self.path}: holds {self.holds} made with {name} {used.get(name)}, asked for is"
                     f" {wanted.get(name)}; choose another directory"
                 )
 
     def renew(self) -> None:
-        """Take a new directory, or delete the shards of one of ours, which is not whole before its settings are
-        recorded again.
+        """Create the directory, or delete its shards; it is invalid until its settings are recorded again.
 
         Raises:
-            ValueError: the directory holds anything that we have not made.
+            ValueError: the directory holds files of another origin.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         shards = [path for path in self.path.glob(f"shard-*{self.suffix}") if self.is_ours and path.stem[6:].isdigit()]
         ours = {self.path / self.settings_name, *shards}
-        strange = sorted(
-            path.name for path in self.path.iterdir() if path not in ours and not path.name.startswith(".")
-        )
-        if strange:
+        if others := sorted(p.name for p in self.path.iterdir() if p not in ours and not p.name.startswith(".")):
             raise ValueError(
-                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {strange[0]};"
+                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {others[0]};"
                 " choose another"
             )
         self.record({})
@@ -137,41 +133,23 @@ class ShardDirectory:
 
     def record(self, settings: Mapping[str, Any]) -> None:
         """Write the settings."""
-        with replacing(self.path / self.settings_name) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_json(self.path / self.settings_name, settings, indent=2)
 
 
 def shares(total: int, size: int, part: tuple[int, int]) -> Iterator[tuple[int, range]]:
-    """The shards ``i``, ``i + n``, ... of a part ``(i, n)``, and which of so many things each holds, ``size`` but for
-    the last one."""
+    """The shards ``i``, ``i + n``, ... of part ``(i, n)``, and the items of each: ``size`` of ``total``, fewer in the
+    last."""
     for shard in range(part[0], -(-total // size), part[1]):
         yield shard, range(shard * size, min(total, (shard + 1) * size))
 
 
 def parse_part(text: str | None) -> tuple[int, int]:
-    """``i/n`` as numbers; without a text, what ``torchrun`` says (RANK of WORLD_SIZE), else all of it.
-
-    Raises:
-        ValueError: anything but 0 <= i < n.
-    """
-    named = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}" if text is None else text
-    index, slash, parts = named.partition("/")
-    if not (
-        slash
-        and index.isascii()
-        and parts.isascii()
-        and index.isdigit()
-        and parts.isdigit()
-        and int(index) < int(parts)
-    ):
-        raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {named!r}")
-    return int(index), int(parts)
-
-
-def _whole_number(name: str, value: Any, least: int = 1) -> int:
-    if type(value) is not int or value < least:
-        raise ValueError(f"{name} is {value!r}")
-    return value
+    """``i/n`` as numbers, by default ``torchrun``'s RANK/WORLD_SIZE, else 0/1; ValueError unless 0 <= i < n."""
+    text = f"{os.environ.get('RANK', 0)}/{os.environ.get('WORLD_SIZE', 1)}" if text is None else text
+    match = re.fullmatch("([0-9]+)/([0-9]+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError(f"expected --part as i/n with 0 <= i < n, such as 0/4, got {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def lattice_directory(path: str | os.PathLike[str]) -> ShardDirectory:
@@ -180,11 +158,7 @@ def lattice_directory(path: str | os.PathLike[str]) -> ShardDirectory:
 
 
 def shard_files(path: str | os.PathLike[str]) -> list[Path]:
-    """The lattice files of a data set: of a directory all shards, of a file the file itself.
-
-    Raises:
-        ValueError: a directory without lattice files, or one whose shards are not all there.
-    """
+    """The lattice files of a data set: the file itself, or all of a directory; ValueError if any is missing."""
     directory = lattice_directory(path)
     if not directory.path.is_dir():
         return [directory.path]
@@ -197,11 +171,7 @@ def shard_files(path: str | os.PathLike[str]) -> list[Path]:
 
 
 def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int], int]]:
-    """Every text of directories that ``latticebpd lattices`` has filled: its tokens and the length of its prompt.
-
-    Raises:
-        ValueError: a path that is no such directory.
-    """
+    """Tokens and prompt length of every text of directories that ``latticebpd lattices`` has filled."""
     for directory in map(lattice_directory, paths):
         if not directory.is_ours:
             raise ValueError(
@@ -213,14 +183,8 @@ def texts_of(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[list[int
 
 
 def text_ends(path: str | os.PathLike[str]) -> list[int] | None:
-    """The tokens that end texts in a directory of lattices; None where these are the model's own.
-
-    Raises:
-        ValueError: the directory's settings are damaged.
-    """
-    found = lattice_directory(path).settings().get("eos_ids")
-    if found is not None and not (
-        isinstance(found, list) and found and all(type(token) is int and token >= 0 for token in found)
-    ):
-        raise ValueError(f"{path}: expected eos_ids as token ids, got {found!r:.60}")
-    return found
+    """The tokens that end texts in a directory of lattices, None for the model's own; ValueError if damaged."""
+    ends = lattice_directory(path).settings().get("eos_ids")
+    if ends is None or (isinstance(ends, list) and ends and all(type(end) is int and end >= 0 for end in ends)):
+        return ends
+    raise ValueError(f"{path}: expected eos_ids as token ids, got {ends!r:.60}")

@@ -1,7 +1,7 @@
-"""Texts as token ids, each a prompt and what follows it.
+"""Texts as token ids, each a prompt and its continuation.
 
-Only what follows the prompt is ever learnt or measured.  Windows of a corpus are texts too, whose prompt is one token;
-documents are thereby packed end to end.  For an encoder-decoder the prompt is the source, which its encoder reads.
+Only the continuation is learnt or measured. Windows of a corpus are texts whose prompt is one token; documents are
+thereby packed end to end. For an encoder-decoder the prompt is the source, which its encoder reads.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fst.files import replacing
-from latticebpd.lattices.npz import read_arrays
+from latticebpd.lattices.npz import opened, read_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,30 +23,24 @@ class Texts:
     """Texts end to end in one array.
 
     tokens: ``[n]`` ids.  starts: ``[texts + 1]``, where each begins; the last is ``n``.
-    prompt_lengths: ``[texts]``, tokens of each that are prompt, at least one.
+    prompt_lengths: ``[texts]``, the number of each text's tokens that are prompt, at least one.
     """
+
+    ARRAYS: ClassVar = ("tokens", "starts", "prompt_lengths")
 
     tokens: np.ndarray
     starts: np.ndarray
     prompt_lengths: np.ndarray
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "starts", "prompt_lengths"):
+        for name in self.ARRAYS:
             array = getattr(self, name)
             if array.ndim != 1 or array.dtype.kind not in "ui":
                 raise ValueError(f"expected {name} [n] of integers, got shape {array.shape} of {array.dtype}")
-        if (
-            len(self.starts) < 1
-            or self.starts[0] != 0
-            or self.starts[-1] != len(self.tokens)
-            or (self.lengths < 0).any()
-        ):
-            raise ValueError(f"expected starts that rise from 0 to {len(self.tokens)} (the number of tokens)")
-        if (
-            len(self.prompt_lengths) != len(self.lengths)
-            or (self.prompt_lengths < 1).any()
-            or (self.prompt_lengths > self.lengths).any()
-        ):
+        n, starts, prompts = len(self.tokens), self.starts, self.prompt_lengths
+        if len(starts) < 1 or starts[0] != 0 or starts[-1] != n or (self.lengths < 0).any():
+            raise ValueError(f"expected starts that rise from 0 to {n} (the number of tokens)")
+        if len(prompts) != len(self.lengths) or (prompts < 1).any() or (prompts > self.lengths).any():
             raise ValueError("expected one prompt length for each text, from 1 to the text's length")
         if self.tokens.dtype.kind == "i" and self.tokens.min(initial=0) < 0:
             raise ValueError(f"expected token ids >= 0, got {self.tokens.min()}")
@@ -59,10 +53,13 @@ class Texts:
         row: np.ndarray = self.tokens[self.starts[index] : self.starts[index + 1]]
         return row
 
+    def _rows(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Every text and the length of its prompt."""
+        return zip(map(self.__getitem__, range(len(self))), self.prompt_lengths.tolist(), strict=True)
+
     def items(self) -> Iterator[tuple[list[int], int]]:
         """Tokens, prompt included, and the length of the prompt, text by text."""
-        for index, length in enumerate(self.prompt_lengths.tolist()):
-            yield self[index].tolist(), length
+        return ((row.tolist(), prompt) for row, prompt in self._rows())
 
     @property
     def lengths(self) -> np.ndarray:
@@ -76,12 +73,11 @@ class Texts:
 
     @classmethod
     def of_corpus(cls, tokens: np.ndarray, length: int) -> Texts:
-        """Windows of ``length`` tokens that do not overlap; the corpus is not copied, its rest is left out."""
+        """Windows of ``length`` tokens without overlap, not copied; a shorter rest is dropped."""
         windows = len(tokens) // length
         if windows < 1:
-            raise ValueError(
-                f"expected a corpus of at least {length} tokens (one window), got {len(tokens)}; give more text"
-            )
+            need = f"expected a corpus of at least {length} tokens (one window)"
+            raise ValueError(f"{need}, got {len(tokens)}; give more text")
         starts = np.arange(windows + 1, dtype=np.int64) * length
         return cls(tokens[: windows * length], starts, np.ones(windows, dtype=np.int32))
 
@@ -91,62 +87,52 @@ class Texts:
     ) -> Texts:
         """Texts given one by one, prompts included."""
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        tokens = (
-            np.concatenate([np.asarray(row, np.int64) for row in rows]).astype(dtype) if rows else np.empty(0, dtype)
-        )
+        tokens = np.concatenate([np.empty(0, np.int64), *(np.asarray(row, np.int64) for row in rows)]).astype(dtype)
         return cls(tokens, starts, np.array(prompt_lengths, dtype=np.int32))
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
         """All texts of several sets, in order."""
-        if len(parts) == 1:  # perhaps a mapped file
-            return parts[0]
-        if not parts:
-            return cls.of_rows([], [])
+        if len(parts) <= 1:  # not copied: it may be a mapped file
+            return parts[0] if parts else cls.of_rows([], [])
         offsets = np.cumsum([0, *(len(part.tokens) for part in parts)], dtype=np.int64)
         starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
-        tokens = np.concatenate([part.tokens for part in parts])
-        return cls(
-            tokens, np.concatenate([*starts, offsets[-1:]]), np.concatenate([part.prompt_lengths for part in parts])
+        tokens, prompts = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "prompt_lengths")
         )
+        return cls(tokens, np.concatenate([*starts, offsets[-1:]]), prompts)
 
     def chosen(self, indices: Iterable[int]) -> Texts:
         """Some of the texts, in this order."""
         kept = list(indices)
-        return Texts.of_rows(
-            [self[index] for index in kept], [int(self.prompt_lengths[index]) for index in kept], self.tokens.dtype
-        )
+        return Texts.of_rows([self[i] for i in kept], self.prompt_lengths[kept].tolist(), self.tokens.dtype)
 
     def prompts(self) -> Texts:
-        """The prompts alone; nothing follows them."""
-        rows = [self[index][:length] for index, length in enumerate(self.prompt_lengths.tolist())]
+        """The prompts alone, without continuations."""
+        rows = [row[:prompt] for row, prompt in self._rows()]
         return Texts.of_rows(rows, self.prompt_lengths.tolist(), self.tokens.dtype)
 
     def answers(self, start: int) -> Texts:
-        """What follows each prompt, behind ``start`` in the prompt's place: what an encoder-decoder's decoder reads and
-        writes."""
-        rows = [
-            np.concatenate([[start], self[index][length:]]) for index, length in enumerate(self.prompt_lengths.tolist())
-        ]
+        """The continuations, each with ``start`` as its prompt: the texts of an encoder-decoder's decoder."""
+        rows = [np.concatenate([[start], row[prompt:]]) for row, prompt in self._rows()]
         return Texts.of_rows(rows, [1] * len(rows), self.tokens.dtype)
 
     def corpus(self, end_of_text: int, history: int) -> np.ndarray:
-        """``[n]`` what follows the prompts, each with the last ``history`` tokens of its prompt before it and an end of
-        text after it.
+        """``[n]`` the continuations, each after the last ``history`` tokens of its prompt and before an end of text.
 
-        An n-gram model of order ``history + 1`` estimated from it has seen every label with its full history.  Where a
-        row begins with the end of text, as BART's decoder does, the one of the row before is it.
+        An n-gram model of order ``history + 1`` estimated from it has seen every label with its full history. A row
+        that begins with the end of text, as of BART's decoder, shares the one that ends the row before.
         """
         end = np.array([end_of_text], dtype=self.tokens.dtype)
         pieces = [end[:0]]
-        for index, prompt in enumerate(self.prompt_lengths.tolist()):
-            row = self[index][max(0, prompt - history) :]
+        for text, prompt in self._rows():
+            row = text[max(0, prompt - history) :]
             row = row[1:] if len(row) and row[0] == end_of_text else row
             pieces += [row] if len(row) and row[-1] == end_of_text else [row, end]
         return np.concatenate(pieces)
 
     def fingerprint(self, piece: int = 1 << 24) -> str:
-        """A hash of the texts and where their prompts end, whatever types they are stored in."""
+        """A hash of the texts and their prompt lengths, whatever types they are stored in."""
         digest = hashlib.sha256()
         for array in (self.tokens, self.lengths, self.prompt_lengths if self.num_labels else self.prompt_lengths[:0]):
             for begin in range(0, len(array), piece):
@@ -154,16 +140,12 @@ class Texts:
         return f"sha256:{digest.hexdigest()[:16]}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an ``.npz`` file; it appears whole or not at all."""
+        """Write an ``.npz`` file atomically."""
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.savez(file, tokens=self.tokens, starts=self.starts, prompt_lengths=self.prompt_lengths)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Texts:
-        """Read what ``save`` wrote; ValueError, by the file's name, for anything else."""
-        expected = "texts as `latticebpd distill` and `latticebpd lattices` write them"
-        arrays = read_arrays(path, ("tokens", "starts", "prompt_lengths"), expected)
-        try:
-            return cls(**arrays)
-        except ValueError as error:
-            raise ValueError(f"{path}: expected {expected}: {error}") from error
+        """Read what ``save`` wrote; ValueError, by the file's name, for a damaged one."""
+        with opened(path, "texts as `latticebpd distill` and `latticebpd lattices` write them") as archive:
+            return cls(**read_arrays(archive, cls.ARRAYS))

@@ -1,4 +1,4 @@
-"""Tokens as people read them, and the classes that statistics tell apart."""
+"""Tokens as readable text, and the classes of tokens that statistics distinguish."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import Any
 MARK = "▁"
 """Stands for the space before a word."""
 
-WHOLE_WORD = "whole word"
-WORD_START = "first part of a word"
-WORD_PART = "further part of a word"
-NUMBER = "number"
-PUNCTUATION = "punctuation"
-SPECIAL = "special token"
-END = "end of text"
-CLASSES = (WHOLE_WORD, WORD_START, WORD_PART, NUMBER, PUNCTUATION, SPECIAL, END)
+CLASSES = WHOLE_WORD, WORD_START, WORD_PART, NUMBER, PUNCTUATION, SPECIAL, END = (
+    "whole word", "first part of a word", "further part of a word", "number", "punctuation", "special token",
+    "end of text",
+)  # fmt: skip
 
 
 def piece(tokenizer: Any, token: int) -> str:
-    """One token's text, the space before a word as ``▁``; bytes that are no whole character as the tokenizer spells
-    them."""
+    """One token's text, the space before a word as ``▁``; partial characters as the tokenizer spells them."""
     spelled = tokenizer.convert_ids_to_tokens(token)
     if spelled is None:
         return f"[{token}]"
@@ -33,33 +28,26 @@ def piece(tokenizer: Any, token: int) -> str:
 def classes(pieces: Sequence[str], tokens: Sequence[int], special: Collection[int], ends: Collection[int]) -> list[str]:
     """The class of every token of a text.
 
-    Args:
-        pieces: what :func:`piece` makes of ``tokens``.
-        special: the tokenizer's special tokens.
-        ends: those that end a text.
+    pieces: of ``tokens``, as of :func:`piece`.  special: the tokenizer's special tokens.  ends: those that end texts.
     """
 
-    def goes_on(place: int) -> bool:
-        """Whether a piece belongs to the word of the piece before it."""
-        return (
-            0 < place < len(pieces)
-            and tokens[place] not in special
-            and pieces[place][:1].isalnum()
-            and pieces[place - 1][-1:].isalnum()
-        )
+    def continues_word(i: int) -> bool:
+        if not 0 < i < len(pieces) or tokens[i] in special:
+            return False
+        return pieces[i][:1].isalnum() and pieces[i - 1][-1:].isalnum()
 
-    def name(place: int) -> str:
-        text = pieces[place].lstrip(MARK)
-        if tokens[place] in ends:
+    def class_of(i: int) -> str:
+        text = pieces[i].lstrip(MARK)
+        if tokens[i] in ends:
             return END
-        if tokens[place] in special:
+        if tokens[i] in special:
             return SPECIAL
-        if not any(character.isalnum() for character in text):
+        if not any(map(str.isalnum, text)):
             return PUNCTUATION
-        if all(not character.isalpha() for character in text):
+        if not any(map(str.isalpha, text)):
             return NUMBER
-        if goes_on(place):
+        if continues_word(i):
             return WORD_PART
-        return WORD_START if goes_on(place + 1) else WHOLE_WORD
+        return WORD_START if continues_word(i + 1) else WHOLE_WORD
 
-    return [name(place) for place in range(len(pieces))]
+    return [class_of(i) for i in range(len(pieces))]

@@ -1,5 +1,4 @@
-"""Frozen dataclasses that hold arrays: equal where their arrays are, and read-only, so that they may stand in sets and
-caches."""
+"""Frozen dataclasses of read-only arrays, compared and hashed by their contents."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 
 
 class ArrayValues:
-    """Equality and hash for a dataclass with ``eq=False``; arrays are compared as a whole, NaN equals NaN."""
+    """Equality and hash for a dataclass with ``eq=False``; NaN equals NaN."""
 
     def _compared(self) -> Iterator[Any]:
         return (getattr(self, field.name) for field in fields(self) if field.compare)  # type: ignore[arg-type]
@@ -19,37 +18,40 @@ class ArrayValues:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(_equal(ours, theirs) for ours, theirs in zip(self._compared(), other._compared(), strict=True))
+        return all(map(_equal, self._compared(), other._compared()))
 
     def __hash__(self) -> int:
-        # Of floats the shape alone: equal ones, such as 0 and -0, may differ in their bytes.
-        return hash(
-            tuple(
-                (value.shape, value.tobytes() if value.dtype.kind in "iu" else b"")
-                if isinstance(value, np.ndarray)
-                else value
-                for value in self._compared()
-            )
-        )
+        return hash(tuple(map(_hashable, self._compared())))
+
+    def _assign(self, **values: Any) -> None:
+        """Set fields of the frozen dataclass, for its ``__post_init__``."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
 
-def _equal(ours: Any, theirs: Any) -> bool:
-    if isinstance(ours, np.ndarray) and isinstance(theirs, np.ndarray):
-        return np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == theirs.dtype.kind == "f")
-    return type(ours) is type(theirs) and bool(ours == theirs)
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b, equal_nan=a.dtype.kind == b.dtype.kind == "f")
+    return type(a) is type(b) and bool(a == b)
+
+
+def _hashable(value: Any) -> Any:
+    """Float arrays by shape alone: equal floats such as 0 and -0 may differ in their bytes."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return value.shape, value.tobytes() if value.dtype.kind in "iu" else b""
 
 
 def int32(name: str, values: Any) -> np.ndarray:
-    """``values`` as a read-only array, not copied where it is int32 already; the caller's own array stays writable.
+    """``values`` as a read-only int32 array, copied only to convert the type; the caller's array stays writable.
 
     Raises:
-        ValueError: no integers, or ones that do not fit 32 bits.
+        ValueError: not integers, or integers that do not fit 32 bits.
     """
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
-        raise ValueError(
-            f"expected {name} as integers that fit 32 bits, got {array.dtype} from {array.min()} to {array.max()}"
-        )
+        got = f"{array.dtype} from {array.min()} to {array.max()}"
+        raise ValueError(f"expected {name} as integers that fit 32 bits, got {got}")
     return read_only(np.ascontiguousarray(array, dtype=np.int32))
 
 

@@ -1,9 +1,9 @@
-"""How much each thing known of a token is worth: weights of calibrated trees, fitted by maximum likelihood.
+"""Weights of the features of calibrated trees, fitted by maximum likelihood.
 
 Every position of the base model's own text, and every slot of its lattice that a tree can reach, is one observation:
-behind the text and the right tokens of the slots before, all of them arcs, one of the slot's arcs was right, or none.
-The weights of a slot maximise the probability of all of them; this is a concave problem, so that the result does not
-depend on where the search for it begins. All places behind the lattice, where copies go on, share one row of weights.
+after the text and the right tokens of the slots before, one of the slot's arcs was right, or none. The weights of a
+slot maximise the probability of all of them. This is a concave problem, so the result does not depend on the start of
+the search. All positions after the lattice, where copies continue, share one row of weights.
 """
 
 from __future__ import annotations
@@ -20,57 +20,57 @@ import fst
 from fst.search import FEATURES
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
+from latticebpd.measuring.examples import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.measuring.lattice_files import blocks, text_numbers
-from latticebpd.measuring.tuning import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.scoring.calibrated import TextIndexes
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import padded_histories
 from latticebpd.scoring.rescoring import check_vocabulary
 
 BINS = 20
-SLOPE = 1e-3
-"""Weight of the squared weights in the loss: what decides about features that the examples hardly show."""
+REGULARISATION = 1e-3
+"""Of the squared weights in the loss: it decides on features that the examples hardly show."""
 FURTHER = 16
-"""Places behind each lattice that are looked at."""
+"""Positions after each lattice that are observed."""
 NOT_DRAFTED = FEATURES.index("not_drafted")
+OUTSIDE = FEATURES.index("outside")
 NEVER = -1e3
 """Weight of copies where they are not to be drafted."""
+
+Slots = dict[int, list[tuple[np.ndarray, int]]]
+"""Observations of every slot: features of the arcs, and which one is right."""
 
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """One slot's. features: ``[n, arcs, features]`` float32. there: ``[n, arcs]`` false behind the last. right: ``[n]``
-    the right arc."""
+    """One slot's. features: ``[n, arcs, features]`` float32. is_arc: ``[n, arcs]``. right: ``[n]`` the right arc."""
 
     features: Tensor
-    there: Tensor
+    is_arc: Tensor
     right: Tensor
 
     @classmethod
     def of(cls, rows: Sequence[tuple[np.ndarray, int]]) -> Observations:
         width = max((len(features) for features, _ in rows), default=1)
-        features, there = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
+        features, is_arc = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
         for row, (known, _) in enumerate(rows):
-            features[row, : len(known)], there[row, : len(known)] = known, True
-        return cls(
-            torch.from_numpy(features),
-            torch.from_numpy(there),
-            torch.tensor([right for _, right in rows], dtype=torch.int64),
-        )
+            features[row, : len(known)], is_arc[row, : len(known)] = known, True
+        right = torch.tensor([right for _, right in rows], dtype=torch.int64)
+        return cls(torch.from_numpy(features), torch.from_numpy(is_arc), right)
 
     def without_copies(self) -> Observations:
-        """The same where copies are no arcs: where one was right, it is outside."""
+        """The same where copies are no arcs: where a copy was right, none of the arcs is."""
         copied = self.features[:, :, NOT_DRAFTED] > 0
-        outside = self.features[:, :, FEATURES.index("outside")].argmax(dim=1)
+        outside = self.features[:, :, OUTSIDE].argmax(dim=1)
         right = torch.where(copied.gather(1, self.right[:, None])[:, 0], outside, self.right)
-        return Observations(self.features, self.there & ~copied, right)
+        return Observations(self.features, self.is_arc & ~copied, right)
 
     def log_probs(self, weights: Tensor) -> Tensor:
         """``[n, arcs]``"""
-        return torch.log_softmax((self.features @ weights).masked_fill(~self.there, -torch.inf), dim=1)
+        return torch.log_softmax((self.features @ weights).masked_fill(~self.is_arc, -torch.inf), dim=1)
 
     def loss(self, weights: Tensor) -> Tensor:
-        """Nats an observation."""
+        """Nats per observation."""
         return torch.nn.functional.nll_loss(self.log_probs(weights), self.right)
 
 
@@ -95,17 +95,16 @@ def calibrate(
     features: Sequence[str] = FEATURES,
     on_lattice: Callable[[], object] | None = None,
 ) -> tuple[Calibration, Reliability]:
-    """Weights for the lattices of a drafter and an n-gram model.
+    """Weights for the lattices of a drafter and an n-gram model, fitted to random examples.
 
-    They are fitted to examples drawn at random; what a token costs is told on each half of the examples by weights
-    fitted to the other half.
+    The nats per token are cross-validated: weights fitted to either half of the examples are measured on the other.
 
     Args:
         paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
         lm: the n-gram model.
-        examples: texts, or lattices where texts are not known; all where there are no more.
+        examples: number of texts, or of lattices where texts are not known, at most.
         positions: lattices of them, at most, drawn at random.
-        features: those that may have a weight; the others' is 0.
+        features: those with a weight; the others' is 0.
         on_lattice: called after each, for progress.
 
     Raises:
@@ -118,17 +117,17 @@ def calibrate(
     if unknown:
         raise ValueError(f"expected features among {', '.join(FEATURES)}, got {', '.join(unknown)}")
     rng = np.random.default_rng(seed)
-    halves: tuple[dict[int, list[tuple[np.ndarray, int]]], ...] = defaultdict(list), defaultdict(list)
-    side = dict(zip(rng.permutation(drawn).tolist(), (number % 2 for number in range(len(drawn))), strict=True))
+    halves: tuple[Slots, Slots] = defaultdict(list), defaultdict(list)
+    half_of = {example: number % 2 for number, example in enumerate(rng.permutation(drawn).tolist())}
     texts = text_numbers(paths)[1]
     share, slots, width = positions / (len(drawn) if texts is None else np.isin(texts, drawn).sum()), 0, 0
     indexes = TextIndexes()
     for lattices, row, example in chosen(paths, unit, drawn):
         slots, width = lattices.tokens.shape[1:]
         check_vocabulary(lm, lattices.fingerprint, lattices.vocab_size, "the lattices' model")
-        kept = rng.random() < share
-        for slot, observed in enumerate(_observations(lattices, row, lm, indexes) if kept else []):
-            halves[side[example]][min(slot, slots)].append(observed)
+        if rng.random() < share:
+            for slot, observed in enumerate(_observations(lattices, row, lm, indexes)):
+                halves[half_of[example]][min(slot, slots)].append(observed)
         if on_lattice is not None:
             on_lattice()
     if not all(half[0] for half in halves):
@@ -138,71 +137,63 @@ def calibrate(
     further = "not_drafted" in features and all(half[slots] for half in halves)
     for slot in [slot for slot in range(slots + further) if halves[0][slot] or halves[1][slot]]:
         rows = [half[slot] for half in halves]
-        both = [_seen(Observations.of(each), allowed) for each in rows]
-        other = [_fitted(observed, allowed) for observed in reversed(both)]
-        costs.append(_mean_loss(both, other))
-        sums += sum(_binned(observed, own) for observed, own in zip(both, other, strict=True))
-        weights.append(tuple(_fitted(_seen(Observations.of(rows[0] + rows[1]), allowed), allowed).tolist()))
-    found = Calibration(tuple(weights), unit, drawn, seed, lattices_fingerprint(paths), width, tuple(costs), further)
-    total = sums[2].clip(min=1)
-    return found, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
+        parts = [_usable(each, allowed) for each in rows]
+        crossed = [_fitted(observed, allowed) for observed in reversed(parts)]
+        costs.append(_mean_loss(parts, crossed))
+        sums += sum(_binned(observed, own) for observed, own in zip(parts, crossed, strict=True))
+        weights.append(tuple(_fitted(_usable(rows[0] + rows[1], allowed), allowed).tolist()))
+    fingerprint, total = lattices_fingerprint(paths), sums[2].clip(min=1)
+    calibration = Calibration(tuple(weights), unit, drawn, seed, fingerprint, width, tuple(costs), further)
+    return calibration, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
 
 
-def chosen(paths: Paths, unit: str, drawn: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
+def chosen(paths: Paths, unit: str, examples: Sequence[int]) -> Iterator[tuple[LatticeSet, int, int]]:
     """Block, row in it and number of the example of every lattice of the examples, in order."""
     for block, numbers in numbered(blocks(paths), unit):
-        for row in np.flatnonzero(np.isin(numbers, drawn)).tolist():
+        for row in np.flatnonzero(np.isin(numbers, examples)).tolist():
             yield block, row, int(numbers[row])
 
 
 def _observations(
     lattices: LatticeSet, row: int, lm: fst.NgramModel | None, indexes: TextIndexes
 ) -> list[tuple[np.ndarray, int]]:
-    """Slot by slot, the features of the arcs and which one is right: the last where none is, as what is outside is the
-    last.
+    """Slot by slot, the features of the arcs and which one is right: the last, ``outside``, where none is.
 
-    They end where a tree can no longer follow the text, for what lies behind it is never drafted.
+    They end where a tree can no longer follow the text: later slots are never drafted.
     """
     text, path = np.array(lattices.context_of(row), np.int64), following(lattices, row)
     if not len(path):
         return []
     index, slots = indexes.of([text])[0], lattices.tokens.shape[1]
     transitions = None if lattices.transitions is None else lattices.transitions[row]
+    history, beyond = padded_histories([text])[0], max(len(path) - slots, 0)
     features, tokens, sizes = fst.describe_arcs(
-        lattices.tokens[row],
-        lattices.log_probs[row],
-        lm,
-        index,
-        path,
-        padded_histories([text])[0],
-        max(len(path) - slots, 0),
-        transitions,
+        lattices.tokens[row], lattices.log_probs[row], lm, index, path, history, beyond, transitions
     )
-    found: list[tuple[np.ndarray, int]] = []
+    observations: list[tuple[np.ndarray, int]] = []
     begin, reached = 0, True
     for token, size in zip(path.tolist(), sizes.tolist(), strict=True):
         if not reached or size == 1:
             break
         right = np.flatnonzero(tokens[begin : begin + size] == token)
-        found.append((features[begin : begin + size], int(right[0]) if len(right) else size - 1))
+        observations.append((features[begin : begin + size], int(right[0]) if len(right) else size - 1))
         begin, reached = begin + size, len(right) > 0
-    return found
+    return observations
 
 
 def following(lattices: LatticeSet, row: int) -> np.ndarray:
-    """What the base model went on with: to the lattice's end, and behind it as far as the text's next lattices tell."""
+    """The base model's continuation: up to the lattice's end, and beyond it from the text's next lattices."""
     path = lattices.continuation[row]
     if lattices.sequence is not None:
-        behind = slice(row + 1, row + 1 + FURTHER)
-        path = np.concatenate(
-            [path, lattices.continuation[behind, -1][lattices.sequence[behind] == lattices.sequence[row]]]
-        )
+        later = slice(row + 1, row + 1 + FURTHER)
+        is_same_text = lattices.sequence[later] == lattices.sequence[row]
+        path = np.concatenate([path, lattices.continuation[later, -1][is_same_text]])
     known: np.ndarray = path[~np.logical_or.accumulate(path == PADDING)]
     return known
 
 
 def _mean_loss(parts: Sequence[Observations], weights: Sequence[Tensor]) -> float:
-    """Nats an observation over both parts, each under its weights."""
+    """Nats per observation over both parts, each under its weights."""
     counts = [len(observed.right) for observed in parts]
     losses = [
         float(observed.loss(own)) * count for observed, own, count in zip(parts, weights, counts, strict=True) if count
@@ -217,7 +208,7 @@ def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = observed.loss(weights * allowed) + SLOPE * (weights**2).sum()
+        loss = observed.loss(weights * allowed) + REGULARISATION * (weights**2).sum()
         loss.backward()
         return loss
 
@@ -229,17 +220,18 @@ def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     return out
 
 
-def _seen(observed: Observations, allowed: Tensor) -> Observations:
-    """What weights are fitted to: without copies, where these may have none."""
+def _usable(rows: Sequence[tuple[np.ndarray, int]], allowed: Tensor) -> Observations:
+    """The observations, without copies where these may have no weight."""
+    observed = Observations.of(rows)
     return observed if allowed[NOT_DRAFTED] else observed.without_copies()
 
 
 def _binned(observed: Observations, weights: Tensor) -> np.ndarray:
-    """``[3, bins]`` of arcs by predicted probability: sums of predictions, right ones, all."""
+    """``[3, bins]`` by predicted probability: sum of predictions, right arcs, arcs."""
     with torch.no_grad():
         predicted = observed.log_probs(weights).exp()
-    arcs = observed.there & (observed.features[:, :, FEATURES.index("outside")] == 0)
-    right = torch.zeros_like(observed.there).scatter_(1, observed.right[:, None], True)[arcs].double().numpy()
+    arcs = observed.is_arc & (observed.features[:, :, OUTSIDE] == 0)
+    right = torch.zeros_like(observed.is_arc).scatter_(1, observed.right[:, None], True)[arcs].double().numpy()
     values = predicted[arcs].double().numpy()
     bins = np.minimum((values * BINS).astype(int), BINS - 1)
     return np.stack([np.bincount(bins, weights=each, minlength=BINS) for each in (values, right, np.ones_like(values))])

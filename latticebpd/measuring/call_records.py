@@ -1,8 +1,7 @@
-"""A decode, call by call: what was drafted, what stayed, what the model would have written itself, and why each draft
-ended.
+"""A decode, call by call: drafted and accepted tokens, the model's own choices, and why each draft ended.
 
-Along the *shown path* of a call's tree, which is the accepted one and the likeliest below it, each place has a drafted
-token and, up to the place where the draft ended, the token that was written there (Xia 2022, table 11).
+A call's *shown path* is the accepted path of its tree and the most probable one below it. Each of its positions has a
+drafted token and, up to the position where the draft ended, the token that was written (Xia 2022, table 11).
 """
 
 from __future__ import annotations
@@ -13,18 +12,16 @@ from enum import Enum
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from latticebpd.decoding.loop import Generated, Step, generate
 from latticebpd.drafters.drafter import Drafter
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.known_text import GoldDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
 from latticebpd.scoring.scorer import Scorer
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.stock_model import BaseModel, Model
 
 
 class End(Enum):
@@ -40,11 +37,11 @@ class End(Enum):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What the model thought of a token of its text.
+class ModelChoice:
+    """The model's prediction at a position of its text.
 
-    best: its most probable token. rank: the written token's, from 0. gap: how far that one's log-probability lies below
-        the best's.
+    best: its most probable token. rank: the written token's, from 0. gap: the written token's log-probability below the
+        best's.
     """
 
     best: int
@@ -53,19 +50,19 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place of a draft.
+class DraftPosition:
+    """One position of a draft.
 
-    drafted: the shown path's token; None behind its end.
+    drafted: the shown path's token; None after its end.
     written: the text's token; None where the draft is void, because it had ended before.
-    choice: of the model, for the written token.
-    state: ``kept``; ``lenient``, kept though it is not the model's best; ``refused``, where another was written;
-        ``own``, behind a draft that was kept whole; ``void``.
+    choice: the model's, for the written token.
+    state: ``kept``; ``lenient``, accepted though not the model's best; ``refused``, where another was written; ``own``,
+        after a draft that was accepted to its end; ``void``.
     """
 
     drafted: int | None
     written: int | None
-    choice: Choice | None
+    choice: ModelChoice | None
     state: str
 
 
@@ -73,29 +70,23 @@ class Place:
 class Call:
     """One call of the model for one row.
 
-    start: new tokens before it.  places: along the shown path, and one behind it.
+    start: new tokens before it. positions: along the shown path, and one after it.
     after: ``[slots, k]`` natural log, the lattice's weights after rescoring; None where there is no lattice.
     """
 
     step: Step
     start: int
-    places: tuple[Place, ...]
+    positions: tuple[DraftPosition, ...]
     end: End
     after: np.ndarray | None
 
 
-def read_calls(
-    model: BlockwiseLM | PreTrainedModel,
-    prompt: Sequence[int],
-    out: Generated,
-    lm: LanguageModel = None,
-    row: int = 0,
-) -> list[Call]:
+def read_calls(model: Model, prompt: Sequence[int], out: Generated, lm: LanguageModel = None, row: int = 0) -> list[Call]:
     """The calls of one row of a traced decode; the model reads the row's text once more.
 
     Args:
         prompt: the row's prompt, or an encoder–decoder's source, without padding.
-        lm: what the lattices were rescored with; a scorer brings its weight, and ``scorer_of`` tells a drafter's.
+        lm: what the lattices were rescored with; a scorer brings its weight. See ``scorer_of``.
 
     Raises:
         ValueError: the decode was not traced.
@@ -103,30 +94,26 @@ def read_calls(
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]
     choices = _choices(model, prompt, written)
-    text = [
-        *(out.sequences[row, : out.prompt_length].tolist() if BaseModel.of(model).is_encoder_decoder else prompt),
-        *written,
-    ]
-    found, start = [], len(written) - sum(len(step.committed) for step in steps)
+    is_encoder_decoder = BaseModel.of(model).is_encoder_decoder
+    read = out.sequences[row, : out.prompt_length].tolist() if is_encoder_decoder else list(prompt)
+    calls, start = [], len(written) - sum(len(step.committed) for step in steps)
     for step in steps:
-        lattice = step.tree.lattice
-        after = (
-            None if lattice is None else arc_posteriors(lattice, lm, context=text[: len(text) - len(written) + start])
-        )
-        found.append(Call(step, start, _places(step, choices[start:]), why_it_ended(step), after))
+        lattice, context = step.tree.lattice, read + written[:start]
+        after = None if lattice is None else arc_posteriors(lattice, lm, context=context)
+        calls.append(Call(step, start, _positions(step, choices[start:]), why_it_ended(step), after))
         start += len(step.committed)
-    return found
+    return calls
 
 
 def scorer_of(drafter: Drafter) -> Scorer | None:
-    """What a drafter's lattices are rescored with; None where nothing is."""
+    """The scorer of a drafter's lattices; None where they are not rescored."""
     if isinstance(drafter, MixtureDrafter):
         return scorer_of(drafter.first) or scorer_of(drafter.second)
     return getattr(getattr(drafter, "strategy", None), "scorer", None)
 
 
 def why_it_ended(step: Step) -> End:
-    """Why a call's draft went no further than it did."""
+    """Why a call's draft was accepted no further."""
     tree, depth = step.tree, len(step.accepted)
     if not len(tree):
         return End.NO_DRAFT
@@ -142,7 +129,7 @@ def why_it_ended(step: Step) -> End:
 
 
 def shown_path(tree: DraftTree, accepted: Sequence[int]) -> list[int]:
-    """The accepted nodes, and the likeliest below them."""
+    """The accepted nodes, and the most probable ones below them."""
     path, node = list(accepted), accepted[-1] if accepted else ROOT
     while len(below := tree.children(node)):
         node = int(below[0] if tree.log_probs is None else below[tree.log_probs[below].argmax()])
@@ -150,42 +137,40 @@ def shown_path(tree: DraftTree, accepted: Sequence[int]) -> list[int]:
     return path
 
 
-def _places(step: Step, choices: Sequence[Choice]) -> tuple[Place, ...]:
+def _positions(step: Step, choices: Sequence[ModelChoice]) -> tuple[DraftPosition, ...]:
     drafted: list[int | None] = [*step.tree.tokens[shown_path(step.tree, step.accepted)].tolist(), None]
-    found = []
-    for place, token in enumerate(drafted):
-        if place >= len(step.committed):
-            found.append(Place(token, None, None, "void"))
+    positions = []
+    for depth, token in enumerate(drafted):
+        if depth >= len(step.committed):
+            positions.append(DraftPosition(token, None, None, "void"))
             continue
-        kept = "lenient" if choices[place].rank else "kept"
-        state = kept if place < len(step.accepted) else "own" if token is None else "refused"
-        found.append(Place(token, step.committed[place], choices[place], state))
-    return tuple(found)
+        accepted = "lenient" if choices[depth].rank else "kept"
+        state = accepted if depth < len(step.accepted) else "own" if token is None else "refused"
+        positions.append(DraftPosition(token, step.committed[depth], choices[depth], state))
+    return tuple(positions)
 
 
-def _choices(model: BlockwiseLM | PreTrainedModel, prompt: Sequence[int], written: Sequence[int]) -> list[Choice]:
-    """What the model thinks of every token of its text, by decoding it again along itself."""
-    rule = _Along(written)
-    # One token more than there is, lest a processor that forces the last token speak where the text went on.
-    drafter, mask = GoldDrafter(list(written), len(written)), [[1] * len(prompt)]
-    generate(
-        model, [list(prompt)], drafter, rule, max_new_tokens=len(written) + 1, eos_token_id=(), attention_mask=mask
-    )
+def _choices(model: Model, prompt: Sequence[int], written: Sequence[int]) -> list[ModelChoice]:
+    """The model's choice at every token of its text, from a decode that drafts the text itself."""
+    rule = _ForcedText(written)
+    # One token more than the text has: a processor that forces the last token must not do so within the text.
+    drafter, mask, limit = GoldDrafter(list(written), len(written)), [[1] * len(prompt)], len(written) + 1
+    generate(model, [list(prompt)], drafter, rule, max_new_tokens=limit, eos_token_id=(), attention_mask=mask)
     return rule.choices
 
 
-class _Along:
-    """An acceptance rule that writes a given text, and notes what the model thinks of it."""
+class _ForcedText:
+    """An acceptance rule that writes a given text and records the model's choices."""
 
     def __init__(self, written: Sequence[int]) -> None:
-        self.written, self.choices = written, list[Choice]()
+        self.written, self.choices = written, list[ModelChoice]()
 
     def choose(self, logits: Tensor, drafted: Callable[[int], np.ndarray], depths: Sequence[int]) -> list[int]:
-        # Behind the text's end anything will do.
+        # After the text's end any token will do.
         tokens = [*self.written[len(self.choices) : len(self.choices) + len(logits)]]
         tokens += [0] * (len(logits) - len(tokens))
         for line, token in zip(logits, tokens, strict=True):
             value = line[token]
             rank = int((line > value).sum()) + int((line[:token] == value).sum())
-            self.choices.append(Choice(int(line.argmax()), rank, float(line.max() - value)))
+            self.choices.append(ModelChoice(int(line.argmax()), rank, float(line.max() - value)))
         return tokens

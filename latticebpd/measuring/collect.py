@@ -1,16 +1,15 @@
-"""Lattices of a data set: what a model's heads, or a block drafter beside it, foresee at every position of its texts.
+"""Lattices of a data set: a drafter's lattices at every position of its target's texts.
 
-A text is the model's own greedy continuation of a prompt, or a given one (*teacher forcing*).  One pass over the
-finished text yields the lattice at every position.  The lattice at position ``t`` was drawn when token ``t + 1``
-was chosen, so its slots foresee the tokens from ``t + 2`` on.
+A text is the target's own greedy continuation of a prompt, or a given one (*teacher forcing*). The lattice at position
+``t`` belongs to the hidden state that predicted token ``t + 1``; its slots cover the tokens from ``t + 2`` on.
 
-Of a text whose length limit cut it off, a few more tokens are written than asked for, so that the last lattices know
-their continuation too; where a text has ended by itself, -1 stands behind it.  Walking through the lattices of a text
-therefore makes the calls of a decode of ``max_new_tokens``: of vanilla drafts and the oracle just as many, of rescored
-ones perhaps one more or less, because a decode cuts its last lattices to what may still be written.
+If the length limit cuts a text, a few more tokens are written, so that the last lattices have continuations too; after
+the end of a text, continuations are -1. A replay through a text's lattices makes the calls of a decode of
+``max_new_tokens``: exactly for vanilla drafts and the oracle; a rescored decode may differ by one call, because it cuts
+its last lattices at the length limit.
 
-An encoder–decoder's prompt is its source. Its texts are recorded as source and target, one behind the other; its
-lattices' contexts are the decoder's: start token and target.
+An encoder–decoder's prompt is its source. Its texts are recorded as source, then target; the contexts of its lattices
+are the decoder's: start token and target.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ import torch
 
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import NoDrafter
+from latticebpd.drafters.family import FamilySource
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.lattice_sources import BlockLattices
+from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts
-from latticebpd.measuring.lattice_files import answers_alone, num_lattices
+from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.signature import GIVEN_TEXT, OWN_TEXT
-from latticebpd.measuring.text_lattices import foreseer
 from latticebpd.target.stock_model import BaseModel, Model
 
 
@@ -72,7 +71,7 @@ class CollectOptions:
 
 
 def collect(
-    model: BlockwiseLM | BlockLattices,
+    drafts: FamilySource | BlockwiseLM,
     data: Texts,
     options: CollectOptions,
     batch_size: int = 8,
@@ -81,8 +80,7 @@ def collect(
     """The lattices of every text, and the texts: those with at least one lattice, numbered from 0.
 
     Args:
-        model: blockwise model with ``h`` heads, whose lattices have ``h - 1`` slots; or a block drafter with its
-            target.
+        drafts: a drafter next to its target; a blockwise model stands for its heads.
         data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
             them is taken from here.
         batch_size: prompts decoded together.
@@ -91,8 +89,8 @@ def collect(
     Raises:
         ValueError: a source that is longer than an encoder–decoder can read.
     """
-    drafts = foreseer(model)
-    slots, writer = drafts.slots, drafts.model
+    drafts = as_source(drafts, options.k)
+    slots, writer = drafts.num_slots, drafts.target
     start = _start(writer)
     limit, longest = BaseModel.of(writer).max_positions, int(data.prompt_lengths.max(initial=0))
     if start is not None and limit is not None and longest > limit:
@@ -112,24 +110,22 @@ def collect(
             if start is not None:
                 source, read, begin = text[:prompt_length], [start, *text[prompt_length:]], 1
             positions = range(begin - 1, begin + new - 2)
-            parts.append(text_lattices(model, read, positions, options.k, options.context_length, len(parts), source))
+            parts.append(text_lattices(drafts, read, positions, options.context_length, len(parts), source))
             rows.append(text[: prompt_length + new])
             prompt_lengths.append(prompt_length)
         if on_text is not None:
             on_text()
-    parts = parts or [
-        text_lattices(model, [0], range(0), options.k, options.context_length, 0)
-    ]  # none, of these shapes
+    parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
     kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
     origin = f"{drafts.weights}, {kind}"
     found = replace(LatticeSet.joined(parts), origin=origin)
     if not options.prompt_context:
-        (found,) = answers_alone([found])
+        (found,) = without_prompts([found])
     return found, Texts.of_rows(rows, prompt_lengths)
 
 
 def collect_shards(
-    model: BlockwiseLM | BlockLattices,
+    drafts: FamilySource | BlockwiseLM,
     data: Texts,
     directory: str | os.PathLike[str],
     options: CollectOptions,
@@ -156,13 +152,13 @@ def collect_shards(
         raise NoLatticeError
     num_shards = -(-len(data) // shard_texts)
     shards = lattice_directory(directory)
-    drafts, settings = foreseer(model), asdict(options)
+    drafts, settings = as_source(drafts, options.k), asdict(options)
     if options.prompt_context:  # as directories that were begun before there was a choice
         del settings["prompt_context"]
     if options.eos_ids is None:
         del settings["eos_ids"]
     shards.claim({
-        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.slots + 1, **settings,
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.num_slots + 1, **settings,
         "model": drafts.weights,
         **(about or {}),
     })  # fmt: skip
@@ -174,7 +170,7 @@ def collect_shards(
                 on_text(len(chosen))
             empty &= not num_lattices([shards.file(shard)])
             continue
-        lattices, texts = collect(model, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
+        lattices, texts = collect(drafts, chosen, options, batch_size, None if on_text is None else lambda: on_text(1))
         texts.save(shards.file(shard, "texts"))
         lattices.save(shards.file(shard))  # last: what is there is complete
         empty &= not len(lattices)
@@ -182,17 +178,30 @@ def collect_shards(
         raise NoLatticeError
 
 
+def as_source(drafts: FamilySource | BlockwiseLM, k: int) -> FamilySource:
+    """The drafter's lattices with ``k`` arcs per slot.
+
+    Raises:
+        ValueError: more arcs than the drafter knows tokens.
+    """
+    source: FamilySource = HeadLattices(drafts, k) if isinstance(drafts, BlockwiseLM) else drafts
+    if k > source.num_tokens:
+        raise ValueError(
+            f"expected at most {source.num_tokens} arcs per slot (the tokens that the drafter knows), got {k}"
+        )
+    return source if source.k == k else source.with_shape(k, source.num_slots)
+
+
 @torch.inference_mode()
 def text_lattices(
-    model: BlockwiseLM | BlockLattices,
+    drafts: FamilySource,
     text: Sequence[int],
     positions: range,
-    k: int,
     context_length: int,
     number: int,
     source: Sequence[int] = (),
 ) -> LatticeSet:
-    """The lattices at some positions of a text, with the outputs' entropies.
+    """The lattices at some positions of a text, with the entropies of the outputs where they are known.
 
     Args:
         text: prompt and what follows it; an encoder–decoder's start token and what follows that.
@@ -201,22 +210,24 @@ def text_lattices(
         number: of the text.
         source: what an encoder–decoder's encoder reads.
     """
-    drafts = foreseer(model)
-    slots, n = drafts.slots, len(positions)
-    if k > drafts.tokens:
-        raise ValueError(f"expected at most {drafts.tokens} arcs per slot (the tokens that the drafter knows), got {k}")
+    slots, k, n = drafts.num_slots, drafts.k, len(positions)
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
-    transitions = np.zeros((n, slots - 1, k, k), np.float32) if drafts.tied and slots > 1 and k > 1 else None
-    entropy = np.zeros((n, slots + 1), np.float32)
+    transitions = (
+        np.zeros((n, slots - 1, k, k), np.float32) if drafts.has_transitions and slots > 1 and k > 1 else None
+    )
+    entropy: np.ndarray | None = np.zeros((n, slots + 1), np.float32)
     begin = 0
-    for lattices, nats in drafts.outputs(text, positions, k, source) if n else ():
+    for lattices, nats in drafts.lattices_of_text(text, positions, source) if n else ():
         rows = slice(begin, begin + len(lattices))
         tokens[rows] = np.stack([lattice.tokens for lattice in lattices])
         log_probs[rows] = np.stack([lattice.log_probs for lattice in lattices])
         if transitions is not None:
             transitions[rows] = np.stack([ties for lattice in lattices if (ties := lattice.transitions) is not None])
-        entropy[rows] = nats.cpu().numpy()
+        if nats is None:
+            entropy = None
+        elif entropy is not None:
+            entropy[rows] = nats.cpu().numpy()
         begin = rows.stop
     padded = np.array([PADDING] * context_length + list(text) + [PADDING] * slots, np.int32)
     behind = np.array(positions, np.int64)[:, None] + context_length + 2  # where, in `padded`, each continuation begins

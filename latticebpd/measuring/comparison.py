@@ -1,11 +1,11 @@
 """Systems side by side on the same lattices: every difference is paired.
 
-Counted are *steps*: by decode the calls of each system's own decode through each text ("decode time steps", Kim 2024,
-section 6.1), by position all positions. At each step the vanilla draft of the same lattice is what a system wins
-against, ties with or loses to (table 5).
+Counted are *steps*: by decode the calls of each system's own decode of each text ("decode time steps", Kim 2024,
+section 6.1), by position all positions. At each step a system wins against the vanilla draft of the same lattice, ties
+with it or loses to it (table 5).
 
-All sums are integers, and resampling weights depend on the seed and the number of the text alone; so tallies of parts
-of the data add up to the tally of the whole, exactly.
+All sums are integers, and resampling weights depend only on the seed and the number of the text. Counts of parts of the
+data therefore add up exactly to the counts of all of it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from latticebpd.drafters.strategies import BestTree, NBestPaths, Strategy
 from latticebpd.drafters.system_names import NO_MODEL, ORACLE, VANILLA, Models, strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring.counts import Counts
-from latticebpd.measuring.lattice_files import Shard, units
-from latticebpd.measuring.oracle_tally import DecodeReplay, losses, mean_length, ranks, ratio
-from latticebpd.measuring.signature import DECODE, Signature, counted_by
+from latticebpd.measuring.lattice_files import Shard, first_and_all, units
+from latticebpd.measuring.mergeable_counts import MergeableCounts, block_efficiency, ratio
+from latticebpd.measuring.oracle_tally import losses, ranks
+from latticebpd.measuring.replay import DecodeReplay
+from latticebpd.measuring.signature import Signature, counted_by
 from latticebpd.measuring.systems import Outcome, outcome
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer
+from latticebpd.scoring.weights import DECODE
 
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(Counts):
+class Comparison(MergeableCounts):
     """Sums over steps for every system; the first is vanilla, the last the oracle.
 
-    systems: names. counts: ``[systems, slots + 1]`` steps by accepted drafted tokens. nodes: ``[systems]`` verified
-        tokens.
+    systems: names. counts: ``[systems, slots + 1]`` steps by accepted drafted tokens.
+    nodes: ``[systems]`` verified tokens.
     outcomes: ``[systems, 3]`` steps where a system accepts more than vanilla, as many, fewer.
-    mended: ``[systems, 3, 2]`` of the steps in ``outcomes``, those whose vanilla draft repeats a token and the system's
-        first draft does not, and the reverse.
-    repeats: ``[systems, 3]`` equal neighbours in the first drafts, neighbours in all, sum of each draft's longest run.
-        As in the paper, a draft begins with head 1's token: the last of the context.
-    lost: ``[systems, 4]`` steps where the drafts end before the lattice does, by cause: see ``oracle.losses``.
-    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; texts: ``[1]`` how many there were; zero by
-        position.
-    resampled: ``[RESAMPLES, systems, 2]`` tokens and steps of every system, of texts drawn anew by Poisson weights.
+    mended: ``[systems, 3, 2]`` of these, steps whose vanilla draft repeats a token and whose first draft does not, and
+        the reverse.
+    repeats: ``[systems, 3]`` equal neighbours in the first drafts, all neighbours, sum of each draft's longest run. As
+        in the paper, a draft begins with head 1's token: the last of the context.
+    lost: ``[systems, 4]`` steps where the drafts end before the lattice does, by cause: see ``oracle_tally.losses``.
+    walked: ``[systems, 3]`` tokens, calls, fewest calls of decodes; texts: ``[1]`` number of them; zero by position.
+    resampled: ``[RESAMPLES, systems, 2]`` tokens and steps over texts resampled with Poisson weights.
     """
 
     KIND: ClassVar[str] = "comparison"
@@ -67,8 +68,8 @@ class Comparison(Counts):
         size = len(keys["systems"])
         return {
             "counts": (size, slots + 1), "nodes": (size,), "outcomes": (size, 3), "mended": (size, 3, 2),
-            "repeats": (size, 3),
-            "lost": (size, 4), "walked": (size, 3), "texts": (1,), "resampled": (RESAMPLES, size, 2),
+            "repeats": (size, 3), "lost": (size, 4), "walked": (size, 3), "texts": (1,),
+            "resampled": (RESAMPLES, size, 2),
         }  # fmt: skip
 
     @property
@@ -83,10 +84,8 @@ class Comparison(Counts):
 
     @property
     def block_efficiency(self) -> np.ndarray:
-        """``[systems]`` tokens a call of a decode; by position accepted drafted tokens, and the one that comes free."""
-        return (
-            ratio(self.walked[:, 0], self.walked[:, 1]) if self.signature.by == DECODE else mean_length(self.counts) + 1
-        )
+        """``[systems]`` tokens per call of a decode; by position accepted drafted tokens, and the free one."""
+        return block_efficiency(self.signature.by, self.counts, self.walked)
 
     @property
     def block_efficiency_with_prefill(self) -> np.ndarray:
@@ -95,24 +94,21 @@ class Comparison(Counts):
 
     @property
     def verified_tokens(self) -> np.ndarray:
-        """``[systems]`` drafted tokens a step that the verifier sees."""
+        """``[systems]`` verified tokens per step."""
         return ratio(self.nodes, self.steps)
 
     @property
     def headroom_recovered(self) -> np.ndarray:
         """``[systems]`` (system - vanilla) / (oracle - vanilla); NaN where there is no headroom.
 
-        Above 1 where a decode happens to need fewer calls than the oracle's, which takes the longest prefix at every
-        call.
+        It can exceed 1: the oracle takes the longest prefix at every call, which need not give the fewest calls.
         """
         efficiency = self.block_efficiency
-        headroom = efficiency[-1] - efficiency[0]
-        return ratio(efficiency - efficiency[0], headroom)
+        return ratio(efficiency - efficiency[0], efficiency[-1] - efficiency[0])
 
     @property
     def consecutive_repeats(self) -> np.ndarray:
-        """``[systems]`` equal neighbours in the first drafts, % of all neighbours ("% Consec"); 0 where drafts have no
-        neighbours."""
+        """``[systems]`` equal neighbours in the first drafts, % of all ("% Consec"); 0 for drafts of one token."""
         share: np.ndarray = 100 * self.repeats[:, 0] / self.repeats[:, 1].clip(min=1)
         return share
 
@@ -132,15 +128,13 @@ class Comparison(Counts):
         return ratio(100 * self.lost, self.steps[:, None])
 
     def mended_share(self, outcome: int) -> np.ndarray:
-        """``[systems, 2]`` % of a system's wins (outcome 0), ties (1) or losses (2) that repair a repetition, and that
-        make one."""
+        """``[systems, 2]`` % of wins (outcome 0), ties (1) or losses (2) that repair a repetition, and that make one."""
         return ratio(100 * self.mended[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
-        """``[systems, 2]`` bootstrap interval of the gain in block efficiency over vanilla: texts drawn anew, systems
-        paired.
+        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla.
 
-        In every sample tokens and steps are summed up over its texts, and the ratios of the sums compared.
+        Each sample compares ratios of sums over its texts.
         """
         drawn = self.resampled[(self.resampled[:, :, 1] > 0).all(axis=1)]
         if not len(drawn):
@@ -166,8 +160,7 @@ def compare(
         blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them, all of them.
         systems: names, see ``latticebpd.drafters.system_names``.
         lm: language model, or several by name.
-        alpha: the weight of all of them; None takes for each system what is stored with its model, and 1 where nothing
-            is.
+        alpha: the weight of all of them; None takes each system's stored weight, and 1 where there is none.
         seed: of the intervals.
         threads: of the searches; the result does not depend on it.
         by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
@@ -180,33 +173,28 @@ def compare(
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
     strategies = [strategy_named(name, lm, alpha) for name in names]
     shard = shard or Shard()
-    result: Comparison | None = None
-    for every, numbers in units(blocks):
-        block, unit = shard.of(every, numbers)
-        if not len(block):
-            continue
-        if result is None:
-            settings = {"by": counted_by(by, block), "lm": _described(lm), "alpha": _weights(strategies), "seed": seed}
-            result = Comparison.zero(Signature.of(block, **settings), systems=names)
-            walk = DecodeReplay(result.walked)
-        result.signature.check(block)
+    (first, _), parts = first_and_all(part for each in units(blocks) if len((part := shard.of(*each))[0]))
+    signature = Signature.of(
+        first, by=counted_by(by, first), lm=_description(lm), alpha=_weights(strategies), seed=seed
+    )
+    result = Comparison.zero(signature, systems=names)
+    replay = DecodeReplay(result.walked)
+    for block, numbers in parts:
+        signature.check(block)
         outcomes = [outcome(strategy, block, threads) for strategy in strategies]
-        lengths = np.stack([found.lengths for found in outcomes], axis=1)
-        if result.signature.by == DECODE and block.sequence is not None:
-            stepped = walk.go_on(block.sequence, lengths)
-            result.texts[0] = walk.texts
-            tokens = np.ones_like(lengths)  # every position is written, by whichever call
+        lengths = np.stack([each.lengths for each in outcomes], axis=1)
+        if signature.by == DECODE and block.sequence is not None:
+            stepped = replay.add(block.sequence, lengths)
+            result.texts[0] = replay.texts
+            tokens = np.ones_like(lengths)  # every position is written once
         else:
             stepped, tokens = np.ones(lengths.shape, bool), lengths + 1
         _add(result, block, outcomes, stepped)
-        _resample(result.resampled, unit, np.stack([tokens, stepped], axis=2), seed)
-    if result is None:
-        raise ValueError("expected at least one lattice, got files without any")
+        _resample(result.resampled, numbers, np.stack([tokens, stepped], axis=2), seed)
     return result
 
 
-def _described(lm: Models) -> str | None:
-    """Language models in words."""
+def _description(lm: Models) -> str | None:
     models = lm if isinstance(lm, Mapping) else {"": lm}
     words = [f"{name} {describe(model)}".strip() for name, model in models.items() if model is not None]
     return ", ".join(words) or None
@@ -222,45 +210,42 @@ def describe(lm: LanguageModel) -> str:
 
 def _weights(strategies: Sequence[Strategy]) -> str | None:
     scorers = [strategy.scorer for strategy in strategies if isinstance(strategy, NBestPaths | BestTree)]
-    found = dict.fromkeys(
-        f"{scorer.alpha:g}" for scorer in scorers if not (isinstance(scorer, NgramScorer) and scorer.lm is None)
-    )
-    return ",".join(found) or None
+    weighted = [scorer for scorer in scorers if not (isinstance(scorer, NgramScorer) and scorer.lm is None)]
+    return ",".join(dict.fromkeys(f"{scorer.alpha:g}" for scorer in weighted)) or None
 
 
 def _add(result: Comparison, block: LatticeSet, outcomes: Sequence[Outcome], stepped: np.ndarray) -> None:
     """stepped: ``[n, systems]`` whether a system makes a step at a lattice."""
-    vanilla, place = outcomes[0], ranks(block)
+    vanilla, rank = outcomes[0], ranks(block)
     head_1 = block.context[:, -1:]
     looped = _repeats(np.hstack([head_1, vanilla.first]))[0] > 0
-    for row, (found, here) in enumerate(zip(outcomes, stepped.T, strict=True)):
-        result.counts[row] += np.bincount(found.lengths[here], minlength=result.counts.shape[1])
-        result.nodes[row] += found.nodes[here].sum()
-        equal, neighbours, longest = _repeats(np.hstack([head_1, found.first]))
+    for row, (system, here) in enumerate(zip(outcomes, stepped.T, strict=True)):
+        result.counts[row] += np.bincount(system.lengths[here], minlength=result.counts.shape[1])
+        result.nodes[row] += system.nodes[here].sum()
+        equal, neighbours, longest = _repeats(np.hstack([head_1, system.first]))
         repaired, regressed = looped & (equal == 0), ~looped & (equal > 0)
-        better = np.sign(found.lengths - vanilla.lengths)
+        better = np.sign(system.lengths - vanilla.lengths)
         for column, alike in enumerate((better > 0, better == 0, better < 0)):
             result.outcomes[row, column] += (here & alike).sum()
             result.mended[row, column] += [(here & alike & repaired).sum(), (here & alike & regressed).sum()]
         result.repeats[row] += [equal[here].sum(), neighbours[here].sum(), longest[here].sum()]
-        rows, _, causes = losses(block, place, found.lengths, found.cut)
+        rows, _, causes = losses(block, rank, system.lengths, system.cut)
         result.lost[row] += np.bincount(causes[here[rows]], minlength=result.lost.shape[1])
 
 
 def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of every draft ``[n, tokens]``: equal neighbours, neighbours in all, tokens of the longest run (Kim 2024, table
-    3)."""
-    there = drafts != PADDING
-    equal = (drafts[:, 1:] == drafts[:, :-1]) & there[:, 1:]
-    run = longest = there[:, 0].astype(np.int64)
+    """``[n]`` each of drafts ``[n, tokens]``: equal neighbours, neighbours, longest run (Kim 2024, table 3)."""
+    is_token = drafts != PADDING
+    equal = (drafts[:, 1:] == drafts[:, :-1]) & is_token[:, 1:]
+    run = longest = is_token[:, 0].astype(np.int64)
     for slot in range(equal.shape[1]):
-        run = np.where(equal[:, slot], run + 1, there[:, slot + 1].astype(np.int64))
+        run = np.where(equal[:, slot], run + 1, is_token[:, slot + 1].astype(np.int64))
         longest = np.maximum(longest, run)
-    return equal.sum(axis=1), (there[:, 1:] & there[:, :-1]).sum(axis=1), longest
+    return equal.sum(axis=1), (is_token[:, 1:] & is_token[:, :-1]).sum(axis=1), longest
 
 
 def _resample(resampled: np.ndarray, units: np.ndarray, counted: np.ndarray, seed: int) -> None:
-    """A text's lattices are drawn together, Poisson(1) times: the bootstrap of streams.
+    """A text's lattices are drawn together, Poisson(1) times: the bootstrap for streams of data.
 
     counted: ``[n, systems, 2]`` tokens and steps.
     """

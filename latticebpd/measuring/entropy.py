@@ -1,17 +1,17 @@
 """How sure each head is: entropies of the heads' distributions (Kim 2024, section 6.2, figure 3).
 
-Lattice files that carry ``entropy`` tell the exact values of all heads. Others hold the top k only; what is left of the
-probability may then lie anywhere among the other tokens, as long as none of them is likelier than the k-th, and each
-entropy lies between two bounds:
+Lattice files with ``entropy`` hold exact values of all heads. Others hold the top k only. The rest of the probability
+is then anywhere among the other tokens, none of which is likelier than the k-th. This bounds each entropy:
 
     least    the rest on as few tokens as possible, each as likely as the k-th
     most     the rest spread evenly over all other tokens of the vocabulary
 
-``h_max`` is the last head up to which the mean entropy never falls.  From bounds it is known only within limits.
+``h_max`` is the last head up to which the mean entropy never falls. From bounds it is known only within limits.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,25 +19,28 @@ import numpy as np
 
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring.oracle_tally import DecodeReplay, lengths_of, ranks
-from latticebpd.measuring.signature import DECODE, Signature, counted_by
+from latticebpd.measuring.lattice_files import first_and_all
+from latticebpd.measuring.oracle_tally import lengths_of, ranks
+from latticebpd.measuring.replay import DecodeReplay
+from latticebpd.measuring.signature import Signature, counted_by
+from latticebpd.scoring.weights import DECODE
 
 BIN = 0.25
 """Width of the histograms' bins, nats."""
 MOST_NATS = 16.0
 SURPLUS = 1e-3
-"""How far above 1 rounding may carry a slot's probabilities."""
+"""Rounding error allowed in the sum of a slot's probabilities."""
 
 
 def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """``[n, slots]`` least and most entropy, nats, of the distributions that the lattices' arcs are the top of.
+    """``[n, slots]`` least and most entropy, nats, of distributions whose most probable tokens the arcs are.
 
     Raises:
         ValueError: weights that are no log-probabilities (a slot's sum exceeds 1), or a vocabulary smaller than a slot.
     """
-    there = (lattices.tokens != PADDING) & (lattices.log_probs > -np.inf)
-    log_p = np.where(there, lattices.log_probs, 0.0).astype(np.float64)
-    p = np.where(there, np.exp(log_p), 0.0)
+    is_arc = (lattices.tokens != PADDING) & (lattices.log_probs > -np.inf)
+    log_p = np.where(is_arc, lattices.log_probs, 0.0).astype(np.float64)
+    p = np.where(is_arc, np.exp(log_p), 0.0)
     mass = p.sum(axis=2)
     if mass.max(initial=0) > 1 + SURPLUS:
         row, slot = map(int, np.unravel_index(mass.argmax(), mass.shape))
@@ -45,14 +48,14 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
             f"expected natural log-probabilities, whose probabilities sum to at most 1, got {mass[row, slot]:.4g} "
             f"in lattice {row}, slot {slot}; lattices of logits tell no entropy"
         )
-    others = vocab_size - there.sum(axis=2)
+    others = vocab_size - is_arc.sum(axis=2)
     if others.min(initial=0) < 0:
         raise ValueError(
             f"expected a vocabulary of at least {lattices.tokens.shape[2]} tokens (one slot's), got {vocab_size}"
         )
     kept = -(p * log_p).sum(axis=2)
-    least_arc = np.where(there, p, np.inf).min(axis=2)
-    # Without other tokens nothing is left over; what seems to be is rounding.
+    least_arc = np.where(is_arc, p, np.inf).min(axis=2)
+    # Without other tokens the rest is rounding error.
     rest = np.where(others > 0, np.clip(1 - mass, 0, others * least_arc), 0)
     full = np.floor(rest / least_arc)
     low = kept - full * _p_log_p(least_arc) - _p_log_p(rest - full * least_arc)
@@ -73,10 +76,10 @@ def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
     if not len(low):
         raise ValueError("expected the mean entropy of at least one head, got none")
     high = low if high is None else high
-    results = []
-    for rises in (high[:-1] <= low[1:], low[:-1] <= high[1:]):
-        results.append(int(np.logical_and.accumulate(rises).sum()) + 1)
-    return results[0], results[1]
+    least, most = (
+        int(np.logical_and.accumulate(rises).sum()) + 1 for rises in (high[:-1] <= low[1:], low[:-1] <= high[1:])
+    )
+    return least, most
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +89,8 @@ class HeadEntropy:
     heads: their numbers, from 1; only heads 2.. where the files hold the top k alone.
     histogram: ``[heads, bins]`` steps by entropy, bins of ``BIN`` nats from 0; of bounds, by their middle.
     low, high: ``[heads]`` mean entropy, nats; equal where it is exact.
-    text_means: ``[texts, heads]`` mean entropy within each text (the middle, where there are bounds); text_efficiency:
-        ``[texts]`` its tokens per call of vanilla drafts; empty where texts are not known.
+    text_means: ``[texts, heads]`` mean entropy of each text (the middle of bounds), text_efficiency: ``[texts]`` its
+        tokens per call of vanilla drafts; empty where texts are not known.
     """
 
     heads: tuple[int, ...]
@@ -111,8 +114,8 @@ class HeadEntropy:
     def text_h_max(self, first: int = 1) -> np.ndarray:
         """``[texts]`` h_max of every text by its own means, counted from head ``first``.
 
-        Heads that were trained on the base model's own text are far surer than the base model, head 1, whose next token
-        may be anything; then every h_max is 1, and only counting from head 2 tells texts apart.
+        Heads trained on the base model's own text are far surer than head 1, the base model itself. Then every h_max
+        is 1, and only counting from head 2 tells texts apart.
         """
         begin = max(0, first - self.heads[0])
         return np.array([h_max(mean[begin:])[0] + self.heads[begin] - 1 for mean in self.text_means], np.int64)
@@ -128,19 +131,13 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
     Raises:
         ValueError: no lattice, or neither entropies in the files nor a vocabulary.
     """
-    signature: Signature | None = None
-    histogram: np.ndarray = np.empty((0, 0), np.int64)
-    sums: np.ndarray = np.empty((2, 0))
-    exact = True
-    count = 0
-    texts, walk = _Texts(), DecodeReplay(np.zeros(3, np.int64))
+    first, blocks = first_and_all(block for block in blocks if len(block))
+    signature, exact = Signature.of(first, by=counted_by(by, first)), first.entropy is not None
+    size = first.tokens.shape[1] + exact
+    histogram, sums, count = np.zeros((size, round(MOST_NATS / BIN)), np.int64), np.zeros((2, size)), 0
+    texts: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(size + 2))  # sums of entropies, tokens, calls
+    replay = DecodeReplay(np.zeros(3, np.int64))
     for block in blocks:
-        if not len(block):
-            continue
-        if signature is None:
-            signature, exact = Signature.of(block, by=counted_by(by, block)), block.entropy is not None
-            size = block.tokens.shape[1] + exact
-            histogram, sums = np.zeros((size, round(MOST_NATS / BIN)), np.int64), np.zeros((2, size))
         signature.check(block)
         if (block.entropy is not None) != exact:
             raise ValueError("expected entropies in all files or in none, got both kinds")
@@ -156,56 +153,27 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
         lengths = lengths_of(ranks(block), 1)
         stepped, tokens = np.ones(len(block), bool), lengths + 1
         if signature.by == DECODE and block.sequence is not None:
-            stepped, tokens = walk.go_on(block.sequence, lengths), np.ones_like(lengths)
+            stepped, tokens = replay.add(block.sequence, lengths), np.ones_like(lengths)
         middle = (low + high) / 2
         bins = np.minimum((middle / BIN).astype(np.int64), histogram.shape[1] - 1)
-        for head in range(len(histogram)):
+        for head in range(size):
             histogram[head] += np.bincount(bins[stepped, head], minlength=histogram.shape[1])
         sums += np.stack([low[stepped].sum(axis=0), high[stepped].sum(axis=0)])
         count += int(stepped.sum())
         if block.sequence is not None:
-            texts.add(block.sequence, np.where(stepped[:, None], middle, 0), tokens, stepped)
-    if signature is None:
-        raise ValueError("expected at least one lattice, got files without any")
-    first = 1 if exact else 2
-    heads = tuple(range(first, first + len(histogram)))
-    means = np.array(texts.means()).reshape(-1, len(heads))
+            values = np.column_stack([np.where(stepped[:, None], middle, 0), tokens, stepped])
+            for number in dict.fromkeys(block.sequence.tolist()):
+                texts[number] += values[block.sequence == number].sum(axis=0)
+    heads = tuple(range(2 - exact, 2 - exact + size))
+    by_text = np.array([*texts.values()]).reshape(-1, size + 2)
+    means, efficiency = by_text[:, :size] / by_text[:, -1:], by_text[:, -2] / by_text[:, -1]
     low, high = sums / count
-    return HeadEntropy(heads, histogram, low, high, means, texts.efficiencies(), signature)
-
-
-class _Texts:
-    """Sums of every text, whose lattices come together."""
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.sums: list[np.ndarray] = []
-        self.tokens: list[int] = []
-        self.counts: list[int] = []
-
-    def add(self, sequence: np.ndarray, entropy: np.ndarray, tokens: np.ndarray, stepped: np.ndarray) -> None:
-        starts = np.flatnonzero(np.append(True, sequence[1:] != sequence[:-1]))
-        for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(sequence)], strict=True):
-            if sequence[begin] != self.number or not self.sums:
-                self.number = int(sequence[begin])
-                self.sums.append(np.zeros(entropy.shape[1]))
-                self.tokens.append(0)
-                self.counts.append(0)
-            self.sums[-1] += entropy[begin:end].sum(axis=0)
-            self.tokens[-1] += int(tokens[begin:end].sum())
-            self.counts[-1] += int(stepped[begin:end].sum())
-
-    def means(self) -> list[np.ndarray]:
-        return [total / count for total, count in zip(self.sums, self.counts, strict=True)]
-
-    def efficiencies(self) -> np.ndarray:
-        return np.array([tokens / count for tokens, count in zip(self.tokens, self.counts, strict=True)])
+    return HeadEntropy(heads, histogram, low, high, means, efficiency, signature)
 
 
 @dataclass(frozen=True)
 class Regression:
-    """The line of least squares, ``y = slope * x + intercept``, and Pearson's correlation; NaN where x or y is
-    constant."""
+    """Least squares, ``y = slope * x + intercept``, and Pearson's correlation; NaN where x or y is constant."""
 
     slope: float
     intercept: float

@@ -1,7 +1,7 @@
-"""What a decoded token costs in memory traffic and arithmetic, by calculation (Kim 2024, table 11; batch size 1).
+"""Memory traffic and arithmetic of a decoded token, by calculation (Kim 2024, table 11; batch size 1).
 
-Two accounts of one call of the model, each divided by the block efficiency.  N parameters, n layers, L tokens in the
-cache, w tokens verified; 2 bytes a number in the paper, those of the model's type otherwise.
+Two accounts of one call of the model, each divided by the block efficiency. N parameters, n layers, L tokens in the
+cache, w tokens verified; 2 bytes per number in the paper, those of the model's type otherwise.
 
 ``paper``      reproduces table 11, whose formulas the paper does not print::
 
@@ -9,25 +9,23 @@ cache, w tokens verified; 2 bytes a number in the paper, those of the model's ty
     cache        2 n H (L + w) numbers, H the feed-forward width   + 2 n_r H_r (L + w)
     FLOPs        2 N + 8 n d (L + w)^2, d the hidden width          + 2 N_r + 8 n_r d_r (L + w)^2
 
-It is crude: the cache is counted with the feed-forward width, linear layers for one token, attention as if computed
-anew, and the heads are left out.
+It counts the cache with the feed-forward width, linear layers for one token, attention without a cache, and no heads.
 
-``corrected``  counts what a pass reads and computes; the pass holds the next token and the w drafted ones::
+``corrected``  counts what a pass over the next token and the w drafted ones reads and computes::
 
     parameters   bytes * (N + N_heads)                          + its sequential steps * bytes * N_r
     cache        2 n d_kv (L + 1 + w + S) numbers                  + steps * rows * 2 n_r d_kv_r (L + steps)
     FLOPs        (1 + w) (2 N + 4 n d (L + 1 + w + S)) + 2 N_heads + 2 (h - 1) d V
                                                                 + steps * rows * (2 N_r + 4 n_r d_r (L + steps))
 
-S tokens are an encoder–decoder's source, whose keys and values every call reads; encoding it is a text's prefill, which
-is in no account. A neural rescorer reads ``rows`` prefixes side by side in each of its steps.
-
-An n-gram model's search runs beside the accelerator and costs it nothing; ``latency.py`` measures it.
+S tokens are an encoder–decoder's source, whose keys and values every call reads; its encoding is part of the prefill,
+which no account contains. A neural rescorer reads ``rows`` prefixes in parallel in each of its steps. An n-gram model's
+search runs on the CPU; ``latency.py`` measures it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +39,16 @@ if TYPE_CHECKING:
 MODES = ("paper", "corrected")
 LENGTHS = (128, 512, 1024, 2048)
 FEED_FORWARD = ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff")
-"""What configurations call the width of a layer's feed-forward network."""
+"""Names of the width of a layer's feed-forward network in configurations."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer, as far as its traffic and arithmetic go.
+    """Sizes of a transformer that its traffic and arithmetic depend on.
 
-    parameters: of the base model; layers, hidden, feed_forward: its depth and widths; key_value: width of a layer's
-    keys, and of its values; heads, head_parameters: predictions per position, and parameters of heads 2..h; vocabulary:
-    tokens;
-    source: tokens of an encoder–decoder's source.
+    parameters: of the base model. layers, hidden, feed_forward: its depth and widths. key_value: width of a layer's
+    keys, and of its values. heads, head_parameters: predictions per position, and parameters of heads 2..h.
+    vocabulary: its tokens. source: tokens of an encoder–decoder's source.
     """
 
     parameters: float
@@ -74,8 +71,7 @@ class ModelShape:
     def of(cls, model: Model, source: float = 0) -> ModelShape:
         """The shape of a model with heads or without, by its configuration and the type of its weights.
 
-        Of an encoder–decoder it is the decoder's, since that is what calls read, and ``source`` tokens that it attends
-        to: the encoder's own parameters are not counted.
+        Of an encoder–decoder it is the decoder's, which calls read, with ``source`` tokens that it attends to.
 
         Raises:
             ValueError: the configuration does not name a width that is needed.
@@ -85,34 +81,32 @@ class ModelShape:
 
         base = BaseModel.of(model)
         config, blockwise = base.config, model if isinstance(model, BlockwiseLM) else None
-        hidden, attention_heads = (
-            int(config.hidden_size),
-            int(_first(config, "decoder_attention_heads", "num_attention_heads")),
-        )
+        hidden, attention_heads = config.hidden_size, _first(config, "decoder_attention_heads", "num_attention_heads")
         head_dim = getattr(config, "head_dim", None) or hidden // attention_heads
         return cls(
-            parameters=sum(parameter.numel() for parameter in _read_by_calls(base)),
-            layers=int(_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")),
+            parameters=_numbers(_read_by_calls(base)),
+            layers=_first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers"),
             hidden=hidden,
-            feed_forward=int(_first(config, *FEED_FORWARD, default=4 * hidden)),
+            feed_forward=_first(config, *FEED_FORWARD, default=4 * hidden),
             key_value=int(getattr(config, "num_key_value_heads", None) or attention_heads) * int(head_dim),
             heads=1 if blockwise is None else blockwise.num_heads,
-            head_parameters=0
-            if blockwise is None
-            else sum(parameter.numel() for parameter in blockwise.heads.parameters()),
+            head_parameters=0 if blockwise is None else _numbers(blockwise.heads.parameters()),
             vocabulary=base.vocab_size,
             bytes_per_number=base.dtype.itemsize,
             source=source if base.is_encoder_decoder else 0,
         )
 
 
+def _numbers(parameters: Iterable[Parameter]) -> int:
+    return sum(parameter.numel() for parameter in parameters)
+
+
 def _read_by_calls(base: BaseModel) -> list[Parameter]:
-    """A model's parameters, but for those that an encoder has to itself."""
+    """A model's parameters, without those that only an encoder reads."""
     if not base.is_encoder_decoder:
         return list(base.model.parameters())
-    shared = {
-        id(parameter) for part in (base.decoder, base.model.get_output_embeddings()) for parameter in part.parameters()
-    }
+    decoder = (base.decoder, base.model.get_output_embeddings())
+    shared = {id(parameter) for part in decoder for parameter in part.parameters()}
     own = {id(parameter) for parameter in base.encoder.parameters()} - shared
     return [parameter for parameter in base.model.parameters() if id(parameter) not in own]
 
@@ -136,7 +130,7 @@ PAPER_RESCORER = ModelShape(61e6, 12, 384, 1536, 384)
 class Decoding:
     """One way to decode.
 
-    block_efficiency: tokens per call.  verified: drafted tokens in each call's pass.
+    block_efficiency: tokens per call. verified: drafted tokens in each call's pass.
     rescorer: a neural one, which runs ``steps`` times in sequence before each call, over ``rows`` prefixes at a time.
     """
 
@@ -163,7 +157,7 @@ PAPER_DECODINGS = (
 class HardwareCost:
     """Cost of one decoded token.
 
-    names: ``[systems]``.  lengths: tokens in the cache.
+    names: ``[systems]``. lengths: tokens in the cache.
     parameter_bytes ``[systems]``, cache_bytes ``[systems, lengths]``: read from memory. flops ``[systems]``: at the
     last length.
     """
@@ -190,14 +184,12 @@ def hardware_cost(
     if mode not in MODES:
         raise ValueError(f"expected a mode among {', '.join(MODES)}, got {mode!r}")
     if not decodings or not lengths or min(lengths) < 0:
-        raise ValueError(
-            f"expected at least one system and lengths >= 0, got {len(decodings)} systems and lengths {list(lengths)}"
-        )
+        given = f"{len(decodings)} systems and lengths {list(lengths)}"
+        raise ValueError(f"expected at least one system and lengths >= 0, got {given}")
     for decoding in decodings:
         if not (decoding.block_efficiency >= 1 and decoding.verified >= 0 and decoding.steps >= 1):
-            raise ValueError(
-                f"{decoding.name}: expected block efficiency and steps >= 1 and verified tokens >= 0, got {decoding}"
-            )
+            least = "block efficiency and steps >= 1 and verified tokens >= 0"
+            raise ValueError(f"{decoding.name}: expected {least}, got {decoding}")
     call = _paper_call if mode == "paper" else _corrected_call
     costs = [[call(shape, decoding, length) for length in lengths] for decoding in decodings]
     table = np.array(costs) / np.array([decoding.block_efficiency for decoding in decodings])[:, None, None]

@@ -11,6 +11,7 @@ import numpy as np
 import fst
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import permuted
+from latticebpd.measuring.comparison import describe
 from latticebpd.measuring.signature import Signature
 from latticebpd.scoring.ngram import NgramScorer
 
@@ -21,8 +22,7 @@ WIDTHS = (2, 4, 8, 16)
 
 @dataclass(frozen=True, eq=False)
 class Latency:
-    """Milliseconds to rescore one lattice, one thread: of each lattice the least of several runs, then the median over
-    lattices.
+    """Milliseconds to rescore one lattice on one thread: the median over lattices of the least of several runs.
 
     by_p: ``[p]`` the p best paths of 8 slots (or as many as there are) x the widest width; see ``ps``.
     by_shape: ``[slots, k]`` the best path; NaN where the lattices have too few arcs.
@@ -51,10 +51,10 @@ def rescoring_latency(
     """Time the search for the best paths over lattice and n-gram model.
 
     Args:
-        lattices: real ones; where more slots are asked for than they have, several are joined end to end.
+        lattices: real ones; several are joined end to end for more slots than they have.
         scorer: the n-gram model, or none.
         ps: numbers of paths to find; slots, ks: shapes to find the best path of.
-        count: lattices to time, at most.  repeats: runs over all of them.
+        count: lattices to time, at most. repeats: runs over all of them.
         clock: seconds.
 
     Raises:
@@ -63,22 +63,18 @@ def rescoring_latency(
     if not len(lattices):
         raise ValueError("expected at least one lattice, got none")
     if min(*ps, *slots, *ks, count, repeats) < 1:
-        raise ValueError(
-            f"expected numbers >= 1, got p {list(ps)}, slots {list(slots)}, k {list(ks)}, count {count}, repeats"
-            f" {repeats}"
-        )
+        sizes = f"p {list(ps)}, slots {list(slots)}, k {list(ks)}"
+        raise ValueError(f"expected numbers >= 1, got {sizes}, count {count}, repeats {repeats}")
     width = lattices.tokens.shape[2]
     lm, alpha = scorer.lm, scorer.alpha
-    signature = Signature.of(
-        lattices, lm=None if lm is None else f"{lm.order}-gram of {sum(lm.num_ngrams)} n-grams", alpha=f"{alpha:g}"
-    )
+    signature = Signature.of(lattices, lm=None if lm is None else describe(scorer), alpha=f"{alpha:g}")
 
     def median(shape: tuple[int, int], p: int) -> float:
         part = _shaped(lattices, *shape, count)
         contexts = [part.context_of(index) for index in range(len(part))]
         gains = [None] * len(part) if part.transitions is None else list(part.transitions.astype(np.float32))
         best = np.full(len(part), np.inf)
-        for _ in range(repeats):  # round all lattices, so that none stays in cache
+        for _ in range(repeats):  # over all lattices, so that none stays in the processor's cache
             for index, context in enumerate(contexts):
                 begin = clock()
                 fst.nbest_paths(part.tokens[index], part.log_probs[index], lm, p, alpha, context, gains[index])
@@ -92,7 +88,7 @@ def rescoring_latency(
 
 
 def _shaped(lattices: LatticeSet, slots: int, k: int, count: int) -> LatticeSet:
-    """Lattices of that many slots and each slot's ``k`` best arcs; those that are too short are joined end to end."""
+    """Lattices of ``slots`` slots with each slot's ``k`` best arcs; short ones are joined end to end."""
     together = min(-(-slots // lattices.tokens.shape[1]), len(lattices))
     n = min(count, len(lattices) // together)
     part = lattices.take(np.arange(n * together))
@@ -105,7 +101,7 @@ def _shaped(lattices: LatticeSet, slots: int, k: int, count: int) -> LatticeSet:
     arrays = np.ascontiguousarray(tokens), np.ascontiguousarray(log_probs), continuation, part.context[::together]
     if part.transitions is None:
         return LatticeSet(*arrays)
-    # Nothing ties a lattice to the one that is joined to its end.
+    # There are no transitions between joined lattices.
     gains = np.pad(permuted(part.transitions, order), ((0, 0), (0, 1), (0, 0), (0, 0)))
     transitions = gains.reshape(n, -1, *gains.shape[2:])[:, : tokens.shape[1] - 1]
     return LatticeSet(*arrays, transitions=np.ascontiguousarray(transitions))

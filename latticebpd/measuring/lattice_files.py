@@ -1,7 +1,7 @@
 """Lattice files, a block at a time: memory does not grow with the size of a file or the number of files.
 
-A *text* is what one prompt's lattices belong to.  Files that number their texts (``sequence``) hold the lattices of a
-text together, one for each position in order; that is what walks and paired intervals need.
+A *text* is what one prompt's lattices belong to. Files that number their texts (``sequence``) hold the lattices of a
+text together, one for each position in order; replays of decodes and paired intervals need that.
 
 A *data set* is a file, or a directory of files as ``latticebpd lattices`` writes it in shards.
 """
@@ -13,7 +13,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from itertools import chain
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -27,7 +28,8 @@ BLOCK = 16384
 LARGEST_BLOCK = 1 << 28
 """Bytes of them."""
 UNIT = 256
-"""Lattices that are one unit where texts are not known: neighbours are alike."""
+"""Neighbouring lattices that are one unit where texts are not known: neighbours are alike."""
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -50,49 +52,57 @@ class Shard:
         return cls(int(index), int(count))
 
     def of(self, block: LatticeSet, numbers: np.ndarray) -> tuple[LatticeSet, np.ndarray]:
-        """What belongs to the part of a block and its units' numbers ``[n]``."""
+        """The part's lattices of a block, and ``[n]`` the numbers of their units."""
         own = numbers % self.count == self.index
         return (block, numbers) if self.count == 1 else (block.take(own), numbers[own])
 
-    def select(self, found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
-        """What belongs to the part."""
-        for block, numbers in units(found):
-            own, _ = self.of(block, numbers)
-            if len(own):
-                yield own
+    def select(self, blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+        """The part's lattices."""
+        parts = (self.of(*each)[0] for each in units(blocks))
+        return (part for part in parts if len(part))
 
 
-def units(found: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
-    """Every block, and ``[n]`` the number of each lattice's unit: its text, or ``UNIT`` neighbours where texts are not
-    known."""
+def units(blocks: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
+    """Every block, and ``[n]`` the number of each lattice's unit: its text, or ``UNIT`` neighbouring lattices."""
     seen = 0
-    for block in found:
+    for block in blocks:
         yield block, (seen + np.arange(len(block))) // UNIT if block.sequence is None else block.sequence
         seen += len(block)
 
 
 def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
-    """All lattices of ``paths``, files or directories of shards, that belong to the shard, at most ``BLOCK`` at a time.
+    """The shard's lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time.
 
     Raises:
-        ValueError: a file that is no lattice file, is truncated, or holds what no lattice may, or a directory without
-            lattice files or with shards missing, or one of these without a lattice; the message names it.
+        ValueError: a path with a file that is no lattice file, is truncated or damaged, with shards missing, or without
+            a lattice; the message names it.
         FileNotFoundError: there is no such file.
     """
     return (shard or Shard()).select(_all_blocks(paths))
 
 
+def first_and_all(items: Iterator[Item]) -> tuple[Item, Iterator[Item]]:
+    """The first block, and all of them.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for first in items:
+        return first, chain([first], items)
+    raise ValueError("expected at least one lattice, got files without any")
+
+
 def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarray | None]:
-    """How many lattices ``paths`` hold, and ``[n]`` the text of each, as `blocks` numbers them, None where no file
-    tells.
+    """The number of lattices in ``paths``, and ``[n]`` the text of each, as `blocks` numbers them; None if not known.
 
     Nothing else of the files is read.
 
     Raises:
-        ValueError: some files tell texts and others do not, or as `blocks` does.
+        ValueError: only some files number their texts, or as `blocks` does.
         FileNotFoundError: there is no such file.
     """
-    found, texts, lattices = [], 0, 0
+    numbers: list[np.ndarray] = []
+    texts = lattices = 0
     for path in paths:
         before = lattices
         for file in shard_files(path):
@@ -101,15 +111,15 @@ def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarr
                 if (rows := columns.get("sequence")) is not None and rows.length:
                     if rows.shape or rows.dtype.kind not in "iu":
                         raise ValueError(f"sequence: expected integers [n], got {rows.dtype} [n, {rows.shape}]")
-                    found.append(rows.take(rows.length).astype(np.int64) + texts)
-                    texts = max(texts, int(found[-1].max()) + 1)
+                    numbers.append(rows.take(rows.length).astype(np.int64) + texts)
+                    texts = max(texts, int(numbers[-1].max()) + 1)
         if lattices == before:
             raise ValueError(f"{path}: expected at least one lattice, got none")
-    if 0 < sum(map(len, found)) < lattices:
+    if 0 < sum(map(len, numbers)) < lattices:
         raise ValueError(
             "expected files that all number their texts, or none that does, got both kinds; tune on one kind"
         )
-    return lattices, np.concatenate(found) if found else None
+    return lattices, np.concatenate(numbers) if numbers else None
 
 
 def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]:
@@ -123,7 +133,7 @@ def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]
                 if block.sequence is None:
                     yield block
                     continue
-                # Texts are numbered on from file to file, so that equal numbers of two files stay apart.
+                # Numbers continue from file to file, so that texts of two files stay apart.
                 yield replace(block, sequence=block.sequence + texts) if texts else block
                 last = max(last, int(block.sequence.max(initial=-1)))
             texts += last + 1
@@ -131,17 +141,16 @@ def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]
             raise ValueError(f"{path}: expected at least one lattice, got none")
 
 
-def answers_alone(found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
-    """The blocks without their prompts in the contexts: padding stands there, so that a language model sees the answers
-    alone.
+def without_prompts(blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
+    """The blocks with padding for the prompts in the contexts: a language model then sees the answers alone.
 
-    The first lattice of a text knows one token of the answer, the next one token more.
+    The first lattice of a text has one token of the answer as its context, the next one token more.
 
     Raises:
         ValueError: lattices that do not tell their texts, and so not where a prompt ends.
     """
     text, known = -1, 0
-    for block in found:
+    for block in blocks:
         if block.sequence is None:
             raise ValueError(
                 "expected lattices that tell their texts, to leave prompts out of the contexts, got a file without"
@@ -151,22 +160,22 @@ def answers_alone(found: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
         own = np.arange(len(block)) - np.maximum.accumulate(np.where(first, np.arange(len(block)), 0))
         if len(block) and block.sequence[0] == text:
             own += np.where(block.sequence == text, known, 0)
-        width = block.context.shape[1]
-        answer = np.arange(width) >= width - 1 - own[:, None]
         if len(block):
             text, known = int(block.sequence[-1]), int(own[-1]) + 1
+        width = block.context.shape[1]
+        answer = np.arange(width) >= width - 1 - own[:, None]
         yield replace(block, context=np.where(answer, block.context, PADDING))
 
 
-def watched(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:
-    """The blocks; ``on_block`` hears of how many lattices each was when it is done with."""
+def with_progress(blocks: Iterable[LatticeSet], on_block: Callable[[int], None]) -> Iterator[LatticeSet]:
+    """The blocks; after each, ``on_block`` is called with its number of lattices."""
     for block in blocks:
         yield block
         on_block(len(block))
 
 
 def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """How many lattices the files and directories hold; only their headers are read.
+    """Number of lattices in the files and directories; only headers are read.
 
     Raises:
         ValueError, FileNotFoundError: as :func:`blocks` does.
@@ -189,24 +198,22 @@ def _blocks_of(path: str | os.PathLike[str]) -> Iterator[LatticeSet]:
 
 @contextmanager
 def _opened(path: str | os.PathLike[str]) -> Iterator[tuple[dict[str, _Rows], dict[str, Any]]]:
-    """A file's arrays, to be taken row by row, and its words; whatever is wrong with it becomes one kind of error."""
+    """A file's arrays, to be read row by row, and its words; any fault of the file becomes one kind of error."""
     with opened(path, EXPECTED) as archive, ExitStack() as files:
-        there = check_names(archive, LatticeSet.ARRAYS)
+        names = check_names(archive, LatticeSet.ARRAYS)
         columns = {}
         for name in (*LatticeSet.ARRAYS, *LatticeSet.OPTIONAL):
-            if name in there:
+            if name in names:
                 size = archive.getinfo(f"{name}.npy").file_size
                 columns[name] = _Rows(name, files.enter_context(archive.open(f"{name}.npy")), size)
-        lengths = {name: rows.length for name, rows in columns.items()}
-        if len(set(lengths.values())) != 1:
-            raise ValueError(
-                f"expected arrays of one length, got {', '.join(f'{name} {n}' for name, n in lengths.items())}"
-            )
+        if len({rows.length for rows in columns.values()}) != 1:
+            lengths = ", ".join(f"{name} {rows.length}" for name, rows in columns.items())
+            raise ValueError(f"expected arrays of one length, got {lengths}")
         yield columns, read_words(archive)
 
 
 class _Rows:
-    """An array in an ``.npy`` stream, taken row by row."""
+    """An array in an ``.npy`` stream, read row by row."""
 
     def __init__(self, name: str, file: IO[bytes], size: int) -> None:
         self.name, self.file = name, file

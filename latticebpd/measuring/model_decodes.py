@@ -14,8 +14,8 @@ import numpy as np
 from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
+from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
-from latticebpd.drafters.lattice_sources import LatticeSource
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import ORACLE, Models
 from latticebpd.measuring.quality import MEASURES, References, perplexity

@@ -1,9 +1,7 @@
-"""A model's cost curve, measured: passes of several sizes and the making of drafts in turn, the median of each."""
+"""A model's cost curve, measured: the median time of passes of several sizes, and of drafting, in turn."""
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 
@@ -13,6 +11,7 @@ import torch
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.machine import machine_settings
 from latticebpd.target.stock_model import BaseModel, Model
 from latticebpd.target.verifier_choice import verifier_for
 
@@ -30,13 +29,13 @@ def profile(
     drafter: Drafter | None = None,
     on_pass: Callable[[], object] | None = None,
 ) -> CostCurve:
-    """How long passes over ``columns`` tokens of ``rows`` texts take, behind ``context`` tokens of a random text.
+    """How long passes over ``columns`` tokens of ``rows`` texts take, after ``context`` tokens of a random text.
 
-    Sizes take turns, so that a drift of the machine's speed meets all alike; the logits of every token are computed, as
-    greedy verification needs them.
+    Sizes take turns, so that a drift of the machine's speed affects all alike. The logits of every token are computed,
+    as greedy verification needs them.
 
     Args:
-        drafter: makes drafts of these texts, from random hidden states; None for costs without drafting.
+        drafter: drafts for these texts, from random hidden states; None for costs without drafting.
         on_pass: called after each pass, for progress.
 
     Raises:
@@ -60,16 +59,13 @@ def profile(
         verifier = verifier_for(model)
         texts = rng.integers(0, stock.vocab_size, (batch, context)).tolist()
         verifier.prefill(texts)
-        hidden = torch.randn(batch, stock.hidden_size, generator=torch.Generator().manual_seed(seed)).to(
-            stock.device, stock.dtype
-        )
+        hidden = torch.randn(batch, stock.hidden_size, generator=torch.Generator().manual_seed(seed))
+        hidden = hidden.to(stock.device, stock.dtype)
         states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
         for turn in range(rounds + 1):
             for width in widths:
-                nodes = np.arange(width - 1, dtype=np.int32)
-                tree = DraftTree(
-                    rng.choice(stock.vocab_size, width - 1, replace=False).astype(np.int32), (nodes - 1) // 2
-                )
+                tokens = rng.choice(stock.vocab_size, width - 1, replace=False).astype(np.int32)
+                tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2)
                 started = time.perf_counter()
                 verified = verifier.verify([1] * batch, [tree] * batch)
                 verified.logits_of([row for row in range(batch) for _ in range(width)], list(range(width)) * batch)
@@ -88,13 +84,11 @@ def profile(
     seconds = tuple(tuple(float(np.median(times[batch, width])) for width in widths) for batch in batches)
     about = {
         "model": str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1],
-        "context": str(context),
+        "context": context,
         "dtype": str(stock.dtype).removeprefix("torch."),
-        "threads": str(torch.get_num_threads()),
-        "cpus": str(os.cpu_count()),
         "device": stock.device.type,
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
+        **machine_settings(),
     }
     drafts = () if drafter is None else tuple(float(np.median(drafting[batch])) for batch in batches)
-    return CostCurve(tuple(batches), tuple(widths), seconds, about, drafts)
+    words = {name: str(value) for name, value in about.items()}
+    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts)

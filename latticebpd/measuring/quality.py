@@ -1,10 +1,10 @@
-"""How good texts are for their task, by the measure that the papers use (Kim 2024, table 10; Stern 2018, table 1).
+"""Quality of texts by their task's measure, as in the papers (Kim 2024, table 10; Stern 2018, table 1).
 
     perplexity     language modelling          exact-match, f1    question answering, with SQuAD's normalisation
     rouge-l        summarisation               bleu               translation
 
-Under exact acceptance every system writes the base model's text, so all have its quality; lenient rules trade it for
-calls. All but perplexity are percentages, and of texts; where a text has several references, the best of them counts.
+Under exact acceptance every system writes the base model's text and has its quality; lenient rules trade quality for
+calls. All but perplexity are percentages; of several references of a text the best counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from latticebpd.target.stock_model import BaseModel, Model
 
 References: TypeAlias = Sequence[Sequence[str]]
-"""Of every text, one or more."""
+"""One or more of every text."""
 
 
 def exact_match(texts: Sequence[str], references: References) -> float:
@@ -52,11 +52,10 @@ def rouge_l(texts: Sequence[str], references: References) -> float:
 
 
 def bleu(texts: Sequence[str], references: References) -> float:
-    """BLEU of all texts together, by the package ``sacrebleu``, at its defaults; every text has equally many
-    references.
+    """Corpus BLEU by the package ``sacrebleu``, at its defaults.
 
     Raises:
-        ValueError: the package is not installed, or numbers of references differ.
+        ValueError: the package is not installed, or texts have different numbers of references.
     """
     try:
         from sacrebleu import corpus_bleu
@@ -88,10 +87,8 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
     for text, prompt_length in texts:
         longest = len(text) - prompt_length if base.is_encoder_decoder else len(text) - 1
         if base.max_positions is not None and longest > base.max_positions:
-            raise ValueError(
-                f"expected texts of at most {base.max_positions} tokens (the model's positions), got {longest}; cut"
-                " them"
-            )
+            limit = f"{base.max_positions} tokens (the model's positions)"
+            raise ValueError(f"expected texts of at most {limit}, got {longest}; cut them")
         ids = torch.tensor([list(text)], device=base.device)
         prompt, following = ids[:, :prompt_length], ids[:, prompt_length:]
         if not following.shape[1]:
@@ -102,8 +99,8 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
             logits = base.model(input_ids=prompt, attention_mask=torch.ones_like(prompt), decoder_input_ids=read).logits
         else:
             logits = base.model(**base.text(ids[:, :-1])).logits[:, prompt_length - 1 :]
-        chosen = logits.float().log_softmax(dim=-1).gather(2, following[:, :, None])
-        loss -= float(chosen.double().sum())
+        log_probs = logits.float().log_softmax(dim=-1).gather(2, following[:, :, None])
+        loss -= float(log_probs.double().sum())
         count += following.shape[1]
     if not count:
         raise ValueError("expected at least one token behind a prompt, got none")
@@ -111,7 +108,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
 
 
 def normalised(text: str) -> str:
-    """In lower case, without punctuation and articles, words apart by one space, as SQuAD's own evaluation has it."""
+    """In lower case, without punctuation and articles, words separated by one space, as in SQuAD's own evaluation."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 

@@ -7,24 +7,21 @@ from typing import Any
 
 from latticebpd._version import __version__
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.scoring.weights import DECODE, POSITION
 
 GIVEN_TEXT, OWN_TEXT = "given text", "its own greedy text"
-"""What lattices are of, as ``origin`` tells it behind the model: texts of a data set (*teacher forcing*), or those that
-the model wrote."""
-DECODE, POSITION = "decode", "position"
-"""What a statistic is about: the calls of a decode through each text, as in the papers, or every position, also those
-that none visits."""
+"""The end of ``origin``: lattices of a data set's texts (*teacher forcing*), or of texts that the model wrote."""
 
 
 @dataclass(frozen=True)
 class Signature:
     """The settings that made a result.
 
-    lattices: model and text that the lattices are from, where the files tell.
+    lattices: model and text that the lattices are from, where the files say so.
     k, heads: arcs per slot; predictions per position, head 1 (the base model's own) included.
-    by: ``decode`` or ``position``, of statistics that are about one of these.
+    by: ``decode``, the calls of a decode through each text as in the papers, or ``position``, all positions.
     context: ``answer`` where prompts were no context for language models.
-    lm, alpha: language models and their weights, where any took part; seed: where anything is drawn.
+    lm, alpha: language models and their weights; seed: where anything is drawn.
     """
 
     lattices: str | None
@@ -42,7 +39,7 @@ class Signature:
 
     @property
     def given_text(self) -> bool:
-        """Whether drafts are held to texts of a data set, so that no decode makes such calls."""
+        """Whether drafts are verified against texts of a data set, so that no decode makes such calls."""
         return (self.lattices or "").endswith(GIVEN_TEXT)
 
     @property
@@ -59,21 +56,18 @@ class Signature:
 
     @classmethod
     def of(cls, block: LatticeSet, **settings: Any) -> Signature:
-        """The signature of what is computed from ``block`` and others of its kind."""
+        """The signature of results on ``block`` and others of its shape and origin."""
         _, slots, k = block.tokens.shape
         return cls(block.origin, k, slots + 1, **settings)
 
     def check(self, block: LatticeSet) -> None:
-        """Raises ValueError where ``block`` is of another kind: one result is about lattices of one shape and one
-        origin."""
+        """Raises ValueError where ``block`` has another shape or origin than the first one."""
         _, slots, k = block.tokens.shape
         if (slots + 1, k) != (self.heads, self.k):
             raise ValueError(f"expected lattices of {self.heads - 1} slots x {self.k}, as the first, got {slots} x {k}")
         if block.origin != self.lattices:
-            raise ValueError(
-                f"expected lattices of one origin, got {self.lattices or 'an unknown one'} and"
-                f" {block.origin or 'an unknown one'}"
-            )
+            mine, other = self.lattices or "an unknown one", block.origin or "an unknown one"
+            raise ValueError(f"expected lattices of one origin, got {mine} and {other}")
         if self.by == DECODE and block.sequence is None:
             raise ValueError(
                 "expected files that number their texts, to count by decode, got one that does not; count by position"
@@ -81,7 +75,7 @@ class Signature:
 
 
 def counted_by(wanted: str | None, block: LatticeSet) -> str:
-    """``wanted``; by default by decode, and by position where the files do not number their texts.
+    """``wanted``; the default is by decode, and by position where the files do not number their texts.
 
     Raises:
         ValueError: another word.

@@ -10,7 +10,9 @@ import numpy as np
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring.comparison import describe
-from latticebpd.measuring.oracle_tally import DecodeReplay
+from latticebpd.measuring.lattice_files import first_and_all
+from latticebpd.measuring.mergeable_counts import block_efficiency
+from latticebpd.measuring.replay import DecodeReplay
 from latticebpd.measuring.signature import Signature
 from latticebpd.measuring.systems import outcome
 from latticebpd.scoring.rescoring import LanguageModel
@@ -24,7 +26,7 @@ ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 class AlphaSweep:
     """One system at several weights, on the same lattices.
 
-    alphas: rising.  counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
+    alphas: rising. counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
     walked: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
     """
 
@@ -41,12 +43,8 @@ class AlphaSweep:
 
     @property
     def block_efficiency(self) -> np.ndarray:
-        """``[alphas]`` tokens a call of decodes, or by position where texts are not known."""
-        if self.by == DECODE:
-            efficiency: np.ndarray = self.walked[:, 0] / self.walked[:, 1]
-        else:
-            efficiency = self.counts @ np.arange(self.counts.shape[1]) / self.counts.sum(axis=1) + 1
-        return efficiency
+        """``[alphas]`` tokens per call of decodes, or by position where texts are not known."""
+        return block_efficiency(self.by, self.counts, self.walked)
 
     @property
     def best(self) -> float:
@@ -55,12 +53,11 @@ class AlphaSweep:
 
     def __add__(self, other: AlphaSweep) -> AlphaSweep:
         """The weights of both, on the same lattices."""
-        order = np.argsort([*self.alphas, *other.alphas], kind="stable")
-        counts, walked = (
-            np.concatenate(pair)[order] for pair in ((self.counts, other.counts), (self.walked, other.walked))
-        )
-        alphas = tuple(sorted((*self.alphas, *other.alphas)))
-        return replace(self, alphas=alphas, counts=counts, walked=walked)
+        alphas = (*self.alphas, *other.alphas)
+        order = np.argsort(alphas, kind="stable")
+        counts = np.concatenate([self.counts, other.counts])[order]
+        walked = np.concatenate([self.walked, other.walked])[order]
+        return replace(self, alphas=tuple(sorted(alphas)), counts=counts, walked=walked)
 
 
 def sweep_alpha(
@@ -73,7 +70,7 @@ def sweep_alpha(
     """Run a system at every weight, in one pass over the lattices.
 
     Args:
-        blocks: lattices that no result is to be reported on afterwards, if the best weight is to be used.
+        blocks: lattices to leave out of results at the best weight.
         system: as ``latticebpd.drafters.system_names`` has it.
         lm: its language model.
         alphas: weights to try, each >= 0.
@@ -85,23 +82,16 @@ def sweep_alpha(
         raise ValueError(f"expected weights >= 0, got {list(alphas)}")
     alphas = sorted(set(alphas))
     strategies = [strategy_named(system, lm, alpha) for alpha in alphas]
-    found: AlphaSweep | None = None
-    walk: DecodeReplay | None = None
+    first, blocks = first_and_all(block for block in blocks if len(block))
+    signature = Signature.of(first, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
+    slots = first.tokens.shape[1]
+    counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
+    replay = DecodeReplay(walked)
     for block in blocks:
-        if not len(block):
-            continue
-        slots = block.tokens.shape[1]
-        if found is None or walk is None:
-            signature = Signature.of(block, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
-            counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
-            found = AlphaSweep(system, tuple(alphas), counts, walked, signature)
-            walk = DecodeReplay(walked)
-        found.signature.check(block)
+        signature.check(block)
         lengths = np.stack([outcome(strategy, block, threads).lengths for strategy in strategies], axis=1)
         for row in range(len(alphas)):
-            found.counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
+            counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
         if block.sequence is not None:
-            walk.go_on(block.sequence, lengths)
-    if found is None:
-        raise ValueError("expected at least one lattice, got files without any")
-    return found
+            replay.add(block.sequence, lengths)
+    return AlphaSweep(system, tuple(alphas), counts, walked, signature)

@@ -20,8 +20,7 @@ from latticebpd.lattices.sausage import PADDING
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """Of every lattice: lengths ``[n]`` accepted drafted tokens; nodes ``[n]`` verified tokens; first ``[n, slots]``
-    the first draft, -1 where a tree has none of that depth; cut ``[n]`` whether nothing is drafted behind what is
-    accepted."""
+    the first draft, -1 beyond its end; cut ``[n]`` whether nothing is drafted after the accepted tokens."""
 
     lengths: np.ndarray
     nodes: np.ndarray
@@ -43,10 +42,8 @@ def run_system(
     """``outcome`` of the system of that name.
 
     Args:
-        name: see above.
-        lattices: with continuations.
         lm: the language model of systems that are not ``:0-gram``, or several by name.
-        alpha: its weight; None takes the one that is stored with it, and 1 where none is.
+        alpha: its weight; None takes the stored one, and 1 where there is none.
         threads: for an n-gram model's search, by default one for each processor.
     """
     return outcome(strategy_named(name, lm, alpha), lattices, threads)
@@ -62,9 +59,9 @@ def _agreement(paths: np.ndarray, continuation: np.ndarray) -> np.ndarray:
 def _of_paths(drafted: StoredPaths, continuation: np.ndarray) -> Outcome:
     paths, counts = drafted.tokens, drafted.counts
     p = paths.shape[1]
-    there = np.arange(p) < counts[:, None]
-    lengths = np.where(there, _agreement(paths, continuation[:, None, :]), 0).max(axis=1)
-    # A path adds the nodes behind what it shares with any path before it.
+    is_path = np.arange(p) < counts[:, None]
+    lengths = np.where(is_path, _agreement(paths, continuation[:, None, :]), 0).max(axis=1)
+    # A path adds the nodes after its longest prefix that any path before it shares.
     nodes = counts.astype(np.int64) * paths.shape[2]
     for row in range(1, p):
         shared = np.logical_and.accumulate(paths[:, :row] == paths[:, row : row + 1], axis=2).sum(axis=2).max(axis=1)
@@ -80,17 +77,16 @@ def _of_trees(drafted: StoredTrees, continuation: np.ndarray) -> Outcome:
     # The last column stands for the root, reached as index -1; parents come before their children.
     depth, right, leads = np.zeros((n, size + 1), np.int64), np.ones((n, size + 1), bool), np.ones((n, size + 1), bool)
     first = np.full((n, slots), PADDING, tokens.dtype)
-    end = np.full(n, ROOT)  # of what is accepted: right nodes come one below the other
+    end = np.full(n, ROOT)  # the last accepted node: accepted nodes are a chain
     for node in range(size):
-        parent, there = parents[:, node], tokens[:, node] != PADDING
+        parent, is_node = parents[:, node], tokens[:, node] != PADDING
         depth[:, node] = depth[rows, parent] + 1
-        at = np.minimum(depth[:, node], slots) - 1
-        wanted = continuation[rows, at]
-        right[:, node] = there & right[rows, parent] & (tokens[:, node] == wanted)
+        slot = np.minimum(depth[:, node], slots) - 1
+        right[:, node] = is_node & right[rows, parent] & (tokens[:, node] == continuation[rows, slot])
         end = np.where(right[:, node], node, end)
-        # The first draft goes on with the first child of each node: the best.
-        leads[:, node] = there & leads[rows, parent] & (first[rows, at] == PADDING)
-        first[rows[leads[:, node]], at[leads[:, node]]] = tokens[leads[:, node], node]
+        # The first draft follows the first child of each node: the best.
+        leads[:, node] = is_node & leads[rows, parent] & (first[rows, slot] == PADDING)
+        first[rows[leads[:, node]], slot[leads[:, node]]] = tokens[leads[:, node], node]
     lengths = np.where(right[:, :size], depth[:, :size], 0).max(axis=1, initial=0)
     below = (tokens != PADDING) & (parents == end[:, None])
     return Outcome(lengths, (tokens != PADDING).sum(axis=1), first, ~below.any(axis=1))

@@ -115,9 +115,9 @@ def make_report(
     ]
     facts += [(f"language model {name}", words) for name, words in measurements.models.items()]
     facts += [
-        ("set aside", f"{measured.name}: {measured.set_aside} examples, for tuning")
+        ("set aside", f"{measured.name}: {measured.num_excluded} examples, for tuning")
         for measured in measurements.sets
-        if measured.set_aside
+        if measured.num_excluded
     ]
     facts.append(("made by", f"latticebpd {__version__}"))
     subtitle = (

@@ -1,14 +1,17 @@
-"""What a report is made of: sections of tables and plots, each with its definitions."""
+"""What a report is made of: sections of tables and plots, and how they name systems and write numbers."""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+
+from latticebpd.report.measurements import Measured
 
 
 def text(value: Any) -> str:
@@ -20,9 +23,13 @@ def decimals(digits: int, unit: str = "") -> Callable[[Any], str]:
     return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}{unit}"
 
 
+one, two, three = decimals(1), decimals(2), decimals(3)
+percent = decimals(1, " %")
+
+
 @dataclass(frozen=True)
 class Column:
-    """title: its head.  note: what its numbers mean, shown on hover.  form: value -> text."""
+    """title: its head. note: what its numbers mean, shown on hover. form: value -> text."""
 
     title: str
     note: str = ""
@@ -31,7 +38,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A value with something behind it: a mark, or a second number.  good: whether it is an improvement, or neither."""
+    """A value with a mark or a second number after it. good: whether it is an improvement; None for neither."""
 
     value: Any
     behind: str = ""
@@ -40,12 +47,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """name: of its CSV file.  rows: values, or ``Cell``s, one for each column.  notes: below it."""
+    """name: of its CSV file. rows: values, or ``Cell``s, one for each column. notes: below it."""
 
     name: str
     caption: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    columns: Sequence[Column]
+    rows: Sequence[tuple[Any, ...]]
     notes: tuple[str, ...] = ()
 
     def csv(self) -> str:
@@ -60,20 +67,17 @@ class Table:
 
     def shown(self) -> list[list[Cell]]:
         """The rows as text."""
+        rows = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
+        forms = [column.form for column in self.columns]
         return [
-            [
-                Cell(column.form(cell.value), cell.behind, cell.good)
-                if isinstance(cell, Cell)
-                else Cell(column.form(cell))
-                for column, cell in zip(self.columns, row, strict=True)
-            ]
-            for row in self.rows
+            [Cell(form(cell.value), cell.behind, cell.good) for form, cell in zip(forms, row, strict=True)]
+            for row in rows
         ]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """name: of its PNG file, and in the page.  caption: what it shows and how to read it."""
+    """name: of its PNG file, and in the page. caption: what it shows and how to read it."""
 
     name: str
     caption: str
@@ -91,9 +95,33 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Section:
-    """id: in the page.  lead: a few sentences, as plain text."""
+    """id: in the page. lead: a few sentences, as plain text."""
 
     id: str
     title: str
     lead: str
     items: Sequence[Table | Plot | Drawing]
+
+
+def plot_of(measured: Measured, name: str, what: str, figure: Figure, note: str = "") -> Plot:
+    """A data set's plot: its name and what it is counted by stand in the caption."""
+    return Plot(f"{name}-{slug(measured.name)}", f"{measured.name}: {what}, {measured.counted}.{note}", figure)
+
+
+def slug(name: str) -> str:
+    """A data set's name as part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "data"
+
+
+def system_label(name: str, model: str | None) -> str:
+    """A system's name for readers: ``16-best:0-gram`` -> ``16-best, no LM``."""
+    if name in ("vanilla", "chain", "oracle"):
+        return name
+    kind, _, chosen = name.partition(":")
+    kind = kind.replace("-tree", "-node tree").replace("-calibrated", "-node calibrated tree")
+    return f"{kind}, {'no LM' if chosen == '0-gram' else chosen or model}"
+
+
+def counted(sets: Sequence[Measured]) -> str:
+    """What a table or plot counts, for its caption: ``by decode``."""
+    return " or ".join(dict.fromkeys(measured.counted for measured in sets))

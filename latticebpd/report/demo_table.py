@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import fst
 from latticebpd._version import __version__
-from latticebpd.decoding.loop import Generated, generate
-from latticebpd.drafters import Drafter, HeadLattices, OracleDrafter, bundled, drafter_named
-from latticebpd.drafters.default_systems import lattice_shape
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
+from latticebpd.decoding.front_door import BUNDLED, Loaded
+from latticebpd.decoding.loop import Generated
+from latticebpd.drafters import bundled
+from latticebpd.drafters.drafter import Drafter
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.machine import machine_settings
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, is_calibrated, tunings_of
 from latticebpd.target.catalogue import CATALOGUE
-from latticebpd.target.chat import prompt_format
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.stock_model import BaseModel
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
@@ -64,68 +61,27 @@ class DemoPrompt:
     ids: list[int]
 
 
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """Everything that a demo needs.
-
-    about: in one line, what model it is.
-    lm: the n-gram model's file, used with the weights that are stored beside it; None where there is none.
-    eos_ids: tokens that end an answer; None for the model's own.
-    shown: number of the prompt whose decode is shown.
-    in_chat: whether prompts are questions, not the beginnings of texts.
-    """
-
-    name: str
-    about: str
-    model: Model
-    lm: Path | None
-    tokenizer: Any
-    prompts: list[DemoPrompt]
-    eos_ids: list[int] | None = None
-    shown: int = 0
-    in_chat: bool = False
-
-    @property
-    def has_heads(self) -> bool:
-        return isinstance(self.model, BlockwiseLM)
-
-
-def bundled_subject() -> Subject:
-    """The bundled model, which continues passages that nothing was trained on."""
-    found = bundled.load_bundle()
-    prompts = [DemoPrompt(each.id, each.text, found.tokenizer.encode(each.text).ids) for each in found.prompts]
-    about = (
-        "The bundled model is a toy: 6M parameters, trained for 90 minutes on public-domain and openly licensed English"
-        " text and code."
-    )
-    tokenizer = load_tokenizer(bundled.MODEL)
-    return Subject("bundled", about, found.model, found.lm_file, tokenizer, prompts, shown=SHOWN)
-
-
-def subject_named(name: str | os.PathLike[str]) -> Subject:
-    """Any model, with a question of each task, in its chat template where it has one.
-
-    Raises:
-        ValueError: there is no such model, or it cannot be read.
-    """
-    model, tokenizer = load_model(name), load_tokenizer(name)
-    prompts = prompt_format(tokenizer, model)
+def prompts_of(loaded: Loaded) -> list[DemoPrompt]:
+    """Passages that nothing was trained on, for the bundled model; else a question of each of six tasks."""
+    if loaded.name == BUNDLED:
+        return [DemoPrompt(each.id, each.text, loaded.encode(each.text)) for each in bundled.load_prompts()]
     questions = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    millions = sum(parameter.numel() for parameter in BaseModel.of(model).model.parameters()) / 1e6
-    heads = (
-        f"{model.num_heads - 1} heads" if isinstance(model, BlockwiseLM) else "no heads, so that all drafts are copies"
-    )
-    title = CATALOGUE[str(name)].title if str(name) in CATALOGUE else str(name)
-    return Subject(
-        Path(name).name,
-        f"{title}: {millions:,.0f}M parameters, {heads}.",
-        model,
-        lm_beside(name),
-        tokenizer,
-        [DemoPrompt(each["task"], each["text"], prompts.prompt([each["text"]])) for each in questions],
-        prompts.eos_ids,
-        in_chat=prompts.eos_ids is not None,
-    )
+    return [DemoPrompt(each["task"], each["text"], loaded.prompts.prompt([each["text"]])) for each in questions]
+
+
+def about(loaded: Loaded) -> str:
+    """In one line, what model it is."""
+    if loaded.name == BUNDLED:
+        return (
+            "The bundled model is a toy: 6M parameters, trained for 90 minutes on public-domain and openly licensed"
+            " English text and code."
+        )
+    title = CATALOGUE[loaded.name].title if loaded.name in CATALOGUE else loaded.name
+    millions = sum(parameter.numel() for parameter in loaded.base.parameters()) / 1e6
+    heads = "no heads, so that all drafts are copies"
+    if loaded.source is not None:
+        heads = f"{loaded.source.num_slots} heads"
+    return f"{title}: {millions:,.0f}M parameters, {heads}."
 
 
 @dataclass(frozen=True)
@@ -171,18 +127,18 @@ class Demo:
         }
 
 
-def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
+def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
     """The systems of the table, as readers and as `drafter_named` call them; the oracle comes behind them.
 
     Those of the bundled model's table draft from the heads alone, but for "copies + tree", which also copies from the
     text so
     far: no part of blockwise decoding, but what one would run.
     """
-    if not subject.has_heads:
+    if loaded.source is None:
         return {"greedy": "greedy", "copies": f"{SMALL}-copies"}
     names = {"greedy": "greedy", "vanilla BPD": "vanilla"}
-    suffix, p = "" if subject.lm else ":0-gram", settings.p
-    order = f"{_ngram_model(subject.lm).order}-gram" if subject.lm else None
+    suffix, p = "" if loaded.lm else ":0-gram", settings.p
+    order = f"{_ngram_model(loaded.lm).order}-gram" if loaded.lm else None
     if order:
         names[order] = "1-best"
     if p:
@@ -191,85 +147,85 @@ def system_names(subject: Subject, settings: Settings) -> dict[str, str]:
         names[f"{p}-best {order}"] = f"{p}-best"
     for nodes in (settings.num_nodes, SMALL):
         names[f"{nodes}-node tree"] = f"{nodes}-tree{suffix}"
-    if subject.name != "bundled":
+    if loaded.name != BUNDLED:
         names["copies"] = f"{SMALL}-copies"
     names["copies + tree"] = f"copies+{SMALL}-tree{suffix}"
-    if is_calibrated(subject.lm):
+    if is_calibrated(loaded.lm):
         names["calibrated tree"] = f"{SMALL}-calibrated"
     return names
 
 
-def systems(subject: Subject, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
+def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
-    model = subject.model
-    names = system_names(subject, settings)
-    if not isinstance(model, BlockwiseLM):
-        return {label: drafter_named(name, None, subject.lm) for label, name in names.items()}
-    found: dict[str, Drafter] = {}
-    for label, name in names.items():
-        found[label] = drafter_named(
-            name, HeadLattices(model, *lattice_shape(settings.k, None, name, subject.lm)), subject.lm
-        )
-    return {**found, "oracle": OracleDrafter(model, continuation, settings.k)}
+    names = system_names(loaded, settings)
+    drafters = {label: loaded.drafter(name, k=settings.k) for label, name in names.items()}
+    if loaded.source is not None:
+        drafters["oracle"] = HindsightDrafter(loaded.lattice_source(settings.k), continuation)
+    return drafters
 
 
-def show(subject: Subject, settings: Settings, streamer: Any) -> tuple[str, Generated]:
+def show(loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any) -> tuple[str, Generated]:
     """Decode one prompt, block by block into ``streamer``; returns the system's name and the decode.
 
     Drafts are a calibrated tree, else the widest one, or copies.
     """
-    names = system_names(subject, settings)
+    names = system_names(loaded, settings)
     widest = next((name for name in names if name.endswith("-node tree")), "copies")
     name = "calibrated tree" if "calibrated tree" in names else widest
-    drafter = systems(subject, [0], settings)[name]
-    return name, _decode(subject, subject.prompts[subject.shown], drafter, settings.max_new_tokens, streamer)
+    drafter = systems(loaded, [0], settings)[name]
+    return name, loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens, streamer=streamer)
+
+
+def shown_prompt(loaded: Loaded) -> int:
+    """The number of the prompt whose decode is shown."""
+    return SHOWN if loaded.name == BUNDLED else 0
 
 
 def run_demo(
-    subject: Subject, settings: Settings, num_prompts: int | None = None, on_run: Callable[[str], None] | None = None
+    loaded: Loaded, settings: Settings, num_prompts: int | None = None, on_run: Callable[[str], None] | None = None
 ) -> Demo:
     """Decode the prompts with every system.
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
 
     Args:
-        subject: model, tokenizer, n-gram model and prompts.
+        loaded: the model, and what drafts for it.
         settings: lengths and sizes.
         num_prompts: how many prompts, all by default.
         on_run: called with the system's name before each decode, for progress.
     """
-    prompts, tell = subject.prompts[:num_prompts], on_run or (lambda _: None)
-    base = BaseModel.of(subject.model)
+    prompts, tell = prompts_of(loaded)[:num_prompts], on_run or (lambda _: None)
+    base = BaseModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
     exact = True
     generate_seconds, generate_tokens = 0.0, 0
-    _reference(subject, prompts[0], 4)  # warms up, as the next line does
-    for drafter in systems(subject, [0], settings).values():
-        _decode(subject, prompts[0], drafter, 4)
+    _reference(loaded, prompts[0], 4)  # warms up, as the next line does
+    for drafter in systems(loaded, [0], settings).values():
+        loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
     for prompt in prompts:
         tell("generate()")
         started = time.perf_counter()
-        reference = _reference(subject, prompt, settings.max_new_tokens)
+        reference = _reference(loaded, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
         written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
-        for name, drafter in systems(subject, written, settings).items():
+        for name, drafter in systems(loaded, written, settings).items():
             tell(name)
             started = time.perf_counter()
-            out = _decode(subject, prompt, drafter, settings.max_new_tokens)
+            out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
             results.setdefault(name, []).append(out)
             exact &= torch.equal(out.sequences, reference)
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
-    return Demo(_signature(subject, len(prompts), settings), summaries, generate_tokens / generate_seconds, exact)
+    return Demo(_signature(loaded, len(prompts), settings), summaries, generate_tokens / generate_seconds, exact)
 
 
-def _reference(subject: Subject, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
+def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
     """What `generate()` writes."""
-    base = BaseModel.of(subject.model)
+    base = BaseModel.of(loaded.model)
     ids = torch.tensor([prompt.ids], device=base.device)
-    ends = {} if subject.eos_ids is None else {"eos_token_id": subject.eos_ids}
+    ends = {"eos_token_id": loaded.prompts.eos_ids} if loaded.in_chat else {}
     stock: Any = base.model
     found: torch.Tensor = stock.generate(
         ids,
@@ -280,17 +236,6 @@ def _reference(subject: Subject, prompt: DemoPrompt, max_new_tokens: int) -> tor
         **ends,
     )
     return found
-
-
-def _decode(
-    subject: Subject, prompt: DemoPrompt, drafter: Drafter, max_new_tokens: int, streamer: Any = None
-) -> Generated:
-    mask = [[1] * len(prompt.ids)]  # no token of a text is padding, whatever its id
-    return generate(
-        subject.model, prompt.ids, drafter, max_new_tokens=max_new_tokens, eos_token_id=subject.eos_ids,
-        attention_mask=mask,
-        streamer=streamer,
-    )  # fmt: skip
 
 
 def _ngram_model(lm: Path) -> fst.NgramModel:
@@ -315,28 +260,24 @@ def _summarise(name: str, outs: list[Generated], seconds: float) -> SystemResult
     )
 
 
-def _signature(subject: Subject, prompts: int, settings: Settings) -> dict[str, Any]:
-    base = BaseModel.of(subject.model)
-    model: Any = subject.model
+def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, Any]:
     lm = {}
-    if subject.has_heads:
-        lm = {"heads": model.num_heads, "k": settings.k, "lm": "none"}
-    if subject.has_heads and subject.lm is not None:
-        counted = _ngram_model(subject.lm)
+    if loaded.source is not None:
+        lm = {"heads": loaded.source.num_slots + 1, "k": settings.k, "lm": "none"}
+    if loaded.source is not None and loaded.lm is not None:
+        counted = _ngram_model(loaded.lm)
         lm["lm"] = f"{counted.order}-gram, {sum(counted.num_ngrams)} n-grams"
-        lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(subject.lm))
+        lm["alpha"] = ", ".join(f"{tuning.system} {tuning.alpha:g}" for tuning in tunings_of(loaded.lm))
+    base = BaseModel.of(loaded.model)
+    model: Any = loaded.model
     return {
         "version": __version__,
-        "model": subject.name,
+        "model": loaded.name,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         **lm,
         "prompts": prompts,
         "max_new_tokens": settings.max_new_tokens,
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": str(base.device),
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **machine_settings(),
     }

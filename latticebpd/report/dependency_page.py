@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latticebpd.jacobi.sentence import Sentence
-from latticebpd.jacobi.wait_statistics import CorpusStatistics
+from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 from latticebpd.report import page_templates
 
 

@@ -8,21 +8,21 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Patch
 
-from latticebpd.jacobi.sentence import Sentence
-from latticebpd.jacobi.trajectory import Cell
+from latticebpd.jacobi.analysis import Sentence
+from latticebpd.jacobi.solution import TokenStatus
 from latticebpd.report.theme import FAINT, SERIES
 
 COLOURS = {
-    Cell.NOT_RIGHT: "#eef0f1",
-    Cell.NEWLY_RIGHT: SERIES[0].light,
-    Cell.SETTLED: "#b3d5e8",
-    Cell.AHEAD: SERIES[4].light,
+    TokenStatus.NOT_RIGHT: "#eef0f1",
+    TokenStatus.NEWLY_RIGHT: SERIES[0].light,
+    TokenStatus.SETTLED: "#b3d5e8",
+    TokenStatus.AHEAD: SERIES[4].light,
 }
 NAMES = {
-    Cell.NOT_RIGHT: "not yet right",
-    Cell.NEWLY_RIGHT: "newly right, with its probability",
-    Cell.SETTLED: "settled",
-    Cell.AHEAD: "right ahead of the frontier",
+    TokenStatus.NOT_RIGHT: "not yet right",
+    TokenStatus.NEWLY_RIGHT: "newly right, with its probability",
+    TokenStatus.SETTLED: "settled",
+    TokenStatus.AHEAD: "right ahead of the frontier",
 }
 EDGE = FAINT.light
 
@@ -31,7 +31,7 @@ def picture(sentence: Sentence) -> Figure:
     """Columns are the text's tokens; above them who waited for whom, without redundant edges; below them what each pass
     made of them."""
     columns, passes = len(sentence.pieces), sentence.trajectory.passes
-    longest = max((wait.place - wait.on for wait in sentence.dependencies.edges), default=1)
+    longest = max((wait.position - wait.on for wait in sentence.dependencies.edges), default=1)
     arcs = min(0.35 + 0.16 * longest, 2.4)
     # The heat map's cells are half as high as wide; labels and legend wait room of their own.
     figure = Figure(figsize=(1.2 + max(0.44 * columns, 5.6), 1.9 + arcs + 0.25 * passes), layout="constrained")
@@ -39,7 +39,9 @@ def picture(sentence: Sentence) -> Figure:
     _graph(upper, sentence, longest)
     _heat_map(lower, sentence)
     lower.set_xlim(-0.5, columns - 0.5)
-    patches = [Patch(facecolor=COLOURS[cell], edgecolor="#9aa3ad", linewidth=0.5, label=NAMES[cell]) for cell in Cell]
+    patches = [
+        Patch(facecolor=COLOURS[cell], edgecolor="#9aa3ad", linewidth=0.5, label=NAMES[cell]) for cell in TokenStatus
+    ]
     figure.legend(
         handles=patches, loc="outside lower center", ncols=2 if columns < 18 else 4, fontsize=8, frameon=False
     )
@@ -48,10 +50,10 @@ def picture(sentence: Sentence) -> Figure:
 
 def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
     for wait in sentence.dependencies.edges:
-        span = wait.place - wait.on
-        middle, width, height = (wait.place + wait.on) / 2, span, 2 * span / longest
+        span = wait.position - wait.on
+        middle, width, height = (wait.position + wait.on) / 2, span, 2 * span / longest
         axes.add_patch(Arc((middle, 0), width, height, theta1=0, theta2=180, color=EDGE, linewidth=1.1))
-        axes.plot(wait.place, 0, marker="v", color=EDGE, markersize=4, clip_on=False)
+        axes.plot(wait.position, 0, marker="v", color=EDGE, markersize=4, clip_on=False)
     free = [place for place, waits in enumerate(sentence.dependencies.waits) if not waits]
     axes.plot(free, [0] * len(free), "o", color="white", markeredgecolor=EDGE, markersize=4, clip_on=False)
     axes.set_ylim(0, 1.08)
@@ -63,15 +65,15 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
 
 def _heat_map(axes: Axes, sentence: Sentence) -> None:
     iterates = sentence.trajectory
-    colours = ListedColormap([COLOURS[cell] for cell in Cell])
+    colours = ListedColormap([COLOURS[cell] for cell in TokenStatus])
     axes.imshow(
         iterates.cells,
         cmap=colours,
-        norm=BoundaryNorm(np.arange(-0.5, len(Cell)), len(Cell)),
+        norm=BoundaryNorm(np.arange(-0.5, len(TokenStatus)), len(TokenStatus)),
         aspect="auto",
         interpolation="none",
     )
-    for number, place in np.argwhere(iterates.cells == Cell.NEWLY_RIGHT):
+    for number, place in np.argwhere(iterates.cells == TokenStatus.NEWLY_RIGHT):
         axes.text(
             place,
             number,

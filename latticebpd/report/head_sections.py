@@ -4,16 +4,16 @@ and 4)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from fst.drawing import lattice_svg
-from latticebpd.measuring.entropy import regress
+from latticebpd.measuring.entropy import HeadEntropy, regress
 from latticebpd.report import plots
-from latticebpd.report.content import Column, Drawing, Plot, Section, Table, text
+from latticebpd.report.content import (
+    Column, Drawing, Plot, Section, Table, counted, plot_of, slug, system_label, three,
+)  # fmt: skip
 from latticebpd.report.measurements import Measured, Measurements
-from latticebpd.report.wording import counted, slug, system_label, three
 
 
 def entropy(measurements: Measurements) -> Section | None:
@@ -29,39 +29,23 @@ def entropy(measurements: Measurements) -> Section | None:
             bounds = (least,) if exact else (least, most)
             rows.append((measured.name, head, *bounds, f"{low}" if low == high else f"{low} … {high}"))
         items.append(
-            Plot(
-                f"entropy-{slug(measured.name)}",
-                f"{measured.name}: how unsure each head is (figure 3a), {measured.counted}.",
-                plots.entropy_densities(heads),
-            )
+            plot_of(measured, "entropy", "how unsure each head is (figure 3a)", plots.entropy_densities(heads))
         )
     by = counted([measured for measured, _ in with_entropy])
-    points = _h_max_points(with_entropy)
-    if points is not None:
+    if (points := _h_max_points(with_entropy)) is not None:
         x, y, what, first = points
-        line = regress(x, y)
         rest = "" if first == 1 else " Counted from head 2, because head 1 alone makes h_max the same everywhere."
-        items.append(
-            Plot(
-                "h-max",
-                f"h_max against block efficiency, {what} (figure 3b), {by}.{rest}",
-                plots.h_max_scatter(x, y, line, what, first),
-            )
-        )
+        caption = f"h_max against block efficiency, {what} (figure 3b), {by}.{rest}"
+        items.append(Plot("h-max", caption, plots.h_max_scatter(x, y, regress(x, y), what, first)))
+    mean = "Nats, mean over the steps of vanilla drafts."
     bound = "Bound from the top k: where the rest of the probability may lie."
-    means = (
-        (Column("mean entropy", "Nats, mean over the steps of vanilla drafts.", three),)
-        if exact
-        else (
-            Column("mean entropy, least", f"Nats, mean over the steps of vanilla drafts. {bound}", three),
-            Column("most", bound, three),
-        )
-    )
+    means = [("mean entropy", mean)] if exact else [("mean entropy, least", f"{mean} {bound}"), ("most", bound)]
     columns = (
-        Column("data set"), Column("head", "Head 1 is the base model's own prediction.", text), *means,
-        Column("h_max", "The last head up to which the mean entropy never falls.", text),
+        Column("data set"), Column("head", "Head 1 is the base model's own prediction."),
+        *(Column(title, note, three) for title, note in means),
+        Column("h_max", "The last head up to which the mean entropy never falls."),
     )  # fmt: skip
-    items.append(Table("entropy", f"Mean entropy of each head, {by}", columns, tuple(rows)))
+    items.append(Table("entropy", f"Mean entropy of each head, {by}", columns, rows))
     lead = (
         "The further ahead, the harder to guess: entropy should rise from head to head. h_max is the last head up to"
         " which its mean never falls; the paper finds block efficiency to follow it (R = 0.77 over its tasks)."
@@ -69,9 +53,8 @@ def entropy(measurements: Measurements) -> Section | None:
     return Section("entropy", "Confidence of the heads", lead, items)
 
 
-def _h_max_points(sets: Sequence[tuple[Measured, Any]]) -> tuple[np.ndarray, np.ndarray, str, int] | None:
-    """h_max and block efficiency of data sets, where there are three or more, else of texts; and from which head it is
-    counted."""
+def _h_max_points(sets: Sequence[tuple[Measured, HeadEntropy]]) -> tuple[np.ndarray, np.ndarray, str, int] | None:
+    """h_max and block efficiency of three or more data sets, else of texts; what a point is; h_max's first head."""
     if len(sets) >= 3:
         x = np.array([heads.h_max[0] for _, heads in sets])
         return x, np.array([measured.efficiency["vanilla"] for measured, _ in sets]), "one point per data set", 1
@@ -84,38 +67,29 @@ def _h_max_points(sets: Sequence[tuple[Measured, Any]]) -> tuple[np.ndarray, np.
 
 
 def weights(measurements: Measurements) -> Section | None:
-    tuned = [measured for measured in measurements.sets if measured.tunings]
-    if not tuned:
-        return None
     items: list[Table | Plot] = []
-    rows = []
-    for measured in tuned:
-        by = sorted({tuning.by for tunings in measured.tunings.values() for tuning in tunings})
-        caption = f"{measured.name}: block efficiency by weight, by {' or '.join(by)}."
+    rows, given = [], measurements.options.alpha
+    for measured in (measured for measured in measurements.sets if measured.tunings):
+        pairs = [(name, tuning) for name, tunings in measured.tunings.items() for tuning in tunings]
+        by = " or ".join(sorted({tuning.by for _, tuning in pairs}))
+        caption = f"{measured.name}: block efficiency by weight, by {by}."
         items.append(Plot(f"alpha-{slug(measured.name)}", caption, plots.weight_curves(measured.tunings)))
-        for name, tunings in measured.tunings.items():
-            for tuning in tunings:
-                used = tuning.alpha if measurements.options.alpha is None else measurements.options.alpha
-                best = f"{tuning.alpha:g}{' (the last tried)' if tuning.at_edge else ''}"
-                rows.append(
-                    (
-                        measured.name,
-                        name,
-                        tuning.system,
-                        best,
-                        used,
-                        f"{len(tuning.examples)} {tuning.unit}s",
-                        tuning.by,
-                    )
-                )
+        for name, tuning in pairs:
+            best, used = f"{tuning.alpha:g}{' (the last tried)' if tuning.at_edge else ''}", tuning.alpha
+            rows.append((
+                measured.name, name, tuning.system, best, used if given is None else given,
+                f"{len(tuning.examples)} {tuning.unit}s", tuning.by,
+            ))  # fmt: skip
+    if not items:
+        return None
     columns = (
         Column("data set"), Column("language model"), Column("system"),
-        Column("best α", "The weight with the most tokens per call on the examples set aside.", text),
-        Column("α of this report", "Given, stored with the model, or the best.", text),
-        Column("tuned on", "Set aside for tuning; in no other number of this report.", text),
-        Column("by", "Decode: over decodes of the examples. Position: mean over positions; texts are not known.", text),
+        Column("best α", "The weight with the most tokens per call on the examples set aside."),
+        Column("α of this report", "Given, stored with the model, or the best."),
+        Column("tuned on", "Set aside for tuning; in no other number of this report."),
+        Column("by", "Decode: over decodes of the examples. Position: mean over positions; texts are not known."),
     )  # fmt: skip
-    items.append(Table("alpha", "Weights of the language models (as table 8 of the paper)", columns, tuple(rows)))
+    items.append(Table("alpha", "Weights of the language models (as table 8 of the paper)", columns, rows))
     lead = (
         "A language model's log-probabilities count α times as much as the heads'; every system has a weight of its"
         " own."
@@ -131,15 +105,13 @@ def example(measurements: Measurements, word: Callable[[int], str]) -> Section:
     drawing = lattice_svg(
         step.lattice.tokens, step.lattice.log_probs, word, step.continuation, step.draft, after=step.after
     )
-    rescored = (
-        "" if step.after is None else " → its posterior under lattice and language model, by which arcs are ranked"
-    )
+    posterior = " → its posterior under lattice and language model, by which arcs are ranked"
     caption = (
-        f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability{rescored}. Green and bold:"
-        " what the model writes next. ◆ first draft of"
-        f" {system_label(step.system, next(iter(measurements.models), None))}. The vanilla draft takes the arc of every"
+        f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability"
+        f"{'' if step.after is None else posterior}. Green and bold: what the model writes next. ◆ first draft of"
+        f" {system_label(step.system, measurements.model)}. The vanilla draft takes the arc of every"
         f" slot that was the best before: {step.accepted[0]} drafted tokens accepted; the system has"
         f" {step.accepted[1]}."
     )
     lead = f"One step of a decode. Before it stands “… {before}”, and the model goes on: “{written}”."
-    return Section("example", "A lattice", lead, (Drawing("lattice", caption, drawing),))
+    return Section("example", "A lattice", lead, [Drawing("lattice", caption, drawing)])

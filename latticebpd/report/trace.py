@@ -98,20 +98,20 @@ def _pieces(tokens: list[int], decode: Decode) -> list[str]:
 
 def _call(number: int, call: Call, written: list[int], pieces: list[str], word: Word, most: int) -> dict[str, Any]:
     committed = [
-        (pieces[call.start + place], call.places[place].state if place < len(call.step.accepted) else "own")
+        (pieces[call.start + place], call.positions[place].state if place < len(call.step.accepted) else "own")
         for place in range(len(call.step.committed))
     ]
     tree, lattice = call.step.tree, call.step.tree.lattice
     svg = ""
     if lattice is not None:
-        draft = [place.drafted for place in call.places if place.drafted is not None]
+        draft = [place.drafted for place in call.positions if place.drafted is not None]
         svg = lattice_svg(lattice.tokens, lattice.log_probs, word, written[call.start :], draft, most, call.after)
     return {
         "number": number,
         "committed": committed,
         "accepted": len(call.step.accepted),
         "drafted": len(tree),
-        "length": len(call.places) - 1,
+        "length": len(call.positions) - 1,
         "end": call.end.value,
         "places": [
             {
@@ -120,7 +120,7 @@ def _call(number: int, call: Call, written: list[int], pieces: list[str], word: 
                 "best": None if place.choice is None else word(place.choice.best),
                 "choice": place.choice,
             }
-            for place in call.places
+            for place in call.positions
         ],
         # Names of arcs are escaped where the picture is made.
         "lattice": Markup(svg),
@@ -134,7 +134,7 @@ def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:
     end = accepted[-1] if accepted else ROOT
     nodes = []
     for node in tree.children(parent).tolist():
-        state = call.places[accepted.index(node)].state if node in accepted else "refused" if parent == end else "void"
+        state = call.positions[accepted.index(node)].state if node in accepted else "refused" if parent == end else "void"
         probability = None if tree.log_probs is None else float(np.exp(tree.log_probs[node]))
         nodes.append(
             {"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)}

@@ -1,8 +1,8 @@
-"""Trees under calibrated probabilities: heads, n-gram model and the text so far, each for what it is worth.
+"""Trees under calibrated probabilities: heads, n-gram model and the text so far, each with a fitted weight.
 
-The probability of a token behind a path is that of a log-linear model (`fst.calibrated_tree_batch`), fitted to what the
-base model went on with (`latticebpd calibrate`). The n-gram counts of the text so far adapt to it token by token, and
-bring in *copies*, tokens that the heads did not propose.
+The probability of a token after a path is that of a log-linear model (`fst.calibrated_tree_batch`), fitted to the
+target model's continuations (`latticebpd calibrate`). The n-gram counts of the text so far adapt to it token by token,
+and add *copies*, tokens that the heads did not propose.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibration import Calibration
-from latticebpd.scoring.ngram import NgramScorer, batches_of_one_shape, padded_histories
+from latticebpd.scoring.ngram import Batch, NgramScorer, in_batches, padded_histories
 from latticebpd.scoring.scorer import Context
 
 MOST_FURTHER = 64
-"""Slots behind a lattice that copies are drafted for, at most."""
+"""The most slots after a lattice that copies are drafted for."""
 MOST_TEXTS = 256
-"""Texts whose n-grams are kept; one that comes back later is read anew."""
+"""Texts whose n-grams are kept; others are read again."""
 
 
 class TextIndexes:
-    """Indexes of growing texts: whoever asks for a text that continues one asked for before has only the new tokens
-    read."""
+    """Indexes of growing texts: of a text that continues an indexed one only the new tokens are read."""
 
     def __init__(self, most: int = MOST_TEXTS) -> None:
         self._known: OrderedDict[int, tuple[np.ndarray, fst.TextIndex]] = OrderedDict()
@@ -43,22 +42,16 @@ class TextIndexes:
             return [self._of(text, taken) for text in texts]
 
     def _of(self, text: np.ndarray, taken: set[int]) -> fst.TextIndex:
-        found = next(
-            (
-                number
-                for number in reversed(self._known)
-                if number not in taken and _continues(text, self._known[number][0])
-            ),
-            None,
-        )
-        if found is None:
-            found, self._next = self._next, self._next + 1
-            self._known[found] = np.zeros(0, np.int64), fst.TextIndex()
-        known, index = self._known[found]
+        free = (number for number in reversed(self._known) if number not in taken)
+        number = next((number for number in free if _continues(text, self._known[number][0])), None)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._known[number] = np.zeros(0, np.int64), fst.TextIndex()
+        known, index = self._known[number]
         index.extend(text[len(known) :])
-        self._known[found] = text.copy(), index
-        self._known.move_to_end(found)
-        taken.add(found)
+        self._known[number] = text.copy(), index
+        self._known.move_to_end(number)
+        taken.add(number)
         while len(self._known) > max(self._most, len(taken)):
             self._known.popitem(last=False)
         return index
@@ -68,8 +61,7 @@ class TextIndexes:
 class CalibratedScorer:
     """Best-first trees under calibrated probabilities.
 
-    ngram: the n-gram model; its weight ``alpha`` ranks paths, while trees go by the calibration.
-    calibration: the weights.
+    ngram: the n-gram model; its weight ``alpha`` ranks paths, while trees use the calibration.
     """
 
     ngram: NgramScorer
@@ -88,56 +80,33 @@ class CalibratedScorer:
         return self.ngram.paths(lattices, contexts, p)
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        found: dict[int, DraftTree] = {}
         further = min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0
-        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
-            texts = [_text(contexts[row]) for row in rows]
-            trees = self._search(tokens, log_probs, transitions, texts, num_nodes, further)
-            for row, tree in zip(rows, trees, strict=True):
-                found[row] = DraftTree(*tree, lattices[row])
-        return [found[row] for row in range(len(lattices))]
+        found = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
+        return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
 
-    def _search(
-        self,
-        tokens: np.ndarray,
-        log_probs: np.ndarray,
-        transitions: np.ndarray | None,
-        texts: Sequence[np.ndarray],
-        num_nodes: int,
-        further: int = 0,
-    ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[list[np.ndarray]]:
+        """Tokens, parents and log-probabilities of each row's tree."""
+        tokens, log_probs, transitions, contexts = batch
+        texts = [_text(context) for context in contexts]
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
-        indexes, histories = self._texts.of(texts), padded_histories(texts)
-        nodes, parents, scores, counts = fst.calibrated_tree_batch(
-            tokens,
-            log_probs,
-            self.ngram.lm,
-            indexes,
-            table,
-            num_nodes,
-            histories,
-            further=further,
-            transitions=transitions,
-        )
-        return [(nodes[i, :count], parents[i, :count], scores[i, :count]) for i, count in enumerate(counts.tolist())]
+        arguments = (tokens, log_probs, self.ngram.lm, self._texts.of(texts), table, num_nodes, padded_histories(texts))
+        *arrays, counts = fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions)
+        return [[array[row, :count] for array in arrays] for row, count in enumerate(counts.tolist())]
 
     def tree_arrays(
         self, lattices: LatticeSet, num_nodes: int, threads: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last.
+        """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 after the last.
 
-        One by one: each stands one token further in its text than the one before. They end with the lattice, for what
-        is stored with it does not tell how its text goes on behind it.
+        One by one, since each lattice's text is one token longer than that before it. Trees end with the lattice: the
+        file does not say how the text continues.
         """
-        shape = (len(lattices), num_nodes)
-        tokens, parents = np.full(shape, -1, np.int32), np.full(shape, -1, np.int32)
+        tokens, parents = np.full((2, len(lattices), num_nodes), -1, np.int32)
         for row in range(len(lattices)):
-            text = _text(lattices.context[row])
             at = slice(row, row + 1)
-            transitions = None if lattices.transitions is None else lattices.transitions[at]
-            nodes, above, _ = self._search(lattices.tokens[at], lattices.log_probs[at], transitions, [text], num_nodes)[
-                0
-            ]
+            gains = None if lattices.transitions is None else lattices.transitions[at]
+            batch = (lattices.tokens[at], lattices.log_probs[at], gains, [lattices.context[row]])
+            ((nodes, above, _),) = self._search(batch, num_nodes)
             tokens[row, : len(nodes)], parents[row, : len(nodes)] = nodes, above
         return tokens, parents
 
@@ -152,6 +121,6 @@ def _continues(text: np.ndarray, known: np.ndarray) -> bool:
 
 
 def _text(context: Context) -> np.ndarray:
-    """A context as ``[tokens]`` int64, padding left out."""
+    """A context as ``[tokens]`` int64, without padding."""
     text = np.asarray(context, np.int64)
     return text[text >= 0] if len(text) and text[0] < 0 else text

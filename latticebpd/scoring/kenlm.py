@@ -1,7 +1,7 @@
 """Scoring with a ``kenlm.Model`` (optional extra): exact, through KenLM's own scorer.
 
-KenLM's Python module answers one query at a time, so this is for models that exist only as KenLM binaries.  Where
-there is an ARPA file, ``fst.NgramModel`` gives the same scores from compiled code.
+KenLM's Python module answers one query at a time, so this is for models that exist only as KenLM binaries. For an ARPA
+file ``fst.NgramModel`` gives the same scores from compiled code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fst.lattices import START, followers
+import fst
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.scorer import Context, checked_count, listed
@@ -30,11 +30,8 @@ LN_10 = math.log(10.0)
 class KenlmScorer:
     """Ranks a lattice's paths with KenLM.
 
-    Args:
-        model: a loaded ``kenlm.Model``, of any of KenLM's formats.
-        words: the model's word for each token id; by default the id in decimal digits.  An id without a word counts
-            as ``<unk>``.
-        alpha: its weight.
+    model: a ``kenlm.Model``, of any of KenLM's formats.
+    words: the model's word for each token id, by default the id in decimal digits; an id without a word is ``<unk>``.
     """
 
     model: kenlm.Model
@@ -75,69 +72,67 @@ class KenlmScorer:
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         checked_count("p", p)
-        return [self._paths(lattice, listed(context), p) for lattice, context in zip(lattices, contexts, strict=True)]
+        return [self._paths(lattice, context, p) for lattice, context in zip(lattices, contexts, strict=True)]
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         checked_count("num_nodes", num_nodes)
-        return [
-            self._tree(lattice, listed(context), num_nodes) for lattice, context in zip(lattices, contexts, strict=True)
-        ]
+        return [self._tree(lattice, context, num_nodes) for lattice, context in zip(lattices, contexts, strict=True)]
 
-    def _paths(self, lattice: SausageLattice, context: list[int], p: int) -> Drafts:
-        """Exact p-best: slot by slot, the ``p`` best prefixes of every KenLM state and column, which decide all that
-        follows."""
-        arcs = followers(lattice.tokens, lattice.log_probs, lattice.transitions)
-        beams: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {
-            (self.state_after(context), START): [(0.0, ())]
-        }
-        for slot in range(lattice.slots):
-            longer: dict[tuple[Any, int], list[tuple[float, tuple[int, ...]]]] = {}
-            for (state, before), prefixes in beams.items():
-                for token, log_prob, column in arcs(slot, before):
-                    following, lm_log_prob = self.step(state, token)
-                    gain = log_prob + self.alpha * lm_log_prob
-                    reached = following, START if lattice.transitions is None else column
-                    longer.setdefault(reached, []).extend((score + gain, (*path, token)) for score, path in prefixes)
-            beams = {state: heapq.nsmallest(p, prefixes, key=_rank) for state, prefixes in longer.items()}
-        best = heapq.nsmallest(p, (prefix for prefixes in beams.values() for prefix in prefixes), key=_rank)
-        tokens = np.array([path for _, path in best], dtype=np.int32).reshape(len(best), lattice.slots)
-        return Drafts(tokens, np.array([score for score, _ in best]))
-
-    def _tree(self, lattice: SausageLattice, context: list[int], num_nodes: int) -> DraftTree:
-        """Exact best-first tree: the most probable prefix is taken from a heap and its continuations put on it."""
-        following_arcs = followers(lattice.tokens, lattice.log_probs, lattice.transitions)
-        heap: list[tuple[float, tuple[int, ...], int, int, Any]] = []
-        tokens: list[int] = []
-        parents: list[int] = []
-        log_probs: list[float] = []
-
-        def expand(node: int, weight: float, path: tuple[int, ...], column: int, state: Any) -> None:
-            arcs = following_arcs(len(path), column) if len(path) < lattice.slots else []
-            if not arcs:
-                return
-            steps = [self.step(state, token) for token, _, _ in arcs]
-            values = np.array(
-                [log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in zip(arcs, steps, strict=True)]
-            )
-            top = values.max()
-            conditionals = values - (top + math.log(np.exp(values - top).sum()))
-            for (token, _, reached), (following, _), conditional in zip(
-                arcs, steps, conditionals.tolist(), strict=True
-            ):
-                heapq.heappush(heap, (-(weight + conditional), (*path, token), node, reached, following))
-
-        expand(ROOT, 0.0, (), START, self.state_after(context))
-        while heap and len(tokens) < num_nodes:
-            cost, path, parent, column, state = heapq.heappop(heap)
-            tokens.append(path[-1])
-            parents.append(parent)
-            log_probs.append(-cost)
-            expand(len(tokens) - 1, -cost, path, column, state)
-        return DraftTree(
-            np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32), np.array(log_probs), lattice
+    def compose(self, lattice: fst.Lattice, context: Context) -> tuple[fst.Lattice, np.ndarray]:
+        """The product of a lattice and the model: its arcs carry both weights, a state is a lattice state and a KenLM
+        state.  ``[arcs]`` the lattice's arc of each."""
+        histories: list[dict[Any, int]] = [{} for _ in range(lattice.num_states)]
+        histories[0][self.state_after(listed(context))] = 0
+        rank, offsets, finals = {}, [0], []  # product states in order of their lattice states, which is topological
+        arcs: list[tuple[int, float, int, int]] = []  # token, weight, target, arc of the lattice
+        added = 1
+        for state in range(lattice.num_states):
+            for history, number in histories[state].items():
+                rank[number] = len(finals)
+                for arc, (token, log_prob, target) in enumerate(lattice.arcs(state), int(lattice.offsets[state])):
+                    after, lm_log_prob = self.step(history, token) if token >= 0 else (history, 0.0)
+                    following = histories[target].setdefault(after, added)
+                    added += following == added
+                    arcs.append((token, log_prob + self.alpha * lm_log_prob, following, arc))
+                offsets.append(len(arcs))
+                finals.append(float(lattice.finals[state]))
+        tokens, weights, targets, origins = zip(*arcs, strict=True) if arcs else ((), (), (), ())
+        product = fst.Lattice(
+            np.array(offsets),
+            np.array(tokens, np.int32),
+            np.array(weights, np.float64),
+            np.array([rank[target] for target in targets], np.int32),
+            np.array(finals),
         )
+        return product, np.array(origins, np.int64)
 
+    def _paths(self, lattice: SausageLattice, context: Context, p: int) -> Drafts:
+        """Exact p-best, by the core's search of the product."""
+        automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
+        tokens, scores = self.compose(automaton, context)[0].nbest_paths(p=p)
+        return Drafts(tokens.reshape(len(tokens), lattice.slots), scores)
 
-def _rank(prefix: tuple[float, tuple[int, ...]]) -> tuple[float, tuple[int, ...]]:
-    score, path = prefix
-    return -score, path
+    def _tree(self, lattice: SausageLattice, context: Context, num_nodes: int) -> DraftTree:
+        """Exact best-first tree: the most probable prefix leaves a heap, and its continuations enter it."""
+        automaton = fst.Lattice.from_sausage(lattice.tokens, lattice.log_probs, lattice.transitions)
+        heap: list[tuple[float, tuple[int, ...], int, int, Any]] = []
+        nodes: list[tuple[int, int, float]] = []  # token, parent, log-probability
+
+        def expand(node: int, cost: float, path: tuple[int, ...], at: int, state: Any) -> None:
+            if not (following := automaton.arcs(at)):
+                return
+            steps = [self.step(state, token) for token, _, _ in following]
+            pairs = list(zip(following, steps, strict=True))
+            values = np.array([log_prob + self.alpha * lm for (_, log_prob, _), (_, lm) in pairs])
+            top = values.max()
+            norm = top + np.log(np.exp(values - top).sum())
+            for ((token, _, reached), (after, _)), value in zip(pairs, (norm - values).tolist(), strict=True):
+                heapq.heappush(heap, (cost + value, (*path, token), node, reached, after))
+
+        expand(ROOT, 0.0, (), 0, self.state_after(listed(context)))
+        while heap and len(nodes) < num_nodes:
+            cost, path, parent, at, state = heapq.heappop(heap)
+            nodes.append((path[-1], parent, -cost))
+            expand(len(nodes) - 1, cost, path, at, state)
+        tokens, parents, log_probs = np.array(nodes).reshape(-1, 3).T
+        return DraftTree(tokens.astype(np.int32), parents.astype(np.int32), log_probs, lattice)

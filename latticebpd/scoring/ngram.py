@@ -1,10 +1,10 @@
-"""Scoring with an n-gram model (Kim 2024, section 7.2): exact searches, in the compiled core of ``fst``."""
+"""Scoring with an n-gram model (Kim 2024, section 7.2): exact searches in the compiled core of ``fst``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,11 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import checked_alpha
+
+T = TypeVar("T")
+Batch: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | None, list[Context]]"
+"""Lattices of one shape: tokens and log-probabilities ``[rows, slots, k]``, transitions ``[rows, slots - 1, k, k]`` and
+contexts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,30 +36,26 @@ class NgramScorer:
         return replace(self, alpha=alpha)
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        found: dict[int, Drafts] = {}
-        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
-            histories = padded_histories([contexts[row] for row in rows])
-            paths, scores, counts = fst.nbest_paths_batch(
-                tokens, log_probs, self.lm, p, self.alpha, histories, transitions=transitions
-            )
-            for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
-                found[row] = Drafts(paths[i, :count], scores[i, :count])
-        return [found[row] for row in range(len(lattices))]
+        def search(batch: Batch) -> list[Drafts]:
+            tokens, log_probs, transitions, own = batch
+            histories = padded_histories(own)
+            found = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, None, transitions)
+            return [Drafts(paths[:count], scores[:count]) for paths, scores, count in zip(*found, strict=True)]
+
+        return in_batches(lattices, contexts, search)
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        found: dict[int, DraftTree] = {}
-        for rows, tokens, log_probs, transitions in batches_of_one_shape(lattices):
-            histories = padded_histories([contexts[row] for row in rows])
-            batch = fst.best_first_tree_batch(
-                tokens, log_probs, self.lm, num_nodes, self.alpha, histories, transitions=transitions
-            )
-            nodes, parents, weights, counts = batch
-            for i, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
-                found[row] = DraftTree(nodes[i, :count], parents[i, :count], weights[i, :count], lattices[row])
-        return [found[row] for row in range(len(lattices))]
+        def search(batch: Batch) -> list[list[np.ndarray]]:
+            tokens, log_probs, transitions, own = batch
+            arguments = (tokens, log_probs, self.lm, num_nodes, self.alpha, padded_histories(own), None, transitions)
+            *arrays, counts = fst.best_first_tree_batch(*arguments)
+            return [[array[row, :count] for array in arrays] for row, count in enumerate(counts.tolist())]
+
+        found = in_batches(lattices, contexts, search)
+        return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
 
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """``paths`` of stored lattices as arrays: ``[n, p, slots]`` tokens and ``[n]`` how many paths there are."""
+        """``paths`` of stored lattices as arrays: ``[n, p, slots]`` tokens and ``[n]`` how many paths each has."""
         arguments = (lattices.tokens, lattices.log_probs, self.lm, p, self.alpha)
         paths, _, counts = fst.nbest_paths_batch(*arguments, lattices.context, threads, lattices.transitions)
         return paths, counts
@@ -62,20 +63,16 @@ class NgramScorer:
     def tree_arrays(
         self, lattices: LatticeSet, num_nodes: int, threads: int | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 behind the last."""
+        """``trees`` of stored lattices as arrays: ``[n, nodes]`` tokens and parents, -1 after the last."""
         arguments = (lattices.tokens, lattices.log_probs, self.lm, num_nodes, self.alpha)
         tokens, parents, _, _ = fst.best_first_tree_batch(*arguments, lattices.context, threads, lattices.transitions)
         return tokens, parents
 
     def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
-        """Refuse to score for a model of another vocabulary; what is None is unknown."""
+        """Refuse to score for a model of another vocabulary; None is unknown."""
         if self.lm is None:
             return
-        if fingerprint and self.lm.fingerprint and fingerprint != self.lm.fingerprint:
-            raise ValueError(
-                f"expected an n-gram model over the vocabulary of {owner} ({fingerprint}), got one over"
-                f" {self.lm.fingerprint}; train one on text encoded with the same tokenizer"
-            )
+        check_fingerprints("an n-gram model", self.lm.fingerprint, fingerprint, owner)
         if self.lm.own_ids:
             raise ValueError(
                 f"expected an n-gram model over the token ids of {owner}, got one over {self.lm.vocab_size} words of"
@@ -89,27 +86,39 @@ class NgramScorer:
             )
 
 
-def batches_of_one_shape(
-    lattices: Sequence[SausageLattice],
-) -> Iterator[tuple[list[int], np.ndarray, np.ndarray, np.ndarray | None]]:
-    """The lattices of each shape, with transitions and without: their indices, tokens and log-probabilities ``[rows,
-    slots, k]``, and transitions ``[rows, slots - 1, k, k]``."""
+def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str) -> None:
+    """ValueError if two vocabularies are known to differ.
+
+    kind, own: the scorer and the hash of its vocabulary.  owner, other: the model that it scores for, and its hash.
+    """
+    if own and other and own != other:
+        raise ValueError(
+            f"expected {kind} over the vocabulary of {owner} ({other}), got one over {own}; train one on text encoded"
+            " with the same tokenizer"
+        )
+
+
+def in_batches(
+    lattices: Sequence[SausageLattice], contexts: Sequence[Context], search: Callable[[Batch], Sequence[T]]
+) -> list[T]:
+    """The result of ``search`` for every lattice; it is called once for those of each shape."""
     shapes: dict[tuple[Any, ...], list[int]] = {}
     for row, lattice in enumerate(lattices):
         shapes.setdefault((lattice.tokens.shape, lattice.transitions is None), []).append(row)
+    results: dict[int, T] = {}
     for rows in shapes.values():
-        tokens, log_probs = (
-            np.stack([lattices[row].tokens for row in rows]),
-            np.stack([lattices[row].log_probs for row in rows]),
-        )
-        transitions = [gains for row in rows if (gains := lattices[row].transitions) is not None]
-        yield rows, tokens, log_probs, np.stack(transitions) if transitions else None
+        own = [lattices[row] for row in rows]
+        tokens, log_probs = np.stack([each.tokens for each in own]), np.stack([each.log_probs for each in own])
+        gains = [each.transitions for each in own if each.transitions is not None]
+        batch = (tokens, log_probs, np.stack(gains) if gains else None, [contexts[row] for row in rows])
+        results.update(zip(rows, search(batch), strict=True))
+    return [results[row] for row in range(len(lattices))]
 
 
 def padded_histories(contexts: Sequence[Context]) -> np.ndarray:
-    """``[n, c]``, -1 on the left: as much of the contexts as any n-gram model can look back on."""
+    """``[n, c]``, -1 on the left: the ends of the contexts, as long as any n-gram model's history."""
     histories = [np.asarray(context[-MAX_ORDER:], np.int64) for context in contexts]
-    found = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
-    for row, history in zip(found, histories, strict=True):
+    padded = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
+    for row, history in zip(padded, histories, strict=True):
         row[len(row) - len(history) :] = history
-    return found
+    return padded

@@ -1,14 +1,12 @@
-"""The weight of a language model, as it is stored with it: one for every drafting system that it was tuned for.
+"""The stored weights of a language model: one for every drafting system that it was tuned for.
 
-``latticebpd tune --write`` stores the record of each tuning: with an n-gram model's file ``lm.fst`` beside it, as
-``lm.fst.alpha.json``; with a neural rescorer in its directory's ``rescorer.json``.  An ``alpha.json`` holds
-``{"format_version": 2, "tunings": [...]}``, each a JSON object with the fields of :class:`Tuning`; such an object
-alone, as earlier versions wrote it, is read too.
+``latticebpd tune --write`` stores a record of each tuning: for an n-gram model's file ``lm.fst`` in
+``lm.fst.alpha.json``, for a neural rescorer in its directory's ``rescorer.json``. An ``alpha.json`` holds
+``{"format_version": 2, "tunings": [...]}`` with the fields of :class:`Tuning`, or, in format 1, one such record alone.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -17,8 +15,8 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from fst.files import replacing
 from fst.search import LARGEST_WEIGHT
+from latticebpd.lattices.json_files import read_json, write_json
 
 TEXT, LATTICE = "text", "lattice"
 DECODE, POSITION = "decode", "position"
@@ -28,13 +26,13 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a weight was chosen by.
+    """A tuned weight and what it was chosen by.
 
-    alpha: the weight.  system: what it was chosen for, as ``latticebpd.drafters.system_names`` has it.
-    alphas, block_efficiency: the weights tried, rising, and the tokens a call of each.
-    unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: by which they were drawn.
+    system: what ``alpha`` was tuned for, as ``latticebpd.drafters.system_names`` spells it.
+    alphas, block_efficiency: the weights tried, rising, and the tokens per call of each.
+    unit: ``text`` or ``lattice``; examples: the numbers of those used, rising.  seed: they were drawn by.
     lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.
-    by: ``decode`` where tokens a call are those of decodes, ``position`` where they are means over positions.
+    by: ``decode`` if tokens per call were measured in decodes, ``position`` if they are means over positions.
     """
 
     alpha: float
@@ -49,48 +47,49 @@ class Tuning:
 
     @property
     def at_edge(self) -> bool:
-        """Whether the weights tried get better up to the last one, so that a better one may lie beyond."""
+        """Whether the best weight is the last one tried, so that a better one may lie beyond."""
         return edge(self.alphas, self.block_efficiency) != 0
 
     @classmethod
     def from_json(cls, record: Any) -> Tuning:
-        """Raises ValueError for anything but the fields of a tuning."""
-        try:
-            lists = {name: tuple(record[name]) for name in ("alphas", "block_efficiency", "examples")}
-            found = cls(**{**record, **lists})
-            checked_alpha(found.alpha)
-            words = found.unit in (TEXT, LATTICE) and found.by in (DECODE, POSITION) and isinstance(found.system, str)
-            if not words or not all(type(number) is int for number in found.examples):
-                raise ValueError(
-                    f"system {found.system!r}, unit {found.unit!r}, by {found.by!r}, examples {found.examples[:3]}..."
-                )
-        except (TypeError, KeyError, ValueError) as error:
-            raise ValueError(f"expected a record of a tuned weight, got {error}") from error
-        return found
+        """Raises a ValueError, KeyError or TypeError for anything but the fields of a tuning."""
+        lists = {name: tuple(record[name]) for name in ("alphas", "block_efficiency", "examples")}
+        tuning = cls(**{**record, **lists})
+        checked_alpha(tuning.alpha)
+        check_examples(tuning.unit, tuning.examples)
+        if tuning.by not in (DECODE, POSITION) or not isinstance(tuning.system, str):
+            raise ValueError(f"system {tuning.system!r}, by {tuning.by!r}")
+        return tuning
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[Tuning, ...]:
-        """The records of an ``alpha.json``; ValueError where the file is none of ours, FileNotFoundError where there is
-        none."""
-        try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
+        """The records of an ``alpha.json``; ValueError if damaged."""
+
+        def parse(record: Any) -> tuple[Tuning, ...]:
             if isinstance(record, dict) and "tunings" in record:
-                if record.get("format_version") != FORMAT_VERSION:
-                    raise ValueError(
-                        f"expected format {FORMAT_VERSION}, got {record.get('format_version')!r}; update latticebpd"
-                    )
+                _check_format(record.get("format_version"))
                 record = record["tunings"]
             records = record if isinstance(record, list) else [record]
             if not records:
-                raise ValueError("expected at least one record")
+                raise ValueError("none")
             return tuple(map(cls.from_json, records))
-        except (ValueError, RecursionError) as error:  # damaged JSON and UTF-8 are ValueErrors too
-            raise ValueError(f"{os.fspath(path)}: {error}; tune the weight again with `latticebpd tune`") from error
+
+        return read_json(path, parse, "expected tuned weights, got", "tune the weight again with `latticebpd tune`")
+
+
+def check_examples(unit: Any, examples: Sequence[Any]) -> None:
+    """Raises ValueError unless a record names the texts or lattices that it was fitted on."""
+    if unit not in (TEXT, LATTICE) or not all(type(number) is int for number in examples):
+        raise ValueError(f"expected numbers of texts or lattices, got unit {unit!r}, examples {examples[:3]}...")
+
+
+def _check_format(version: Any) -> None:
+    if version != FORMAT_VERSION:
+        raise ValueError(f"expected format {FORMAT_VERSION}, got {version!r}; update latticebpd")
 
 
 def edge(alphas: Sequence[float], block_efficiency: Sequence[float]) -> int:
-    """Of rising weights: 1 where the greatest is the best, -1 where the least above 0 is, better than the next; else
-    0."""
+    """Of rising weights: 1 if the greatest is the best, -1 if the least above 0 is, better than the next; else 0."""
     tried = [(alpha, value) for alpha, value in zip(alphas, block_efficiency, strict=True) if alpha > 0]
     if len(tried) < 2:
         return 0
@@ -101,18 +100,15 @@ def edge(alphas: Sequence[float], block_efficiency: Sequence[float]) -> int:
 
 
 def save_tunings(path: str | os.PathLike[str], tunings: Sequence[Tuning]) -> None:
-    """Write an ``alpha.json``; the file appears whole or not at all."""
-    with replacing(path) as temporary:
-        record = {"format_version": FORMAT_VERSION, "tunings": [asdict(tuning) for tuning in tunings]}
-        temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    """Write an ``alpha.json``."""
+    write_json(path, {"format_version": FORMAT_VERSION, "tunings": [asdict(tuning) for tuning in tunings]})
 
 
 @dataclass(frozen=True)
 class RescorerSettings:
-    """What ``rescorer.json`` holds.
+    """The contents of ``rescorer.json``.
 
-    alpha: the weight wherever none is given.  tokenizer_fingerprint: hash of the vocabulary, if known.
-    tunings: how weights were found, where any was tuned.
+    alpha: the default weight.  tokenizer_fingerprint: hash of the vocabulary, if known.
     """
 
     alpha: float = 1.0
@@ -131,53 +127,38 @@ class RescorerSettings:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> RescorerSettings:
-        """Raises ValueError where the file is damaged or of a later format."""
-        path = Path(directory) / RESCORER_CONFIG
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            version = record.pop("format_version")
-            if version == 1:  # had one tuning, or null
+        """Raises ValueError if the file is damaged or of a later format."""
+
+        def parse(record: dict[str, Any]) -> RescorerSettings:
+            version, tunings = record.pop("format_version"), record.pop("tunings", ())
+            if version == 1:
                 tuning = record.pop("tuning", None)
-                record["tunings"] = [] if tuning is None else [tuning]
-            settings = None
-            if version in (1, FORMAT_VERSION):
-                settings = cls(**{**record, "tunings": tuple(map(Tuning.from_json, record.get("tunings", ())))})
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # damaged JSON and UTF-8 are ValueErrors
-            raise ValueError(f"{path}: not a rescorer's settings: {error}; is the copy complete?") from error
-        if settings is None:
-            raise ValueError(
-                f"{path}: expected a rescorer of format {FORMAT_VERSION}, got {version}; update latticebpd"
-            )
-        return settings
+                tunings = () if tuning is None else (tuning,)
+            else:
+                _check_format(version)
+            return cls(**record, tunings=tuple(map(Tuning.from_json, tunings)))
+
+        path = Path(directory) / RESCORER_CONFIG
+        return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?")
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """The file appears whole or not at all."""
-        with replacing(Path(directory) / RESCORER_CONFIG) as temporary:
-            temporary.write_text(
-                json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}, indent=2) + "\n", encoding="utf-8"
-            )
+        write_json(Path(directory) / RESCORER_CONFIG, {"format_version": FORMAT_VERSION, **asdict(self)}, indent=2)
 
 
 def alpha_path(model: str | os.PathLike[str]) -> Path:
-    """Where the tuned weights of an n-gram model's file are stored: beside it."""
+    """The file of an n-gram model's tuned weights."""
     return Path(f"{os.fspath(model)}.alpha.json")
 
 
 def stored_tunings(model: str | os.PathLike[str]) -> tuple[Tuning, ...]:
-    """The tunings that are stored with a model's file or a neural rescorer's directory."""
+    """The tunings stored with an n-gram model's file or a neural rescorer's directory."""
     if Path(model).is_dir():
         return RescorerSettings.load(model).tunings if RescorerSettings.stored(model) else ()
     return Tuning.load(alpha_path(model)) if alpha_path(model).exists() else ()
 
 
 def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> None:
-    """Make the weights the model's own, and keep the records with it, in place of earlier ones for the same systems."""
+    """Store weights with a model, in place of earlier ones for the same systems; the first is the default weight."""
     systems = {tuning.system for tuning in tunings}
     kept = (*tunings, *(earlier for earlier in stored_tunings(model) if earlier.system not in systems))
     if not Path(model).is_dir():
@@ -188,17 +169,12 @@ def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> N
 
 
 def weight_for(tunings: Sequence[Tuning], system: str | None) -> float | None:
-    """The weight that was tuned for a system, or for one most like it: of its kind the nearest in size, else the first.
-
-    None where nothing was tuned.
-    """
-    if not tunings:
-        return None
+    """The weight tuned for a system or the most similar one: nearest in size of the same kind, else the first; None
+    without tunings."""
     size, kind = _size_and_kind(system or "")
     alike = [tuning for tuning in tunings if kind and _size_and_kind(tuning.system)[1] == kind]
-    return min(
-        alike, key=lambda tuning: abs(math.log(_size_and_kind(tuning.system)[0] / size)), default=tunings[0]
-    ).alpha
+    alike.sort(key=lambda tuning: abs(math.log(_size_and_kind(tuning.system)[0] / size)))
+    return next((tuning.alpha for tuning in (*alike, *tunings)), None)
 
 
 def _size_and_kind(system: str) -> tuple[int, str]:
@@ -208,7 +184,7 @@ def _size_and_kind(system: str) -> tuple[int, str]:
 
 
 def checked_alpha(alpha: Any) -> float:
-    """Raises ValueError for a weight that no scorer can have."""
+    """Raises ValueError for anything but a weight."""
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= float(alpha) <= LARGEST_WEIGHT:
         raise ValueError(f"expected an alpha from 0 to {LARGEST_WEIGHT:g}, got {alpha}")
     return float(alpha)

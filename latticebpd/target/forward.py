@@ -5,10 +5,9 @@ the vocabulary is most of a small model's work, so it is done for those alone, w
 ``exact_projection``.  Models that do something else to their logits (cap them, say) are left to do it themselves, at
 every node.
 
-A narrow model's projection costs reading its weights, for a few columns hardly more than for one, so the first columns
-are
-projected together: a tree's nodes come best first, and the accepted path seldom leads beyond. Where the best token is
-all that is asked for, a quarter of the bytes tells it, and a few columns at a time are looked at.
+With CPU kernels, projecting a few columns costs hardly more than projecting one, so the first columns are projected
+together: a tree's nodes come best first, and the accepted path seldom leads beyond. Where only the best token is asked
+for, a quarter of the weight's bytes is read, for a few columns at a time.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from latticebpd.target.stock_model import BaseModel, Model
 
 TOGETHER = 12
-"""Columns of a narrow model that are projected together: as many as its kernels keep the sums of."""
+"""Columns of a model with CPU kernels that are projected together: as many as its kernels keep the sums of."""
 SCREENED = 4
-"""Columns of a narrow model whose best tokens are found together: more cost more than the reading of the weights."""
+"""Columns of a model with CPU kernels whose best tokens are computed together: more cost more than reading weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ class Forward:
         )
         out = self.base.decoder(**arguments, **read, **({"output_hidden_states": True} if self.layers else {}))
         hidden = out.last_hidden_state
-        ahead = TOGETHER // len(hidden) if projection.narrow else 0
+        ahead = TOGETHER // len(hidden) if projection.has_cpu_kernels else 0
         first: list[Tensor] = []  # logits of every row's first columns, once somebody asks
 
         @torch.inference_mode()
@@ -123,7 +122,7 @@ class Forward:
             return [int(known[column // width][row, column % width]) for row, column in zip(rows, columns, strict=True)]
 
         layers = self._chosen(out.hidden_states) if self.layers else None
-        return Verified(hidden, logits_of, layers, best_of if projection.narrow else None)
+        return Verified(hidden, logits_of, layers, best_of if projection.has_cpu_kernels else None)
 
     def last(self, arguments: dict[str, Any], last: Tensor) -> Verified:
         """Hidden states and logits at one position of each row, ``last`` ``[rows]``."""

@@ -43,10 +43,10 @@ class Projection:
 
     def best(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[...]`` the token of the highest logit, of equal ones the lowest."""
-        largest: Callable[[Tensor], Tensor] | None = getattr(self.embedding, "largest", None)
-        if largest is None or self.bias is not None:
+        argmax: Callable[[Tensor], Tensor] | None = getattr(self.embedding, "argmax", None)
+        if argmax is None or self.bias is not None:
             return self(hidden).argmax(dim=-1)
-        return largest(hidden if self.scale == 1.0 else hidden * self.scale)
+        return argmax(hidden if self.scale == 1.0 else hidden * self.scale)
 
     def biased(self, logits: Tensor) -> Tensor:
         """The bias added to logits, ``[..., vocab]``, that come from elsewhere."""
@@ -61,9 +61,8 @@ class Projection:
         return Projection(rows, self.scale, None if self.bias is None else self.bias[rows.tokens])
 
     @property
-    def narrow(self) -> bool:
-        """Whether it is computed for few rows, which cost hardly more than one, each to the same bits in any
-        company."""
+    def has_cpu_kernels(self) -> bool:
+        """Whether CPU kernels compute it: a few rows cost hardly more than one, and results are batch-invariant."""
         return hasattr(self.embedding, "packed")
 
     @property
@@ -82,7 +81,7 @@ class _Rows(nn.Module):
         super().__init__()
         weight: Any = embedding.weight
         bias: Any = getattr(embedding, "bias", None)
-        packed: Any = getattr(embedding, "packed", None)  # of a narrow model
+        packed: Any = getattr(embedding, "packed", None)  # with CPU kernels
         self.tokens = tokens.to(weight.device) if isinstance(tokens, Tensor) else tokens
         self.weight, self.bias = weight[self.tokens], None if bias is None else bias[self.tokens]
         self.linear = linear or (F.linear if packed is None else type(packed)())

@@ -151,9 +151,7 @@ def train(
         ..., "--output", "-o", callback=writable_file, help="Model to write: .fst, .arpa or .arpa.gz."
     ),
     order: int = typer.Option(4, min=1, max=255, help="Longest n-gram."),
-    smoothing: str = typer.Option(
-        "katz", help="katz, katz-opengrm, katz-srilm, witten-bell, absolute or stupid-backoff."
-    ),
+    smoothing: str = typer.Option("katz", help="katz, katz-opengrm, witten-bell, absolute or stupid-backoff."),
     min_count: str = typer.Option(
         "1,1,2,4", help="Least count of an n-gram, order by order; the last holds for higher orders."
     ),
@@ -196,7 +194,7 @@ def train(
         False, help="Replace bytes that are not UTF-8 by U+FFFD, instead of refusing the file."
     ),
     engine: str = typer.Option(
-        "auto", help="Who counts: sort (in memory, in passes), duckdb (on disk), spark (a cluster), or auto."
+        "auto", help="What counts: sort (in memory, in passes), spark (a cluster); auto is sort."
     ),
     memory: str = typer.Option("4G", help="Memory for counting."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Threads for counting; by default all cores."),

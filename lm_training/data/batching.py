@@ -8,28 +8,32 @@ import numpy as np
 
 
 def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids ``[rows, longest]`` int64, filled up on the right or on the left, and the mask, 1 where they are the
-    row's own."""
+    """Token ids ``[rows, longest]`` int64, padded with ``fill`` on the right or left; and the mask, 0 at padding."""
     width = max(map(len, rows), default=0)
     ids, mask = np.full((len(rows), width), fill, dtype=np.int64), np.zeros((len(rows), width), dtype=np.int64)
     for number, row in enumerate(rows):
-        place = slice(width - len(row), width) if left else slice(0, len(row))
-        ids[number, place], mask[number, place] = row, 1
+        columns = slice(width - len(row), width) if left else slice(0, len(row))
+        ids[number, columns], mask[number, columns] = row, 1
     return ids, mask
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """In which token ids are stored: uint16 if the vocabulary allows, else uint32."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+
+
 def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) -> list[int]:
-    """Which of so many texts a step's batch holds: all in random order, once per epoch, in another order in the next.
+    """Indices of a step's texts: every epoch has all texts once, in another random order.
 
     Raises:
-        ValueError: fewer than the parts that they are to be dealt out to.
+        ValueError: the batch has fewer texts than parts.
     """
     if parts > batch_size:
         raise ValueError(
             f"expected a batch of at least {parts} sequences, one for each part, got {batch_size}; use fewer parts"
         )
-    places = range(step * batch_size, (step + 1) * batch_size)
-    return [int(_epoch_order(texts, seed, place // texts)[place % texts]) for place in places]
+    turns = range(step * batch_size, (step + 1) * batch_size)
+    return [int(_epoch_order(texts, seed, turn // texts)[turn % texts]) for turn in turns]
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,8 +1,8 @@
-"""Documents in, token ids out.
+"""Documents into token ids.
 
-A *document* is one string; a *corpus* is a flat array of token ids in which every document ends with the
-tokenizer's end-of-text token.  Text comes from ``.jsonl`` files (one document a line, in a text field), ``.parquet``
-files and saved data sets (one document a row, in a text column) and any others (one document a file).
+A *document* is one string; a *corpus* is a flat array of token ids in which every document ends with the tokenizer's
+end-of-text token. A line of a ``.jsonl`` file, a row of a ``.parquet`` file or saved data set, or any other file is one
+document.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fst.files import replacing
 from latticebpd.lattices.npz import DAMAGE
+from lm_training.data.batching import token_dtype
 from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
-from lm_training.data.records import open_bytes as open_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: where it is from, and its text."""
+    """A text and its origin."""
 
     id: str
     source: str
@@ -43,13 +43,13 @@ def read_documents(
     """Yield the documents of text, JSONL and Parquet files and of saved data sets, in order; CRLF is read as LF.
 
     Args:
-        field: of JSONL objects and rows, what holds the text.
-        invalid_utf8: "strict", or "replace" bytes that are no UTF-8.
-        bad: takes note of records that are no documents; by default the first is an error.
+        field: of JSONL objects and rows, with the text.
+        invalid_utf8: "strict", or "replace" invalid bytes.
+        bad: collects unusable records; by default the first is an error.
 
     Raises:
-        ValueError: a line is no JSON object, or has no string under ``field``; bytes are no UTF-8; a file is damaged.
-            The message names the file and the line or byte.
+        ValueError: a line is no JSON object, or has no string under ``field``; invalid UTF-8; a damaged file. The
+            message names the file and the line or byte.
         FileNotFoundError: a path does not exist.
     """
     if invalid_utf8 not in INVALID_UTF8:
@@ -63,28 +63,34 @@ def read_documents(
 
 
 def document_of(record: Record, field: str, invalid_utf8: str = "strict") -> Document:
-    """A record as a document; ValueError where it holds no text."""
+    """A record as a document; ValueError for a record without text."""
     fields = record.fields(invalid_utf8)
     text = fields.get(field) if record.has_fields else fields["text"]
     if not isinstance(text, str):
-        raise ValueError(f"{record.place}: expected a string under {field!r}; name the field that holds the text")
+        raise ValueError(f"{record.origin}: expected a string under {field!r}; name the field that holds the text")
     name = f"{record.path.name}:{record.number}" if record.number else str(record.path)
     return Document(str(fields.get("id", name)), str(fields.get("source", record.path.name)), text)
 
 
 def is_held_out(document_id: str, per_mille: int = 10) -> bool:
-    """Whether a document belongs to the held-out part: a fixed hash of its id, so that every stage agrees."""
+    """Whether a document belongs to the held-out part, by a fixed hash of its id."""
     return zlib.crc32(document_id.encode()) % 1000 < per_mille
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192, progress: bool = False) -> Tokenizer:
-    """A byte-level BPE tokenizer whose id 0 is the end-of-text token."""
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int = 8192,
+    progress: bool = False,
+    special_tokens: Sequence[str] = (END_OF_TEXT,),
+    add_prefix_space: bool = False,
+) -> Tokenizer:
+    """A byte-level BPE tokenizer; the special tokens, of which the first ends texts, have ids 0, 1, ..."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=list(special_tokens),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=progress,
     )
@@ -96,29 +102,25 @@ def end_of_text_id(tokenizer: Tokenizer, name: str = END_OF_TEXT) -> int:
     """The id of the token that ends documents."""
     end_id: int | None = tokenizer.token_to_id(name)
     if end_id is None:
-        raise ValueError(
-            f"expected a tokenizer with the token {name!r}, got one of {tokenizer.get_vocab_size()} tokens without it"
-        )
+        size = tokenizer.get_vocab_size()
+        raise ValueError(f"expected a tokenizer with the token {name!r}, got one of {size} tokens without it")
     return end_id
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_size: int = 256) -> np.ndarray:
     """Encode documents, each ending with end-of-text: ``[n]`` uint16 ids, or uint32 for large vocabularies."""
     end_id = end_of_text_id(tokenizer)
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32
-    chunks: list[np.ndarray] = []
+    dtype = token_dtype(tokenizer.get_vocab_size())
+    chunks: list[np.ndarray] = [np.empty(0, dtype)]
     iterator = iter(documents)
     while batch := [document.text for document in islice(iterator, batch_size)]:
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             chunks.append(np.array([*encoding.ids, end_id], dtype=dtype))
-    return np.concatenate(chunks) if chunks else np.empty(0, dtype)
+    return np.concatenate(chunks)
 
 
 def encode_corpus(documents: Iterable[Document], tokenizer: Tokenizer, path: str | os.PathLike[str]) -> int:
-    """Encode documents into one ``.npy`` file; returns the number of tokens.
-
-    The file appears under its name only when it is complete.
-    """
+    """Encode documents into one ``.npy`` file, written complete or not at all; returns the number of tokens."""
     tokens = encode_documents(documents, tokenizer)
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.save(file, tokens)
@@ -136,15 +138,14 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
         except DAMAGE as error:
             raise ValueError(f"{path}: expected a .npy array of token ids: {error}") from error
         if array.ndim != 1 or array.dtype.kind not in "ui":
-            raise ValueError(
-                f"{path}: expected a one-dimensional integer array, got shape {array.shape} of {array.dtype}"
-            )
+            got = f"shape {array.shape} of {array.dtype}"
+            raise ValueError(f"{path}: expected a one-dimensional integer array, got {got}")
         arrays.append(array)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
-    """Token ids of ``.npy`` corpora, or of documents encoded with ``tokenizer``: ``[n]`` unsigned ids.
+    """``[n]`` unsigned ids of ``.npy`` corpora, or of documents encoded with ``tokenizer``.
 
     Raises:
         ValueError: text without a tokenizer, or both kinds of file at once.
@@ -155,8 +156,6 @@ def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | N
     if any(encoded):
         raise ValueError("expected either .npy corpora or text files, got both; encode the text first")
     if tokenizer is None:
-        raise ValueError(
-            f"{next(iter(paths))}: expected token ids (.npy), or text together with a tokenizer; name one with"
-            " --tokenizer"
-        )
+        given = next(iter(paths))
+        raise ValueError(f"{given}: expected token ids (.npy), or text with a tokenizer; name one with --tokenizer")
     return encode_documents(read_documents(paths, field), tokenizer)

@@ -1,7 +1,7 @@
-"""Files of records -> token sequences, in shards that depend on the input alone.
+"""Files of records into token sequences, in shards of consecutive records, unusable ones included.
 
-A shard is made of so many consecutive records, good or bad.  Processes may encode different shards at the same time;
-they are handed on in order, so the result is the same to the byte whatever their number.
+Processes may encode different shards at the same time. Shards are yielded in order, so the output is the same to the
+byte for any number of processes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from fst.files import replacing
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
+from lm_training.data.batching import token_dtype
 from lm_training.data.corpus import document_of
 from lm_training.data.records import SHOWN, BadRecords, Record, read_records
 from lm_training.data.templates import Conversation, Template
@@ -34,16 +35,15 @@ class Encoding:
     """How records become token ids.
 
     end_of_text: id that ends documents and answers.
-    template: makes prompts and answers of a record; None takes it as a document, whose sequence has a prompt of one
+    template: makes prompts and answers of records; None: a record is a document, whose sequence has a prompt of one
         token.
-    field: of JSONL objects and rows, what holds a document.
+    field: of JSONL objects and rows, with a document.
     text_lines: every line of a text file is a document.
-    max_tokens: longer sequences are left out.
+    max_tokens: longer sequences are skipped.
     shard_records: records per shard.
 
-    Prompts are encoded as the tokenizer encodes any text, with its special tokens, since so they will be when the model
-    serves; an encoder-decoder's sources thereby end as its encoder expects. A chat template writes special tokens
-    itself.
+    Prompts get the tokenizer's special tokens, as they do in serving; sources thereby end as encoders expect. A chat
+    template writes special tokens itself.
     """
 
     end_of_text: int
@@ -58,8 +58,7 @@ class Encoding:
 class EncodedShard:
     """The sequences of consecutive records.
 
-    bad, bad_count: messages of the first bad records, and the number of all. too_long: sequences left out for their
-        length.
+    bad, bad_count: messages of the first bad records, and the number of all.  too_long: number of skipped sequences.
     """
 
     sequences: Texts
@@ -71,7 +70,7 @@ class EncodedShard:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What was encoded."""
+    """Counts over all shards."""
 
     shards: int
     records: int
@@ -87,25 +86,22 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
     bad: list[str] = []
     for record in records:
         try:
-            texts.append(_texts(encoding, record))
+            texts.append(_prompt_and_answer(encoding, record))
         except ValueError as error:
             bad.append(str(error))
     special = encoding.template is not None and encoding.template.special_tokens
     prompts = tokenizer.encode_batch_fast([prompt for prompt, _ in texts], add_special_tokens=special)
     answers = tokenizer.encode_batch_fast([answer or "" for _, answer in texts], add_special_tokens=False)
-    rows, lengths = [], []
+    rows, lengths, too_long = [], [], 0
     for (_, text), prompt, answer in zip(texts, prompts, answers, strict=True):
-        end = [] if text is None else [encoding.end_of_text]
-        rows.append(np.array([*prompt.ids, *answer.ids, *end], dtype=np.int64))
-        lengths.append(max(1, len(prompt.ids)))
-    kept = [
-        index
-        for index, row in enumerate(rows)
-        if len(row) and (encoding.max_tokens is None or len(row) <= encoding.max_tokens)
-    ]
-    dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    sequences = Texts.of_rows([rows[index] for index in kept], [lengths[index] for index in kept], dtype)
-    return EncodedShard(sequences, len(records), bad[:SHOWN], len(bad), len(rows) - len(kept))
+        row = [*prompt.ids, *answer.ids, *([] if text is None else [encoding.end_of_text])]
+        if row and (encoding.max_tokens is None or len(row) <= encoding.max_tokens):
+            rows.append(row)
+            lengths.append(max(1, len(prompt.ids)))
+        else:
+            too_long += 1
+    sequences = Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))
+    return EncodedShard(sequences, len(records), bad[:SHOWN], len(bad), too_long)
 
 
 def encode_files(
@@ -114,11 +110,11 @@ def encode_files(
     """Yield the shards of all files together, in order.
 
     Args:
-        workers: processes that encode; 1 encodes in this one.
-        bad: takes note of bad records; by default the first is an error.
+        workers: processes that encode; 1: this process alone.
+        bad: collects bad records; by default the first is an error.
 
     Raises:
-        ValueError: a file cannot be read, or no record of all can be used.
+        ValueError: a file cannot be read, or all records are bad.
     """
     bad = bad or BadRecords()
     columns = [encoding.field] if encoding.template is None else encoding.template.columns
@@ -136,8 +132,7 @@ def encode_files(
 def write_encoded(
     shards: Iterator[EncodedShard], path: Path, on_shard: Callable[[EncodedShard], object] | None = None
 ) -> Encoded:
-    """Write shards and count them: a corpus (``.npy``), sequences (``.npz``), or a directory of one ``.npz`` file per
-    shard.
+    """Write and count shards: a corpus (``.npy``), sequences (``.npz``), or a directory with one ``.npz`` per shard.
 
     Raises:
         ValueError: the directory holds something else.
@@ -169,7 +164,7 @@ def write_encoded(
 
 
 def encoded_directory(path: str | os.PathLike[str]) -> ShardDirectory:
-    """What ``latticebpd train encode`` fills."""
+    """The directory that ``latticebpd train encode`` fills."""
     return ShardDirectory(Path(path), RECORD, "latticebpd train encode", "sequences", count=_num_shards)
 
 
@@ -180,23 +175,19 @@ def _num_shards(settings: dict[str, Any]) -> int:
 
 
 def load_encoded(directory: str | os.PathLike[str]) -> Texts:
-    """All sequences of a directory that `write_encoded` has filled.
-
-    Raises:
-        ValueError: the directory is none of ours, or is not complete.
-    """
+    """All sequences of a directory that `write_encoded` has filled; ValueError if it is not one, or incomplete."""
     return Texts.joined([Texts.load(path) for path in encoded_directory(directory).files()])
 
 
-def _texts(encoding: Encoding, record: Record) -> tuple[str, str | None]:
-    """Prompt and answer of a record; a document is an answer to nothing."""
+def _prompt_and_answer(encoding: Encoding, record: Record) -> tuple[str, str | None]:
+    """Of a record; a document is an answer to an empty prompt."""
     if encoding.template is None:
         return "", document_of(record, encoding.field).text
     fields = record.fields()
     try:
         return encoding.template.fill(fields)
     except ValueError as error:
-        raise ValueError(f"{record.place}: {error}") from None
+        raise ValueError(f"{record.origin}: {error}") from None
 
 
 def _mapped(
@@ -211,14 +202,14 @@ def _mapped(
         waiting: deque[Future[EncodedShard]] = deque()
         for piece in pieces:
             waiting.append(pool.submit(_encode, piece))
-            if len(waiting) > 2 * workers:  # no more than that is read ahead
+            if len(waiting) > 2 * workers:  # limits how far is read ahead
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
 _state: list[tuple[Tokenizer, Encoding]] = []
-"""Of an encoding process."""
+"""Of a worker process."""
 
 
 def _start(tokenizer: str, encoding: Encoding) -> None:

@@ -1,17 +1,13 @@
-"""The hidden states that texts are written from, kept beside them, so that training drafters never runs a frozen base
-model.
+"""Stored hidden states of texts, so that training drafters never runs a frozen target model.
 
-Beside texts ``written.npz``, or in a directory of them, ``written``, stand (as ``written.hidden`` or
-``written/hidden``)::
+The states of ``written.npz``, or of a directory of texts ``written``, are in ``written.hidden`` or ``written/hidden``::
 
-    hidden.json               of which model, which of its layers, and how many texts a shard has
-    shard-00042.safetensors   ``last`` and ``layer-12``, ...: ``[tokens, hidden]`` float16, a row for each token after
-                              a prompt: the state that the token was chosen from
+    hidden.json               which model, which of its layers, and how many texts a shard has
+    shard-00042.safetensors   ``last`` and ``layer-12``, ...: ``[tokens, hidden]`` float16, for each token after a
+                              prompt the state that it was predicted from
 
-``last`` is what the model's output embedding and its heads read, ``layer-n`` what its n-th layer hands on; of an
-encoder-decoder, those of its decoder. *Whole* texts' states are those of their prompts too, a row for every token but
-the
-first: block drafters read them all.
+``last`` is what the output embedding and the heads read, ``layer-n`` the output of layer n; of an encoder-decoder, of
+its decoder. States of *whole* texts include the prompts', one for every token but the first: block drafters read them.
 """
 
 from __future__ import annotations
@@ -29,21 +25,35 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fst.files import replacing
-from latticebpd.lattices.shards import ShardDirectory
+from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import padded
 
 SETTINGS, LAST = "hidden.json", "last"
-SHARD_TEXTS = 512
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """Which hidden states are stored, and how.
+
+    layers: whose states are stored next to the last ones, counted from 1.
+    whole: store the prompts' states too, of all positions of a text but the last.
+    shard_texts: texts per shard.  batch_tokens: tokens read at a time, padding included, but at least one text.
+    """
+
+    layers: Sequence[int] = ()
+    whole: bool = False
+    shard_texts: int = 512
+    batch_tokens: int = 4096
 
 
 def states_directory(texts: str | os.PathLike[str]) -> ShardDirectory:
-    """Where the hidden states of a file or directory of texts are."""
+    """The directory of the hidden states of a file or directory of texts."""
     path = Path(texts)
-    place = path / "hidden" if path.suffix != ".npz" else path.with_suffix(".hidden")
-    return ShardDirectory(place, SETTINGS, "latticebpd train hidden", "hidden states", suffix=".safetensors")
+    states = path / "hidden" if path.suffix != ".npz" else path.with_suffix(".hidden")
+    return ShardDirectory(states, SETTINGS, "latticebpd train hidden", "hidden states", suffix=".safetensors")
 
 
 def layer_name(layer: int) -> str:
@@ -52,18 +62,16 @@ def layer_name(layer: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
-    """The states of texts, read from their files as they are asked for.
+    """The states of texts, read from their files on demand.
 
-    files: the shards, opened.  places: ``[texts, 2]``: shard, and row in it of the text's first state.
-    lengths: ``[texts]`` states of each. written: ``[texts]`` how many of them the written tokens were chosen from, the
-        last ones.
-    model: hash of the weights of the model whose states they are.  hidden_size: of a state.
-    whole: whether all positions of a text but the last are kept, and not only those that written tokens were chosen
-        from.
+    files: the opened shards.  rows: ``[texts, 2]`` shard, and row in it of each text's first state.
+    lengths: ``[texts]`` states of each. written: ``[texts]`` how many of them, the last ones, predict written tokens.
+    model: hash of the model's weights.  hidden_size: width of a state.
+    whole: whether the prompts' states are stored too.
     """
 
     files: list[Any]
-    places: np.ndarray
+    rows: np.ndarray
     lengths: np.ndarray
     written: np.ndarray
     model: str
@@ -74,24 +82,20 @@ class HiddenStates:
         return len(self.lengths)
 
     def of_text(self, index: int, layer: str = LAST) -> Tensor:
-        """``[tokens, hidden]`` float16: what each token that follows a text's prompt was chosen from."""
-        return self._rows(index, layer, int(self.lengths[index] - self.written[index]))
+        """``[tokens, hidden]`` float16: the states that predict a text's written tokens."""
+        return self._read(index, layer, int(self.lengths[index] - self.written[index]))
 
     def of_whole_text(self, index: int, layer: str = LAST) -> Tensor:
-        """``[positions, hidden]`` float16: of every position that is kept; of a whole text all but the last."""
-        return self._rows(index, layer, 0)
+        """``[positions, hidden]`` float16: all stored states of a text."""
+        return self._read(index, layer, 0)
 
-    def _rows(self, index: int, layer: str, skipped: int) -> Tensor:
-        shard, begin = self.places[index].tolist()
+    def _read(self, index: int, layer: str, skipped: int) -> Tensor:
+        shard, begin = self.rows[index].tolist()
         states: Tensor = self.files[shard].get_slice(layer)[begin + skipped : begin + int(self.lengths[index])]
         return states
 
     def require_model(self, fingerprint: str, whose: str) -> None:
-        """Refuse states of another model than that of the hash, ``whose`` in words.
-
-        Raises:
-            ValueError: they are another's.
-        """
+        """ValueError for states of another model than the one of this hash, ``whose`` in words."""
         if self.model != fingerprint:
             raise ValueError(
                 f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.model}); "
@@ -99,11 +103,7 @@ class HiddenStates:
             )
 
     def require_whole(self, layers: Sequence[int]) -> None:
-        """Refuse states that lack prompts, or layers.
-
-        Raises:
-            ValueError: they must be kept again.
-        """
+        """ValueError for states that lack prompts, or one of the layers."""
         stored = set.intersection(*(set(file.keys()) for file in self.files)) if self.files else set()
         missing = [layer for layer in layers if layer_name(layer) not in stored]
         if missing or not self.whole:
@@ -116,24 +116,20 @@ class HiddenStates:
 
     @classmethod
     def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
-        """The states of several sets of texts, in order.
-
-        Raises:
-            ValueError: they are of several models.
-        """
+        """The states of several sets of texts, in order; ValueError for states of several models."""
         models = sorted({part.model for part in parts})
         if len(models) > 1:
             raise ValueError(f"expected hidden states of one model, got some of {' and some of '.join(models)}")
         offsets = np.cumsum([0, *(len(part.files) for part in parts)])
-        places = [part.places + np.array([offset, 0]) for part, offset in zip(parts, offsets[:-1], strict=True)]
+        rows = [part.rows + np.array([offset, 0]) for part, offset in zip(parts, offsets[:-1], strict=True)]
         files = [file for part in parts for file in part.files]
         lengths, written = (np.concatenate([getattr(part, name) for part in parts]) for name in ("lengths", "written"))
         whole = all(part.whole for part in parts)
-        return cls(files, np.concatenate(places), lengths, written, models[0], parts[0].hidden_size, whole)
+        return cls(files, np.concatenate(rows), lengths, written, models[0], parts[0].hidden_size, whole)
 
 
 def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | None:
-    """The hidden states beside texts; None where there are none.
+    """The stored hidden states of a file or directory of texts; None if there are none.
 
     Raises:
         ValueError: some are missing or damaged, or belong to other texts.
@@ -141,7 +137,8 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
     directory = states_directory(path)
     if not directory.is_ours:
         return None
-    settings, files, places = directory.settings(), [], []
+    expected = "as `latticebpd train hidden` writes them"
+    settings, files, rows, hidden_size = directory.settings(), [], [], 0
     whole, written = bool(settings.get("whole")), texts.lengths - texts.prompt_lengths
     kept = unprompted(texts) if whole else texts
     lengths = kept.lengths - kept.prompt_lengths
@@ -150,39 +147,33 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
         if size < 1:
             raise ValueError(f"shard_texts is {size}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{directory.path / SETTINGS}: expected settings as `latticebpd train hidden` writes them: {error}"
-        ) from error
+        raise ValueError(f"{directory.path / SETTINGS}: expected settings {expected}: {error}") from error
     paths = directory.files()
     if len(paths) != -(-len(texts) // size):
         raise ValueError(
             f"{directory.path}: expected hidden states of {len(texts)} texts, found those of others; delete the"
             " directory"
         )
-    hidden_size = 0
-    for number, file in enumerate(paths):
-        part = range(number * size, min(len(texts), (number + 1) * size))
+    for (number, part), file in zip(shares(len(texts), size, (0, 1)), paths, strict=True):
         try:
             opened: Any = safe_open(file, framework="pt")
-            rows, hidden_size = opened.get_slice(LAST).get_shape()
+            count, hidden_size = opened.get_slice(LAST).get_shape()
             written_from = (opened.metadata() or {})["texts"]
         except (SafetensorError, OSError, KeyError, ValueError) as error:
-            raise ValueError(
-                f"{file}: expected hidden states as `latticebpd train hidden` writes them: {error!r}"
-            ) from error
-        if rows != int(lengths[part].sum()) or written_from != kept.chosen(part).fingerprint():
+            raise ValueError(f"{file}: expected hidden states {expected}: {error!r}") from error
+        if count != int(lengths[part].sum()) or written_from != kept.chosen(part).fingerprint():
             raise ValueError(
                 f"{file}: expected hidden states of the texts in {path}, found those of others; delete it and make it"
                 " again"
             )
         files.append(opened)
         begins = np.cumsum([0, *lengths[part][:-1]])
-        places.append(np.stack([np.full(len(part), number), begins], axis=1))
-    return HiddenStates(files, np.concatenate(places), lengths, written, model, hidden_size, whole)
+        rows.append(np.stack([np.full(len(part), number), begins], axis=1))
+    return HiddenStates(files, np.concatenate(rows), lengths, written, model, hidden_size, whole)
 
 
 def unprompted(texts: Texts) -> Texts:
-    """The same texts as if all but the first token of each followed its prompt."""
+    """The same texts with prompts of one token."""
     return Texts(texts.tokens, texts.starts, np.ones_like(texts.prompt_lengths))
 
 
@@ -190,69 +181,53 @@ def add_states(
     model: Model,
     texts: Texts,
     directory: ShardDirectory,
-    layers: Sequence[int] = (),
-    shard_texts: int = SHARD_TEXTS,
+    options: StateOptions,
     part: tuple[int, int] = (0, 1),
-    batch_tokens: int = 4096,
     on_text: Callable[[int, int], object] | None = None,
-    whole: bool = False,
 ) -> None:
-    """Fill ``directory`` by one pass over every text (teacher forcing); shards that are there already stay.
+    """Fill ``directory`` by one pass over every text (teacher forcing); existing shards are left unchanged.
 
     Args:
-        layers: states of these layers too, counted from 1.
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        batch_tokens: tokens read at a time, padding included; at least one text.
         on_text: called with the texts done and the tokens read, for progress.
-        whole: states of the prompts too, of all positions of a text but the last.
 
     Raises:
-        ValueError: the directory holds states of another model, or of other layers; texts or layers that the model does
-            not have; whole texts of an encoder-decoder, whose prompts are no part of what its decoder reads.
+        ValueError: the directory holds states of another model or other layers; texts or layers do not fit the model;
+            whole texts of an encoder-decoder, whose decoder does not read prompts.
     """
     stock = BaseModel.of(model)
-    if whole and stock.is_encoder_decoder:
+    if options.whole and stock.is_encoder_decoder:
         raise ValueError(
             "expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out"
         )
-    texts = unprompted(texts) if whole else texts
-    claim_states(directory, stock, len(texts), layers, shard_texts, whole)
-    for number in range(part[0], -(-len(texts) // shard_texts), part[1]):
-        chosen = texts.chosen(range(number * shard_texts, min(len(texts), (number + 1) * shard_texts)))
-        if directory.file(number).exists():
-            if on_text is not None:
-                on_text(len(chosen), 0)
-            continue
-        save_states(directory.file(number), chosen, states_of(stock, chosen, layers, batch_tokens, on_text))
+    texts = unprompted(texts) if options.whole else texts
+    claim_states(directory, stock, len(texts), options)
+    for number, rows in shares(len(texts), options.shard_texts, part):
+        if not directory.file(number).exists():
+            chosen = texts.chosen(rows)
+            save_states(directory.file(number), chosen, states_of(stock, chosen, options, on_text))
+        elif on_text is not None:
+            on_text(len(rows), 0)
 
 
-def claim_states(
-    directory: ShardDirectory,
-    model: BaseModel,
-    texts: int,
-    layers: Sequence[int],
-    shard_texts: int,
-    whole: bool = False,
-) -> None:
-    """Begin with a directory of states, or go on with it."""
-    names = (
-        ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
-        if model.is_encoder_decoder
-        else ("num_hidden_layers",)
-    )
-    deepest = next((int(getattr(model.config, name)) for name in names if getattr(model.config, name, None)), 0)
+def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
+    """Start to fill a directory of states, or continue.
+
+    Raises:
+        ValueError: layers that the model lacks, or a directory that was made with other settings.
+    """
+    names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
+    found = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
+    layers, deepest = options.layers, next((int(count) for count in found if count), 0)
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
-    settings = {"model": weights_fingerprint(model.model), "layers": sorted(set(layers)), "shard_texts": shard_texts}
-    directory.claim({"num_shards": -(-texts // shard_texts), **settings, **({"whole": True} if whole else {})})
+    settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
+    settings |= {"model": weights_fingerprint(model.model), "layers": sorted(set(layers))}
+    directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))
 
 
 def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
-    """Write a shard; it appears whole or not at all.
-
-    Raises:
-        ValueError: a state is too large for half precision.
-    """
+    """Write a shard, complete or not at all; ValueError for states too large for half precision."""
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in states.items()}
     for name, tensor in halves.items():
         if not bool(tensor.isfinite().all()):
@@ -271,13 +246,11 @@ def read_states(
     mask: Tensor | None = None,
     every_layer: bool = False,
 ) -> list[Tensor]:
-    """``[rows, length, hidden]`` the final, normalised hidden states of texts; before them, if asked for, each layer's
-    by its number.
+    """``[rows, length, hidden]`` the final, normalised hidden states of texts; optionally after those of each layer.
 
     Args:
         inputs: ``[rows, length]`` texts, padded on the right.
-        sources, mask: ``[rows, source length]``, what an encoder-decoder's encoder reads, and 1 where that is no
-            padding.
+        sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
     """
     read: dict[str, Any] = {}
     if sources is not None:
@@ -289,44 +262,33 @@ def read_states(
 
 @torch.inference_mode()
 def states_of(
-    model: Model,
+    stock: BaseModel,
     texts: Texts,
-    layers: Sequence[int] = (),
-    batch_tokens: int = 4096,
+    options: StateOptions,
     on_text: Callable[[int, int], object] | None = None,
 ) -> dict[str, Tensor]:
-    """``[tokens, hidden]`` each, on the CPU: of every layer asked for and the last, what the tokens behind prompts were
-    chosen from."""
-    stock = BaseModel.of(model)
-    names = [LAST, *map(layer_name, layers)]
-    found: list[dict[str, Tensor]] = [{} for _ in range(len(texts))]
+    """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name."""
+    names = [LAST, *map(layer_name, options.layers)]
+    states: list[dict[str, Tensor]] = [{} for _ in range(len(texts))]
     order = np.argsort(texts.lengths, kind="stable").tolist()
     while order:
         width = int(texts.lengths[order[-1]])
-        together = [order.pop() for _ in range(min(len(order), max(1, batch_tokens // width)))]
-        sources = [texts[index][: texts.prompt_lengths[index]] for index in together]
-        rows = [
-            texts[index] for index in together
-        ]  # the last token is read in vain, so that a prompt alone is read too
+        together = [order.pop() for _ in range(min(len(order), max(1, options.batch_tokens // width)))]
+        cuts = [int(texts.prompt_lengths[index]) for index in together]
+        rows = [texts[index] for index in together]  # with the last token, so that no prompt leaves an empty row
+        sources: list[np.ndarray] = []
         if stock.is_encoder_decoder:
-            answers = [texts[index][texts.prompt_lengths[index] :] for index in together]
-            rows = [np.concatenate([[stock.start_id], answer]) for answer in answers]
-        inputs = torch.from_numpy(padded(rows, 0)[0]).to(stock.device)
-        encoded = {}
-        if stock.is_encoder_decoder:
-            both = zip(("sources", "mask"), padded(sources, stock.pad_id or 0), strict=True)
-            encoded = {name: torch.from_numpy(each).to(stock.device) for name, each in both}
-        read = read_states(stock, inputs, **encoded, every_layer=bool(layers))
-        for place, index in enumerate(together):
-            count = int(texts.lengths[index] - texts.prompt_lengths[index])
-            begin = 0 if stock.is_encoder_decoder else int(texts.prompt_lengths[index]) - 1
-            wanted = [read[-1], *(read[layer] for layer in layers)]
-            found[index] = {
-                name: each[place, begin : begin + count].cpu() for name, each in zip(names, wanted, strict=True)
-            }
+            sources = [row[:cut] for row, cut in zip(rows, cuts, strict=True)]
+            rows = [np.concatenate([[stock.start_id], row[cut:]]) for row, cut in zip(rows, cuts, strict=True)]
+        arrays = [padded(rows, 0)[0], *(padded(sources, stock.pad_id or 0) if sources else ())]
+        inputs = [torch.from_numpy(array).to(stock.device) for array in arrays]
+        read = read_states(stock, *inputs, every_layer=bool(options.layers))
+        wanted = [read[-1], *(read[layer] for layer in options.layers)]
+        for row, (index, cut) in enumerate(zip(together, cuts, strict=True)):
+            begin = 0 if stock.is_encoder_decoder else cut - 1
+            columns = slice(begin, begin + int(texts.lengths[index]) - cut)
+            states[index] = {name: each[row, columns].cpu() for name, each in zip(names, wanted, strict=True)}
         if on_text is not None:
             on_text(len(together), sum(map(len, rows)))
-    return {
-        name: torch.cat([each[name] for each in found]) if found else torch.empty(0, stock.hidden_size)
-        for name in names
-    }
+    empty = torch.empty(0, stock.hidden_size)
+    return {name: torch.cat([each[name] for each in states]) if states else empty for name in names}

@@ -1,27 +1,59 @@
-"""Texts to learn from, by the name of a file or directory."""
+"""Training data by the name of a file or directory: texts, with stored hidden states if there are any."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from latticebpd.lattices.texts import Texts
 from lm_training.data.corpus import load_tokens
 from lm_training.data.distill import SETTINGS, load_distilled
 from lm_training.data.encoding import RECORD, load_encoded
+from lm_training.data.hidden_states import HiddenStates, load_states
 
 
 def load_texts(path: str | os.PathLike[str], window: int) -> Texts:
-    """Texts (``.npz``), a directory of them (encoded or distilled), or windows of ``window`` tokens of a corpus
-    (``.npy``)."""
+    """Texts (``.npz``), an encoded or distilled directory, or a corpus (``.npy``) in windows of ``window`` tokens."""
     path = Path(path)
     if path.is_dir():
         return load_encoded(path) if (path / RECORD).exists() else load_distilled(path)
     if path.suffix == ".npz":
         return Texts.load(path)
     if path.suffix != ".npy":
-        raise ValueError(
-            f"{path}: expected sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, {SETTINGS});"
-            " encode text first"
-        )
+        kinds = f"sequences (.npz), token ids (.npy) or a directory of sequences ({RECORD}, {SETTINGS})"
+        raise ValueError(f"{path}: expected {kinds}; encode text first")
     return Texts.of_corpus(load_tokens([path]), window)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadData:
+    """Texts to learn or to measure, and the hidden states that they were written from; None: the model reads them."""
+
+    texts: Texts
+    states: HiddenStates | None = None
+
+    @classmethod
+    def of(cls, data: HeadData | Texts) -> HeadData:
+        return data if isinstance(data, HeadData) else cls(data)
+
+    def require_model(self, fingerprint: str, whose: str) -> None:
+        """ValueError for states of another model than the one of this hash, ``whose`` in words."""
+        if self.states is not None:
+            self.states.require_model(fingerprint, whose)
+
+
+def load_head_data(
+    paths: Sequence[Path], validation: Sequence[Path], window: int, with_states: bool = True
+) -> tuple[HeadData, HeadData]:
+    """Training and validation data; with hidden states if all files and directories have some."""
+    texts = {path: load_texts(path, window) for path in (*paths, *validation)}
+    states = {path: load_states(path, each) if with_states else None for path, each in texts.items()}
+    kept = {path: each for path, each in states.items() if each is not None}
+
+    def joined(chosen: Sequence[Path]) -> HeadData:
+        together = HiddenStates.joined([kept[path] for path in chosen]) if len(kept) == len(texts) else None
+        return HeadData(Texts.joined([texts[path] for path in chosen]), together)
+
+    return joined(paths), joined(validation)

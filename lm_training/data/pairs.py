@@ -1,7 +1,7 @@
-"""Sentence pairs -> token sequences, and the tokenizer they share.
+"""Sentence pairs into token sequences, and the tokenizer that they share.
 
-A pair becomes one of `Texts`: the prompt is the source sentence, what follows is its translation, and each ends with
-the end-of-text token.  An encoder-decoder reads the prompt with its encoder.
+A pair becomes one of `Texts`: the source is the prompt and its translation follows; both end with the end-of-text
+token. An encoder-decoder reads the prompt with its encoder.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from latticebpd.lattices.texts import Texts
-from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, open_bytes
+from lm_training.data.batching import token_dtype
+from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, train_tokenizer
+from lm_training.data.records import open_bytes
 
 PADDING = "<|pad|>"
 MASK = "<|mask|>"
@@ -31,10 +33,10 @@ class Pair:
 
 
 def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair]:
-    """The pairs of JSONL files (plain or compressed), whose lines hold both sentences under the given fields.
+    """The pairs of plain or compressed JSONL files, whose lines have both sentences under the given fields.
 
     Raises:
-        ValueError: a line lacks one of them; the message names file and line.
+        ValueError: a line lacks a sentence; the message names file and line.
     """
     for path in paths:
         with open_bytes(path) as file:
@@ -44,9 +46,7 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
                     pair = Pair(record[source], record[target])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     pair = Pair("", "")
-                if not all(
-                    isinstance(side, str) and side.strip() and is_text(side) for side in (pair.source, pair.target)
-                ):
+                if not all(isinstance(side, str) and side.strip() and is_text(side) for side in vars(pair).values()):
                     raise ValueError(
                         f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got"
                         f" {line[:60]!r}"
@@ -55,7 +55,7 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
 
 
 def is_text(string: str) -> bool:
-    """Whether a string has no half of a surrogate pair, which JSON can hold and no tokenizer takes."""
+    """Whether a string has no half of a surrogate pair, which JSON allows and tokenizers do not."""
     try:
         string.encode()
     except UnicodeEncodeError:
@@ -64,20 +64,12 @@ def is_text(string: str) -> bool:
 
 
 def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer for both languages: end of text is id 0, then padding and the mask.
+    """A byte-level BPE tokenizer for both languages that ends every sentence with the end of text, as encoders expect.
 
-    Encoding a sentence ends it with the end-of-text token, as encoders expect.
+    End of text is id 0, then padding and the mask.
     """
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT, PADDING, MASK],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer=trainer)
+    special = (END_OF_TEXT, PADDING, MASK)
+    tokenizer = train_tokenizer(texts, vocab_size, special_tokens=special, add_prefix_space=True)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, 0)]
     )
@@ -85,7 +77,7 @@ def train_pair_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Write the files from which ``AutoTokenizer.from_pretrained`` makes the tokenizer again."""
+    """Write the files that ``AutoTokenizer.from_pretrained`` reads."""
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TEXT,
@@ -99,10 +91,10 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:
-    """Token ids of the pairs, in order, each side with one end-of-text token."""
+    """Token ids of the pairs, in order, each side with its end of text."""
     listed, end = list(pairs), end_of_text_id(tokenizer)
     sources = tokenizer.encode_batch_fast([pair.source for pair in listed], add_special_tokens=False)
     targets = tokenizer.encode_batch_fast([pair.target for pair in listed], add_special_tokens=False)
     rows = [np.array([*source.ids, end, *target.ids, end]) for source, target in zip(sources, targets, strict=True)]
-    dtype = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
-    return Texts.of_rows(rows, [len(source.ids) + 1 for source in sources], dtype)
+    lengths = [len(source.ids) + 1 for source in sources]
+    return Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))

@@ -1,9 +1,8 @@
-"""Records: what a file of data consists of, one at a time, and which of them cannot be used.
+"""Records: the items of data files, one at a time.
 
-A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory that the package ``datasets``
-has saved, and any other file as a whole, or each of its lines. Files may be compressed with gzip, xz or zstandard
-(Parquet compresses by itself). Lines are handed on as they are and read only when their fields are asked for, so that
-this can be done elsewhere, and skipped.
+A *record* is a line of a ``.jsonl`` file, a row of a ``.parquet`` file or of a directory saved by ``datasets``, and any
+other file or each of its lines. Files may be compressed with gzip, xz or zstandard. A line is parsed only when its
+fields are read, so that other processes can do it and bad lines can be skipped.
 """
 
 from __future__ import annotations
@@ -22,30 +21,29 @@ from typing import IO, Any, cast
 
 COMPRESSED = {".gz", ".xz", ".zst"}
 INVALID_UTF8 = ("strict", "replace")
-"""What to do with bytes that are no UTF-8: refuse the record, or read U+FFFD in their place."""
+"""Invalid bytes: an error, or read as U+FFFD."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-"""Escapes that come in pairs, each half of one character."""
 SHOWN = 5
-"""So many bad records are shown."""
+"""Bad records that are reported with their message."""
 
 
 @dataclass
 class BadRecords:
-    """Records that could not be used: counted, the first ones kept for the report; or, if strict, an error at once."""
+    """Unusable records: counted, the first ones with messages; if strict, the first is an error."""
 
     strict: bool = True
     count: int = 0
     first: list[str] = field(default_factory=list)
 
     def add(self, messages: Sequence[str], count: int | None = None) -> None:
-        """Take note of ``count`` records, by default as many as there are messages; ValueError if strict."""
+        """Add ``count`` records, by default one per message; ValueError if strict."""
         if self.strict and messages:
             raise ValueError(messages[0])
         self.count += len(messages) if count is None else count
         self.first += messages[: SHOWN - len(self.first)]
 
     def report(self) -> list[str]:
-        """Lines for the user; none where all went well."""
+        """Lines for the user; none without bad records."""
         if not self.count:
             return []
         return [f"{self.count} bad {'record' if self.count == 1 else 'records'} left out, first:", *self.first]
@@ -55,7 +53,7 @@ class BadRecords:
 class Record:
     """One record.
 
-    path, number: where it is from; lines and rows count from 1, a whole file is number 0.
+    path, number: its origin; lines and rows count from 1, a file is number 0.
     content: a line or file as bytes, or a row's fields.
     offset: bytes of the file before it.
     """
@@ -66,7 +64,7 @@ class Record:
     offset: int = 0
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         return f"{self.path}:{self.number}" if self.number else str(self.path)
 
     @property
@@ -75,18 +73,14 @@ class Record:
         return isinstance(self.content, dict) or plain_suffix(self.path) == ".jsonl"
 
     def fields(self, invalid_utf8: str = "strict") -> dict[str, Any]:
-        """The record's fields; of a text, ``text``.
-
-        Raises:
-            ValueError: it is not what it should be; the message says where it is.
-        """
+        """The record's fields; of a text, ``text``; ValueError, with the record's origin, if it is malformed."""
         if isinstance(self.content, dict):
             return self.content
         try:
             text = self.content.decode("utf-8", invalid_utf8)
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{self.place}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte"
+                f"{self.origin}: cannot be read as UTF-8: 0x{self.content[error.start]:02x} at byte"
                 f" {self.offset + error.start} is none; convert the file, or have such bytes replaced"
             ) from error
         text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -94,35 +88,33 @@ class Record:
             return {"text": text}
         try:
             record = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{self.place}: expected a JSON object, got {text[:40]!r}") from error
+        except (json.JSONDecodeError, RecursionError):
+            record = None
         if not isinstance(record, dict):
-            raise ValueError(f"{self.place}: expected a JSON object, got {text[:40]!r}")
+            raise ValueError(f"{self.origin}: expected a JSON object, got {text[:40]!r}")
         if not _SURROGATE.search(text):
             return record
-        whole = json.dumps(record, ensure_ascii=False)
+        dumped = json.dumps(record, ensure_ascii=False)
         try:
-            whole.encode()
+            dumped.encode()
         except UnicodeEncodeError as error:
             if invalid_utf8 == "strict":
                 raise ValueError(
-                    f"{self.place}: expected text, got half of a surrogate pair, {whole[error.start]!r}; "
+                    f"{self.origin}: expected text, got half of a surrogate pair, {dumped[error.start]!r}; "
                     "repair the record, or have such characters replaced"
                 ) from None
-            mended: dict[str, Any] = json.loads(
-                whole.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            )
-            return mended
+            dumped = dumped.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            record = json.loads(dumped)
         return record
 
 
 def plain_suffix(path: Path) -> str:
-    """The suffix of what a compressed file holds, or of any other file."""
+    """A file's suffix, without that of its compression."""
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
 def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a plain, gzip, xz or zstandard file by its suffix; what is read is not compressed any more."""
+    """Open a plain, gzip, xz or zstandard file, by its suffix, and decompress what is read."""
     path = Path(path)
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
@@ -132,9 +124,8 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
         try:
             import zstandard
         except ImportError:
-            raise ValueError(
-                f"{path}: expected the package zstandard to read this, found none: pip install zstandard"
-            ) from None
+            message = f"{path}: expected the package zstandard to read this, found none: pip install zstandard"
+            raise ValueError(message) from None
         return io.BufferedReader(zstandard.open(path, "rb"))
     return path.open("rb")
 
@@ -142,11 +133,11 @@ def open_bytes(path: str | os.PathLike[str]) -> IO[bytes]:
 def read_records(
     paths: Iterable[str | os.PathLike[str]], columns: Sequence[str] | None = None, text_lines: bool = False
 ) -> Iterator[Record]:
-    """Yield the records of files, in order; blank lines are none.
+    """Yield the records of files, in order, without blank lines.
 
     Args:
-        columns: of Parquet files and saved data sets, which to read; by default all.
-        text_lines: every line of a text file is a record, not the file as a whole.
+        columns: of Parquet files and saved data sets; by default all.
+        text_lines: every line of a text file is a record, instead of the file.
 
     Raises:
         ValueError: a file is damaged, or lacks a column.
@@ -172,10 +163,9 @@ def _file_records(path: Path, text_lines: bool) -> Iterator[Record]:
                 if line.strip():
                     yield Record(path, number, line.rstrip(b"\r\n"), offset)
                 offset += len(line)
-    except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
     except Exception as error:
-        if type(error).__name__ != "ZstdError":  # the package is imported only where it is needed
+        damage = isinstance(error, EOFError | lzma.LZMAError | zlib.error | gzip.BadGzipFile)
+        if not damage and type(error).__name__ != "ZstdError":  # its package is imported only when needed
             raise
         raise ValueError(f"{path}: cannot be read: {error}; is the file complete?") from error
 
@@ -203,21 +193,18 @@ def _dataset_records(path: Path, columns: Sequence[str] | None) -> Iterator[Reco
     try:
         import datasets  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ValueError(
-            f"{path}: expected the package datasets to read a directory, found none: pip install 'latticebpd[datasets]'"
-        ) from None
+        need = "expected the package datasets to read a directory, found none: pip install 'latticebpd[datasets]'"
+        raise ValueError(f"{path}: {need}") from None
     try:
-        found = datasets.load_from_disk(str(path))
-    except Exception as error:  # the package raises many kinds for what is one mistake here
+        rows = datasets.load_from_disk(str(path))
+    except Exception as error:  # the package raises many kinds
         raise ValueError(f"{path}: expected a directory that Dataset.save_to_disk has written: {error}") from error
-    if isinstance(found, datasets.DatasetDict):
+    if isinstance(rows, datasets.DatasetDict):
         raise ValueError(
-            f"{path}: expected one split, got {', '.join(found)}; name one, such as {path / next(iter(found))}"
+            f"{path}: expected one split, got {', '.join(rows)}; name one, such as {path / next(iter(rows))}"
         )
-    if columns is not None:
-        missing = [name for name in columns if name not in found.column_names]
-        if missing:
-            raise ValueError(f"{path}: expected a column {missing[0]!r}, got {', '.join(found.column_names)}")
-        found = found.select_columns(list(columns))
-    for number, row in enumerate(found, 1):
+    missing = [name for name in columns or () if name not in rows.column_names]
+    if missing:
+        raise ValueError(f"{path}: expected a column {missing[0]!r}, got {', '.join(rows.column_names)}")
+    for number, row in enumerate(rows if columns is None else rows.select_columns(list(columns)), 1):
         yield Record(path, number, dict(row))

@@ -1,6 +1,6 @@
-"""Prompts made of records' fields, and what is to be written after them.
+"""Prompts and answers made of records' fields.
 
-`TASKS` has the prompts of the paper's tasks (Kim 2024, section 5), with the fields of the data sets' usual forms.
+`TASKS` has the prompts of the paper's tasks (Kim 2024, section 5), for the usual fields of their data sets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ _FIELD = re.compile(r"\{([^{}]+)\}")
 class Template:
     """How a record becomes a prompt and its answer.
 
-    prompt: text with fields in braces, ``question: {question}``. A dot leads into what a field holds:
-        ``{answers.text.0}``.
-    answers: fields that may hold the answer; the first that a record has counts.  None: there are prompts alone.
+    prompt: text with fields in braces, ``question: {question}``; a dotted field is nested, ``{answers.text.0}``.
+    answers: possible fields of the answer, of which a record's first counts.  None: prompts alone.
     separator: text between the two, part of the prompt.
-    special_tokens: the tokenizer adds those that it puts before and behind any text.
+    special_tokens: whether the tokenizer adds its own.
     """
 
     special_tokens: ClassVar[bool] = True
@@ -34,9 +33,8 @@ class Template:
 
     def __post_init__(self) -> None:
         if not self.paths:
-            raise ValueError(
-                f"expected a prompt with fields in braces, such as 'question: {{question}}', got {self.prompt!r}"
-            )
+            example = "'question: {question}'"
+            raise ValueError(f"expected a prompt with fields in braces, such as {example}, got {self.prompt!r}")
         if self.answers is not None and not self.answers:
             raise ValueError("expected at least one field for the answer, got none")
 
@@ -47,17 +45,13 @@ class Template:
 
     @property
     def columns(self) -> list[str] | None:
-        """What to read of a table's columns; None where that is not known beforehand."""
+        """The columns of a table to read; None if they depend on the record."""
         if self.answers is not None and len(self.answers) > 1:
             return None
         return sorted({path.split(".")[0] for path in (*self.paths, *(self.answers or ()))})
 
     def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
-        """Prompt and answer.
-
-        Raises:
-            ValueError: a field is missing, or is no text, or the answer is blank.
-        """
+        """Prompt and answer; ValueError for a field that is missing or no text, or a blank answer."""
         prompt = _FIELD.sub(lambda match: _text(fields, match[1]), self.prompt) + self.separator
         if self.answers is None:
             return prompt, None
@@ -70,30 +64,24 @@ class Template:
 
 @dataclass(frozen=True, eq=False)
 class Conversation:
-    """How a record becomes a prompt in a model's chat template: its ``messages``, up to the model's last turn, the
-    answer.
+    """How a record's ``messages`` become a prompt in a chat template and an answer, the model's last turn.
 
-    chat: the template.  asked: makes the user's one turn, and the answer, of a record's fields instead.
-    prompts_only: leaves answers out.
+    chat: the template.  asked: makes the user's only turn and the answer of other fields instead.
+    prompts_only: without answers.
     """
 
     chat: ChatTemplate
     asked: Template | None = None
     prompts_only: bool = False
     special_tokens: ClassVar[bool] = False
-    """The chat template has written them."""
+    """The chat template writes them."""
 
     @property
     def columns(self) -> list[str] | None:
         return ["messages"] if self.asked is None else self.asked.columns
 
     def fill(self, fields: dict[str, Any]) -> tuple[str, str | None]:
-        """Prompt and answer.
-
-        Raises:
-            ValueError: a record without messages or fields, a conversation that the template refuses, or one without an
-                answer.
-        """
+        """Prompt and answer; ValueError for missing messages, fields or answer, or if the template refuses them."""
         from latticebpd.target.chat import USER, parted
 
         if self.asked is not None:
@@ -113,11 +101,10 @@ TASKS = {
     "xsum": Template("Summarize: {document}", ("summary",)),
     "newsroom": Template("Please write a short summary for the following article: {title} {text}", ("summary",)),
 }
-"""By name: prompts of the paper's tasks."""
 
 
 def _value(fields: dict[str, Any], path: str) -> Any:
-    """What a dotted path leads to; None where it leads nowhere."""
+    """The value at a dotted path; None if there is none."""
     value: Any = fields
     for name in path.split("."):
         if isinstance(value, dict):

@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
-from latticebpd.drafters import GadDrafter
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -293,7 +293,7 @@ def train_drafter(
     def serve(drafter: NonAutoregressiveModel) -> float:
         with beams_ignored(verifier):
             return generate(
-                verifier, ids, GadDrafter(drafter), attention_mask=mask, max_new_tokens=128
+                verifier, ids, LatticeDrafter(MaskLattices(drafter, 1), Vanilla()), attention_mask=mask, max_new_tokens=128
             ).block_efficiency
 
     run_identity = {

@@ -1,18 +1,15 @@
-"""The whole way from files to a model file, in stages that need not be done twice.
+"""From files to a model file, in stages that a restarted job does not repeat.
 
-    corpus     every input becomes one flat file of token ids (``lm_training.ngram.inputs``)
-    counts     n-grams of all orders, counted by one of three engines that give the same result to the bit
-    estimated  probabilities and backoff weights (``lm_training.ngram.backoff``)
-    model      pruned, turned into an automaton, written
-
-An engine is chosen for where the work happens, not for what comes out: ``sort`` in memory, in as many passes over the
-tokens as the memory asks for; ``duckdb`` out of core; ``spark`` on a cluster.
+corpus     every input becomes one flat file of token ids (``lm_training.ngram.inputs``)
+counts     n-grams of all orders, counted in memory, or on a Spark cluster with the same result to the bit
+estimated  probabilities and backoff weights (``lm_training.ngram.backoff``)
+model      pruned, converted to an automaton, written
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -21,40 +18,45 @@ from fst.automaton import MAX_ORDER
 from fst.files import locked, require_writable
 from fst.model import NgramModel, table_to_fst
 from fst.table import UNK, NgramTable
+from lm_training.ngram.array_store import ArrayStore, load_array
 from lm_training.ngram.backoff import estimate_backoff
-from lm_training.ngram.columns import OnDisk, Store, load_array
-from lm_training.ngram.counts import NgramCounts, Resources, TokenStream, count_windows, minimum_of
-from lm_training.ngram.estimation import MIN_COUNTS, refuse_scores
+from lm_training.ngram.counts import (
+    DEFAULT_MEMORY,
+    MIN_COUNTS,
+    NgramCounts,
+    OrderCounts,
+    TokenStream,
+    count_ngrams,
+    minimum_of,
+)
 from lm_training.ngram.inputs import Encoder, Inputs, load_corpus, write_corpus
-from lm_training.ngram.pruning import prune
+from lm_training.ngram.pruning import prune, require_probabilities
 from lm_training.ngram.smoothing import SMOOTHINGS, Smoothing
-from lm_training.ngram.sql_counts import DuckDb, Engine, count_with
-from lm_training.ngram.work import WorkDirectory, file_facts, working
+from lm_training.ngram.work_folder import WorkFolder, file_facts, work_folder
 
-ENGINES = ("auto", "sort", "duckdb", "spark")
-
-Report = Callable[[str, int, int | None], object]
-"""Called with what is being done, how much of it is done, and how much there is, None where that is not known."""
-
-
+ENGINES = ("auto", "sort", "spark")
+UNSEEN = ("smoothed", "floor")
 LARGEST_ID = 2**31 - 3
 LARGEST_IMPLIED_VOCABULARY = 1 << 20
-"""Ids above this are taken for vocabulary only if someone says so: one stray id must not want memory for all below it."""
+"""Higher ids need an explicit vocabulary size: one stray id must not allocate memory for all ids below it."""
+
+Report = Callable[[str, int, int | None], object]
+"""Called with the name of the step, the amount done, and the total or None if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the model shall be.
+    """The model to build.
 
     order: the longest n-grams.
     smoothing: a name in ``lm_training.ngram.smoothing.SMOOTHINGS``.
-    min_counts: for each order the count from which on an n-gram is kept; the last entry serves higher orders.
+    min_counts: of each order the count from which on n-grams are kept; the last also of higher orders.
     max_ngrams, prune_theta: the limits of entropy pruning.
-    unknown_word: whether the model has ``<unk>``, and mass for it.
-    unseen: token ids that never occur: "smoothed", each has a share of the mass; "floor", the natural log -1000 (Kim et
+    unknown_word: whether the model has ``<unk>``, with mass for it.
+    unseen: token ids that never occur: "smoothed", each gets a share of the mass; "floor", natural log -1000 (Kim et
         al. 2024, section 7.2).  Not for words.
-    vocab_size: ids must be below it; None for those up to the highest one.  Not for words.
-    end_of_text: the id between the documents of token files; None where there is none.
+    vocab_size: ids must be below it; None for up to the highest that occurs.  Not for words.
+    end_of_text: the id between the documents of token files; None without one.
     fingerprint: of the tokenizer, stored with the model.
     """
 
@@ -76,11 +78,11 @@ class Recipe:
             raise ValueError(f"expected a smoothing method among {', '.join(SMOOTHINGS)}, got {self.smoothing!r}")
         if self.unseen not in UNSEEN:
             raise ValueError(f"expected {' or '.join(UNSEEN)} for token ids that never occur, got {self.unseen!r}")
-        minimum_of(self.min_counts, 1)  # refuses what cannot be
+        minimum_of(self.min_counts, 1)  # raises for invalid counts
         if self.prune_theta is not None and not self.prune_theta >= 0:
             raise ValueError(f"expected a threshold of at least 0 for pruning, got {self.prune_theta}")
         if self.pruned:
-            refuse_scores(self.method)
+            require_probabilities(self.method)
 
     @property
     def method(self) -> Smoothing:
@@ -91,36 +93,28 @@ class Recipe:
         return self.max_ngrams is not None or self.prune_theta is not None
 
 
-UNSEEN = ("smoothed", "floor")
-
-
 @dataclass(frozen=True)
 class CountingOptions:
     """How n-grams are counted.
 
-    engine: one of ``ENGINES``; auto is sort as long as that takes few passes, and duckdb then.
+    engine: one of ``ENGINES``: sort, in memory, in as many passes over the tokens as it requires; spark; auto is sort.
     memory: bytes for counting.
     threads: threads for counting.
     master: of the Spark cluster.
     """
 
     engine: str = "auto"
-    memory: int = 4 << 30
+    memory: int = DEFAULT_MEMORY
     threads: int = 1
     master: str = "local[*]"
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"expected an engine among {', '.join(ENGINES)}, got {self.engine!r}")
-        Resources(self.threads, self.memory)  # refuses what cannot be
-
-    @property
-    def resources(self) -> Resources:
-        return Resources(self.threads, self.memory)
-
-
-MANY_PASSES = 64
-"""So many passes over the tokens take longer than a database."""
+        if self.threads < 1 or self.memory < 1 << 20:
+            raise ValueError(
+                f"expected at least one thread and 1 MiB of memory, got {self.threads} and {self.memory} bytes"
+            )
 
 
 def build(
@@ -132,44 +126,53 @@ def build(
     work: Path,
     report: Report | None = None,
 ) -> list[int]:
-    """Make a model of the inputs; returns the number of n-grams of each order.
+    """Build a model of the inputs; returns the number of n-grams of each order.
 
-    A job that was interrupted goes on behind its last finished stage if it is given the same directory ``work``, which
-    goes when the model is written.  ``output`` appears when it is complete.
+    An interrupted job continues after its last finished stage if it gets the same folder ``work``, which is removed
+    when the model is written.  ``output`` appears when it is complete.
 
     Raises:
-        ValueError: the input cannot be read, is empty or holds ids outside the vocabulary, an option is out of range, the
-            output cannot be written, or another process is writing it.
+        ValueError: the input cannot be read, is empty or holds ids outside the vocabulary, an option is out of range,
+            the output cannot be written, or another process is writing it.
     """
     require_writable(output, "file")
     require_writable(work, "folder")
     reading = [inputs.field, inputs.invalid_utf8, inputs.dtype, getattr(encoder, "start", None)]
     job = {"inputs": file_facts(inputs.paths), "reading": reading, "recipe": asdict(recipe)}
-    with locked(output), working(work, job) as stages:
-        return _Build(inputs, encoder, recipe, counting, stages, report or (lambda what, done, total: None)).write(output)
+    with locked(output), work_folder(work, job) as folder:
+        return _Job(inputs, encoder, recipe, counting, folder, report or (lambda *progress: None)).write(output)
 
 
 @dataclass(frozen=True)
-class _Build:
-    """One job: its stages, from the inputs to the model file."""
+class _Job:
+    """The stages of one job."""
 
     inputs: Inputs
     encoder: Encoder | None
     recipe: Recipe
     counting: CountingOptions
-    work: WorkDirectory
+    work: WorkFolder
     report: Report
 
     def write(self, output: Path) -> list[int]:
+        recipe, orders = self.recipe, range(1, self.recipe.order + 1)
         self.report("reading", 0, None)
         stream, symbols = load_corpus(self.work.stage("corpus", self._read))
-        counts = self.work.stage("counts", lambda directory: self._count(stream, OnDisk(directory)))
+        folder = self.work.stage("counts", lambda folder: self._count(stream, ArrayStore(folder)))
+        names = [field.name for field in fields(OrderCounts)]
+        counts = [OrderCounts(*(load_array(folder / f"{name}-{order}.npy") for name in names)) for order in orders]
         self.report("estimating", 0, None)
-        estimated = self.work.stage("estimated", lambda directory: self._estimate(counts, stream, symbols, OnDisk(directory)))
-        table = replace(_load_table(estimated), symbols=symbols, fingerprint=self.recipe.fingerprint)
-        if self.recipe.pruned:
+        folder = self.work.stage(
+            "estimated", lambda folder: self._estimate(counts, stream, symbols, ArrayStore(folder))
+        )
+        ngrams, log_probs, backoffs = (
+            [load_array(folder / f"{name}-{order}.npy") for order in orders]
+            for name in ("ngrams", "log_probs", "backoffs")
+        )
+        table = NgramTable(ngrams, log_probs, backoffs, symbols, recipe.fingerprint)
+        if recipe.pruned:
             self.report("pruning", 0, None)
-            table = prune(table, self.recipe.prune_theta, self.recipe.max_ngrams)
+            table = prune(table, recipe.prune_theta, recipe.max_ngrams)
         self.report("writing", 0, None)
         if output.suffix == ".fst":
             return table_to_fst(table, output)
@@ -178,18 +181,20 @@ class _Build:
         NgramModel.load(automaton).to_arpa(output)
         return num_ngrams
 
-    def _read(self, directory: Path) -> None:
-        write_corpus(self.inputs, self.encoder, self.recipe.end_of_text, directory, lambda done: self.report("reading", done, None))
-        self._check(*load_corpus(directory))
-
-    def _check(self, stream: TokenStream, symbols: list[str] | None) -> None:
+    def _read(self, folder: Path) -> None:
         recipe = self.recipe
+        write_corpus(
+            self.inputs, self.encoder, recipe.end_of_text, folder, lambda done: self.report("reading", done, None)
+        )
+        stream, symbols = load_corpus(folder)
         if not len(stream.ids):
             raise ValueError(f"expected some text, got none in {', '.join(map(str, self.inputs.paths))}")
         if symbols is not None:
             return
         if stream.highest > LARGEST_ID:
-            raise ValueError(f"expected token ids of at most {LARGEST_ID}, got {stream.highest}; an automaton has no label for it")
+            raise ValueError(
+                f"expected token ids of at most {LARGEST_ID}, got {stream.highest}; an automaton has no label for it"
+            )
         if recipe.vocab_size is not None and stream.highest >= recipe.vocab_size:
             raise ValueError(
                 f"expected token ids below {recipe.vocab_size} (the vocabulary's size), got {stream.highest}; "
@@ -197,54 +202,29 @@ class _Build:
             )
         if recipe.vocab_size is None and recipe.unseen == "smoothed" and stream.highest >= LARGEST_IMPLIED_VOCABULARY:
             raise ValueError(
-                f"expected token ids below {LARGEST_IMPLIED_VOCABULARY}, got {stream.highest}; if it is no stray one, tell the vocabulary "
-                "with --tokenizer or --vocab-size, or give ids that never occur no mass (--unseen floor)"
+                f"expected token ids below {LARGEST_IMPLIED_VOCABULARY}, got {stream.highest}; if it is no stray one, "
+                "give the vocabulary with --tokenizer or --vocab-size, or ids that never occur no mass (--unseen floor)"
             )
 
-    def _count(self, stream: TokenStream, store: Store) -> NgramCounts:
-        recipe, counting = self.recipe, self.counting
-        engine = counting.engine
-        if engine == "auto":
-            minimums = [minimum_of(recipe.min_counts, order) for order in range(1, recipe.order + 1)]
-            engine = "sort" if counting.resources.passes(stream.size, stream.bits, minimums) <= MANY_PASSES else "duckdb"
+    def _count(self, stream: TokenStream, store: ArrayStore) -> NgramCounts:
+        order, min_counts, counting = self.recipe.order, self.recipe.min_counts, self.counting
 
         def progress(done: int, total: int) -> None:
             self.report("counting", done, total)
 
-        if engine == "sort":
-            return count_windows(stream, recipe.order, recipe.min_counts, counting.resources, progress, store)
-        directory = self.work.path / engine
-        database: Engine
-        if engine == "duckdb":
-            database = DuckDb(directory, counting.memory, counting.threads)
-        else:
-            from lm_training.ngram.spark_counts import Spark
+        if counting.engine != "spark":
+            return count_ngrams(stream, order, min_counts, counting.memory, counting.threads, progress, store)
+        from lm_training.ngram.spark_counts import SparkCounter
 
-            database = Spark(directory, counting.master, counting.memory, counting.threads)
-        try:
-            return count_with(database, stream, recipe.order, recipe.min_counts, progress, store)
-        finally:
-            database.close()
+        counter = SparkCounter(self.work.path / "spark", counting.master, counting.memory, counting.threads)
+        return counter.count(stream, order, min_counts, progress, store)
 
-    def _estimate(self, counts: Path, stream: TokenStream, symbols: list[str] | None, store: Store) -> NgramTable:
+    def _estimate(
+        self, counts: NgramCounts, stream: TokenStream, symbols: list[str] | None, store: ArrayStore
+    ) -> NgramTable:
         recipe = self.recipe
         ids = 0 if symbols is not None or recipe.unseen == "floor" else recipe.vocab_size or stream.highest + 1
         vocabulary = np.arange(ids, dtype=np.int32)
         if recipe.unknown_word:
             vocabulary = np.append(vocabulary, np.int32(UNK))
-        return estimate_backoff(_load_counts(counts), recipe.method, vocabulary, store, self.counting.threads)
-
-
-def _load_counts(directory: Path) -> NgramCounts:
-    names = ("ngrams", "counts", "totals", "types", "counts_of_counts")
-    return NgramCounts(*(_load_orders(directory, name) for name in names))
-
-
-def _load_table(directory: Path) -> NgramTable:
-    ngrams, log_probs, backoffs = (_load_orders(directory, name) for name in ("ngrams", "log_probs", "backoffs"))
-    return NgramTable(ngrams, log_probs, backoffs)
-
-
-def _load_orders(directory: Path, name: str) -> list[np.ndarray]:
-    count = sum(1 for _ in directory.glob(f"{name}-*.npy"))
-    return [load_array(directory / f"{name}-{order}.npy") for order in range(1, count + 1)]
+        return estimate_backoff(counts, recipe.method, vocabulary, store, self.counting.threads)

@@ -1,20 +1,19 @@
-"""Counting n-grams of every order at once.
+"""Counting the n-grams of all orders in one sort.
 
-A corpus is a flat array of token ids cut into texts by one *separator*.  It is read as the text between two
-separators, both included: the left one is where the text starts, the right one where it ends.  An n-gram may
-therefore begin with a separator or end with one, and never has one inside.
+A corpus is a flat array of token ids cut into texts by a *separator*.  A text includes the separators on both sides: it
+starts at the left one and ends at the right one.  So an n-gram may begin or end with a separator, and has none inside.
 
-- Token streams for subword models: the separator is the tokenizer's end-of-text id and stays an ordinary token.
+- Token streams of subword models: the separator is the tokenizer's end-of-text id, an ordinary token.
 - Sentences: the separator becomes ``<s>`` on the left and ``</s>`` on the right.
 
-All orders come out of one sort.  At every position stands a *window*, the ``order`` tokens from there, padded with 0
-after the text's end and packed into one integer, the first token in the highest bits.  In the sorted windows equal
-n-grams of every order are neighbours, since each is a prefix of its windows.  Where 64 bits do not hold a window, the
-part that fits is replaced by its rank and the packing goes on from there.
+The *window* of a position is the ``order`` tokens from it, padded with 0 after the text's end and packed into one
+integer, the first token in the highest bits.  In the sorted windows equal n-grams of every order are neighbours, since
+each is a prefix of its windows.  If a window exceeds 64 bits, the part that fits is replaced by its rank, and packing
+continues from there.
 
-Windows that begin with different tokens never meet.  So the vocabulary is cut into ranges, each range is counted by
-itself, and the results stand one behind the other: as many ranges as the memory asks for, each a pass over the tokens
-(which may lie in a mapped file), as many at a time as there are threads.
+Windows with different first tokens never meet.  So the vocabulary is cut into ranges of codes, as many as the memory
+requires; each is counted alone in a pass over the tokens (which may be a mapped file), one range a thread at a time,
+and the results are concatenated.
 """
 
 from __future__ import annotations
@@ -22,119 +21,69 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 
 from fst.table import BOS, EOS, UNK
-from lm_training.ngram.columns import InMemory, Store
-from lm_training.ngram.links import first_of_each
+from lm_training.ngram.array_store import ArrayStore
+from lm_training.ngram.trie import first_of_each
 
+MIN_COUNTS = (1, 1, 2, 4)
+"""Minimum counts of the paper's models: bigrams from 1 occurrence, trigrams from 2, 4-grams from 4."""
+DEFAULT_MEMORY = 4 << 30
+"""Bytes for counting."""
 SEPARATOR = EOS
-"""What stands between sentences while windows are sorted; as the lowest but one of all ids it sorts alike as <s> and as </s>."""
+"""Separator of sentences while windows are sorted; lower than all ids but one, it sorts like <s> and like </s>."""
 CODE_OF_ZERO = 1 - UNK
-"""Windows hold ids plus this much, so that even the lowest marker is above the padding, 0."""
+"""Windows hold ids plus this number, so that the lowest marker is above the padding, 0."""
 COMMON = 1000
-"""Counts from this one on share one entry of the counts of counts; no cutoff is that high."""
+"""Higher counts share the last of the counts of counts; no cutoff is that high."""
 PIECE = 1 << 18
-"""Tokens read at a time: few enough that a processor's cache holds all that is made of them."""
+"""Tokens read at a time; the intermediate arrays of so many fit into the processor's cache."""
 BLOCK = 1 << 18
 """Sorted windows counted at a time, for the same reason."""
 BYTES_A_WINDOW, BYTES_A_WIDE_WINDOW = 10, 56
-"""What counting one window takes while it lasts, sorted in place; and one that takes ranks, and so its place in the text."""
+"""Peak memory of counting one window: sorted in place; and with ranks, which need its position as well."""
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 Progress = Callable[[int, int], object]
-"""Called with the work done so far and all there is."""
+"""Called with the steps done and their total number."""
 
 
 @dataclass(frozen=True, eq=False)
-class NgramCounts:
-    """How often each n-gram occurs that occurs often enough; index ``o - 1`` of all lists belongs to order ``o``.
+class OrderCounts:
+    """The n-grams of one order that reach the minimum count, or a part of them with complete contexts.
 
-    ngrams: ``[n_o, o]`` int32, unique rows in lexicographic order: the n-grams that reach the order's minimum count.
-    counts: ``[n_o]`` int64.  The unigram ``<s>``, which is only ever a context, counts the sentences.
-    totals: ``[c_o]`` int64, of each context that some row has, in the order of the rows: how many tokens were seen after
-        it, those of rarer n-grams included.
-    types: ``[c_o]`` int64, how many different ones, the rarer included.
-    counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, rarer ones included; the last, ``COMMON``,
-        for all above as well.
+    ngrams: ``[n, o]`` int32, unique rows in lexicographic order.
+    counts: ``[n]`` int64.  The unigram ``<s>``, which is only ever a context, counts the sentences.
+    totals: ``[c]`` int64, of each context in the order of the rows: the tokens seen after it, those of rarer n-grams
+        included.
+    types: ``[c]`` int64, how many different ones, the rarer included.
+    counts_of_counts: ``[COMMON + 1]`` int64, entry r the number of n-grams seen r times, rarer ones included; the last
+        also those seen more often.
     """
 
-    ngrams: list[np.ndarray]
-    counts: list[np.ndarray]
-    totals: list[np.ndarray]
-    types: list[np.ndarray]
-    counts_of_counts: list[np.ndarray]
-
-    @property
-    def order(self) -> int:
-        return len(self.ngrams)
+    ngrams: np.ndarray
+    counts: np.ndarray
+    totals: np.ndarray
+    types: np.ndarray
+    counts_of_counts: np.ndarray
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What counting may use: threads, and bytes of memory for what lies between tokens and n-grams."""
-
-    threads: int = 1
-    memory: int = 4 << 30
-
-    def __post_init__(self) -> None:
-        if self.threads < 1 or self.memory < 1 << 20:
-            raise ValueError(f"expected at least one thread and 1 MiB of memory, got {self.threads} and {self.memory} bytes")
-
-    def passes(self, windows: int, bits: int, minimums: Sequence[int]) -> int:
-        """How often the tokens must be gone through, so that what is made of ``windows`` of them fits into the memory.
-
-        minimums: the minimum count of each order.  Where all n-grams of a high order are kept, they may be as many as windows.
-        """
-        each = BYTES_A_WINDOW if len(minimums) * bits <= 64 else BYTES_A_WIDE_WINDOW
-        each += sum(4 * order + 16 for order, minimum in enumerate(minimums, 1) if order > 2 and minimum == 1)
-        return max(self.threads, -(-windows * each * self.threads // self.memory))
-
-
-def count_stream(
-    tokens: np.ndarray,
-    order: int,
-    end_of_text: int | None,
-    min_counts: Sequence[int] = (1,),
-    resources: Resources | None = None,
-    progress: Progress | None = None,
-) -> NgramCounts:
-    """Count a stream in which ``end_of_text`` closes every document, and so stands before every next one.
-
-    The first document counts as preceded by it too.  With ``end_of_text=None`` the stream is one endless text.
-    Rarer n-grams of order o than entry o - 1 of ``min_counts`` (the last for higher orders) are counted, not listed;
-    unigrams always are.
-    """
-    stream = TokenStream.of(tokens, end_of_text)
-    return count_windows(stream, order, min_counts, resources or Resources(), progress)
-
-
-def count_sentences(
-    sentences: Iterable[np.ndarray], order: int, min_counts: Sequence[int] = (1,), resources: Resources | None = None
-) -> NgramCounts:
-    """Count sentences, one array of ids each, between ``<s>`` and ``</s>``; ``fst.table.UNK`` may stand for words."""
-    boundary = np.array([SEPARATOR], dtype=np.int32)
-    pieces = []
-    for sentence in sentences:
-        ids = _checked(sentence, lowest=UNK)
-        if ((ids < 0) & (ids != UNK)).any():
-            raise ValueError(f"expected sentences of token ids and <unk> ({UNK}) without their <s> and </s>, got {ids.tolist()}")
-        pieces += [ids.astype(np.int32), boundary]
-    stream = TokenStream.of(np.concatenate(pieces) if pieces else boundary[:0], SEPARATOR)
-    return count_windows(stream, order, min_counts, resources or Resources())
+NgramCounts = list[OrderCounts]
+"""Entry ``o - 1`` belongs to order ``o``."""
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStream:
-    """Token ids with the separator that is to be read before the first: what all ways of counting start from.
+    """Token ids, read as if the separator preceded the first.
 
     ids: ``[n]`` integers, in memory or mapped; sentences end with ``SEPARATOR``.
-    separator: the id that cuts them, None where nothing does.
+    separator: the id between texts; None for one endless text.
     highest: the highest id.
     """
 
@@ -144,12 +93,16 @@ class TokenStream:
 
     @classmethod
     def of(cls, tokens: np.ndarray, separator: int | None) -> TokenStream:
-        ids = _checked(tokens, lowest=UNK if separator == SEPARATOR else 0)
+        ids, lowest = np.asanyarray(tokens), UNK if separator == SEPARATOR else 0
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise ValueError(f"expected a flat array of integer token ids, got {ids.dtype} of shape {ids.shape}")
+        if len(ids) and not lowest <= int(ids.min()) <= int(ids.max()) < 2**31 - 1:
+            raise ValueError(f"expected token ids from 0 to {2**31 - 2}, got {int(ids.min())} to {int(ids.max())}")
         return cls(ids, separator, max(int(np.max(ids, initial=0)), separator or 0))
 
     @property
     def bits(self) -> int:
-        """How many bits a code needs."""
+        """The width of a code."""
         return (self.highest + CODE_OF_ZERO).bit_length()
 
     @property
@@ -158,143 +111,117 @@ class TokenStream:
 
     @property
     def size(self) -> int:
-        """How many positions there are, the separator before the first id among them."""
+        """The number of positions, that of the separator before the first id included."""
         return len(self.ids) + (self.separator is not None)
 
+    @property
+    def separator_code(self) -> int:
+        """-1 without a separator."""
+        return -1 if self.separator is None else self.separator + CODE_OF_ZERO
+
     def codes(self, begin: int, end: int) -> np.ndarray:
-        """``[end - begin]`` int64 codes of the positions from ``begin``; 0, the padding, beyond the end."""
+        """``[end - begin]`` int64 codes of the positions from ``begin``; 0, the padding, beyond the last."""
         codes = np.zeros(end - begin, dtype=np.int64)
         shift = self.size - len(self.ids)
         if begin < shift:
-            codes[0] = self.code
+            codes[0] = self.separator_code
         ids = self.ids[max(begin - shift, 0) : max(end - shift, 0)]
-        place = max(shift - begin, 0)
-        codes[place : place + len(ids)] = ids
-        codes[place : place + len(ids)] += CODE_OF_ZERO
+        target = codes[max(shift - begin, 0) :][: len(ids)]
+        target[:] = ids
+        target += CODE_OF_ZERO
         return codes
 
-    @property
-    def code(self) -> int:
-        """The separator's code, -1 where there is none."""
-        return -1 if self.separator is None else self.separator + CODE_OF_ZERO
-
     def histogram(self, shift: int) -> np.ndarray:
-        """How many positions hold each code, ``2 ** shift`` neighbouring ones counted together."""
+        """The number of positions of each code, ``2 ** shift`` neighbouring codes counted together."""
         counts = np.zeros((1 << self.bits >> shift) + 1, dtype=np.int64)
         for begin in range(0, self.size, PIECE):
             counts += np.bincount(self.codes(begin, min(begin + PIECE, self.size)) >> shift, minlength=len(counts))
         return counts
 
 
-def _checked(tokens: np.ndarray, lowest: int = 0) -> np.ndarray:
-    tokens = np.asanyarray(tokens)
-    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
-        raise ValueError(f"expected a flat array of integer token ids, got {tokens.dtype} of shape {tokens.shape}")
-    if len(tokens) and not lowest <= int(tokens.min()) <= int(tokens.max()) < 2**31 - 1:
-        raise ValueError(f"expected token ids from 0 to {2**31 - 2}, got {int(tokens.min())} to {int(tokens.max())}")
-    return tokens
-
-
 def minimum_of(min_counts: Sequence[int], order: int) -> int:
-    """The count from which on n-grams of ``order`` are kept; unigrams always are."""
+    """The count from which on n-grams of ``order`` are kept: entry o - 1 or the last one; 1 for unigrams."""
     if not len(min_counts) or min(min_counts) < 1:
         raise ValueError(f"expected a minimum count of at least 1 for each order, got {list(min_counts)}")
     return 1 if order == 1 else min_counts[min(order, len(min_counts)) - 1]
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What `NgramCounts` holds of one order, of consecutive n-grams whose contexts are whole."""
-
-    ngrams: np.ndarray
-    counts: np.ndarray
-    totals: np.ndarray
-    types: np.ndarray
-    counts_of_counts: np.ndarray
-
-
 class OrderCollector:
-    """Puts the parts of one order, which come in order, together."""
+    """Collects the n-grams of one order from consecutive parts into arrays of a store."""
 
-    def __init__(self, store: Store, stream: TokenStream, order: int) -> None:
+    def __init__(self, store: ArrayStore, stream: TokenStream, order: int) -> None:
         self.stream, self.order = stream, order
-        self.ngrams = store.column(f"ngrams-{order}", np.int32, order)
-        self.counts = store.column(f"counts-{order}", np.int64)
-        self.totals = store.column(f"totals-{order}", np.int64)
-        self.types = store.column(f"types-{order}", np.int64)
-        self.frequencies = store.column(f"counts_of_counts-{order}", np.int64)
+        self.columns = {"ngrams": store.column(f"ngrams-{order}", np.int32, order)}
+        for name in ("counts", "totals", "types", "counts_of_counts"):
+            self.columns[name] = store.column(f"{name}-{order}", np.int64)
         self.counts_of_counts = np.zeros(COMMON + 1, dtype=np.int64)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: OrderCounts) -> None:
         if self.order > 1 and self.stream.sentences:
             part.ngrams[part.ngrams[:, 0] == SEPARATOR, 0] = BOS
-        self.ngrams.append(part.ngrams)
-        self.counts.append(part.counts)
-        self.totals.append(part.totals)
-        self.types.append(part.types)
+        for name in ("ngrams", "counts", "totals", "types"):
+            self.columns[name].append(vars(part)[name])
         self.counts_of_counts += part.counts_of_counts
 
-    def finish(self) -> Part:
-        self.frequencies.append(self.counts_of_counts)
-        columns = (self.ngrams, self.counts, self.totals, self.types, self.frequencies)
-        return Part(*(column.finish() for column in columns))
+    def add_unigrams(self, tokens: np.ndarray, counts: np.ndarray) -> None:
+        """Add all unigrams ``[n]`` with their counts, that of the separator for all its positions.
+
+        The separator before the first text ends none.  For sentences it becomes ``</s>`` and ``<s>``, equally frequent.
+        """
+        separator, counts = self.stream.separator, counts.copy()
+        if separator is not None:
+            counts[np.searchsorted(tokens, separator)] -= 1
+        total, types = counts.sum(), np.count_nonzero(counts)
+        counts_of_counts = np.bincount(np.minimum(counts, COMMON), minlength=COMMON + 1)
+        if self.stream.sentences:
+            index, sentences = np.searchsorted(tokens, BOS), counts[np.searchsorted(tokens, SEPARATOR)]
+            tokens, counts = np.insert(tokens, index, BOS), np.insert(counts, index, sentences)
+        root = np.zeros(min(1, len(tokens)), dtype=np.int64)
+        self.add(OrderCounts(tokens[:, np.newaxis], counts, root + total, root + types, counts_of_counts))
+
+    def finish(self) -> OrderCounts:
+        self.columns["counts_of_counts"].append(self.counts_of_counts)
+        return OrderCounts(**{name: column.finish() for name, column in self.columns.items()})
 
 
-def unigram_part(stream: TokenStream, tokens: np.ndarray, counts: np.ndarray) -> Part:
-    """The unigrams ``[n]`` and their counts, with the separator, counted wherever it stands, in its two roles.
-
-    The one before the first text ends none.  Among sentences it is ``</s>`` as a unigram, with ``<s>`` beside it.
-    """
-    counts = counts.copy()
-    if stream.separator is not None:
-        counts[np.searchsorted(tokens, stream.separator)] -= 1
-    seen = counts[counts > 0] if stream.separator is not None else counts
-    totals, types = np.array([counts.sum()]), np.array([len(seen)])
-    counts_of_counts = np.bincount(np.minimum(counts, COMMON), minlength=COMMON + 1)
-    if stream.sentences:
-        # <s> takes its place between </s> and the tokens.
-        place, number = np.searchsorted(tokens, BOS), counts[np.searchsorted(tokens, SEPARATOR)]
-        tokens, counts = np.insert(tokens, place, BOS), np.insert(counts, place, number)
-    return Part(tokens[:, np.newaxis], counts, totals[: len(tokens)], types[: len(tokens)], counts_of_counts)
-
-
-def collected(parts: Sequence[Part]) -> NgramCounts:
-    """The counts of all orders."""
-    return NgramCounts(*([vars(part)[field.name] for part in parts] for field in fields(Part)))
-
-
-def count_windows(
+def count_ngrams(
     stream: TokenStream,
     order: int,
-    min_counts: Sequence[int],
-    resources: Resources,
+    min_counts: Sequence[int] = (1,),
+    memory: int = DEFAULT_MEMORY,
+    threads: int = 1,
     progress: Progress | None = None,
-    store: Store | None = None,
+    store: ArrayStore | None = None,
 ) -> NgramCounts:
-    """Count by sorting, range by range of first tokens; what is kept goes to the store."""
+    """Count the n-grams of orders 1 to ``order``.
+
+    min_counts: of each order the count from which on n-grams are listed, the last also of higher orders.
+    memory: bytes for counting.
+    store: where the result goes; by default to memory.
+    """
     if order < 1:
         raise ValueError(f"expected an order of at least 1, got {order}")
-    store = store or InMemory()
+    store = store or ArrayStore()
     minimums = [minimum_of(min_counts, o) for o in range(1, order + 1)]
-    ranges = _ranges(stream, resources.passes(stream.size, stream.bits, minimums))
-    longer = [OrderCollector(store, stream, o) for o in range(2, order + 1)]
+    ranges = _code_ranges(stream, _num_passes(stream, minimums, memory, threads))
+    unigrams, *longer = [OrderCollector(store, stream, o) for o in range(1, order + 1)]
     tokens, counts = [np.zeros(0, dtype=np.int32)], [np.zeros(0, dtype=np.int64)]
-    with ThreadPoolExecutor(resources.threads) as pool:
-        parts = in_order(pool, lambda codes: _count_range(stream, minimums, codes), ranges, resources.threads)
-        for done, (unigrams, *others) in enumerate(parts, 1):
-            tokens.append(unigrams.ngrams[:, 0])
-            counts.append(unigrams.counts)
-            for collector, part in zip(longer, others, strict=True):
-                collector.add(part)
+    with ThreadPoolExecutor(threads) as pool:
+        results = in_order(pool, lambda codes: _count_range(stream, minimums, codes), ranges, threads)
+        for done, (first, *others) in enumerate(results, 1):
+            tokens += [part.ngrams[:, 0] for part in first]
+            counts += [part.counts for part in first]
+            for collector, parts in zip(longer, others, strict=True):
+                for part in parts:
+                    collector.add(part)
             if progress is not None:
                 progress(done, len(ranges))
-    first = OrderCollector(store, stream, 1)
-    first.add(unigram_part(stream, np.concatenate(tokens), np.concatenate(counts)))
-    return collected([first.finish(), *(collector.finish() for collector in longer)])
+    unigrams.add_unigrams(np.concatenate(tokens), np.concatenate(counts))
+    return [collector.finish() for collector in (unigrams, *longer)]
 
 
 def in_order(pool: Executor, work: Callable[[Task], Result], tasks: Iterable[Task], ahead: int) -> Iterator[Result]:
-    """The results of ``work`` in order of the tasks, of which no more than ``ahead`` are begun before their turn."""
+    """The results of ``work`` in the order of the tasks, at most ``ahead`` of which start early."""
     waiting: deque[Future[Result]] = deque()
     for task in tasks:
         waiting.append(pool.submit(work, task))
@@ -304,159 +231,162 @@ def in_order(pool: Executor, work: Callable[[Task], Result], tasks: Iterable[Tas
         yield waiting.popleft().result()
 
 
+def _num_passes(stream: TokenStream, minimums: Sequence[int], memory: int, threads: int) -> int:
+    """The number of passes over the tokens that keep the intermediate arrays within ``memory`` bytes.
+
+    minimums: of each order.  If all n-grams of a high order are kept, they may be as many as windows.
+    """
+    each = BYTES_A_WINDOW if len(minimums) * stream.bits <= 64 else BYTES_A_WIDE_WINDOW
+    each += sum(4 * order + 16 for order, minimum in enumerate(minimums, 1) if order > 2 and minimum == 1)
+    return max(threads, -(-stream.size * each * threads // memory))
+
+
 @dataclass(frozen=True)
-class _Range:
-    """Codes from ``low`` to ``high`` - 1, which ``size`` windows begin with."""
+class _CodeRange:
+    """Codes from ``low`` to ``high`` - 1, which are the first of ``size`` windows."""
 
     low: int
     high: int
     size: int
 
 
-def _ranges(stream: TokenStream, parts: int) -> list[_Range]:
-    """Cut the codes into at most ``parts`` ranges that about as many windows begin in."""
+def _code_ranges(stream: TokenStream, parts: int) -> list[_CodeRange]:
+    """Cut the codes into at most ``parts`` ranges of about equally many windows."""
     shift = max(0, stream.bits - 20)
     histogram = stream.histogram(shift)
     ends = np.searchsorted(np.cumsum(histogram), np.arange(1, parts) * (stream.size / parts)) + 1
-    bounds = np.unique(np.concatenate([[0], ends, [len(histogram)]]))
-    return [_Range(int(low) << shift, int(high) << shift, int(histogram[low:high].sum())) for low, high in pairwise(bounds)]
+    bounds = pairwise(np.unique(np.concatenate([[0], ends, [len(histogram)]])))
+    return [_CodeRange(int(low) << shift, int(high) << shift, int(histogram[low:high].sum())) for low, high in bounds]
 
 
-def _joined(parts: Sequence[Part]) -> Part:
-    if len(parts) == 1:
-        return parts[0]
-    ngrams, counts, totals, types = (
-        np.concatenate([vars(part)[name] for part in parts]) for name in ("ngrams", "counts", "totals", "types")
-    )
-    return Part(ngrams, counts, totals, types, np.sum([part.counts_of_counts for part in parts], axis=0))
-
-
-def _count_range(stream: TokenStream, minimums: list[int], codes: _Range) -> list[Part]:
-    """Count the windows that begin with a code of the range; ``minimums`` are those of all orders."""
+def _count_range(stream: TokenStream, minimums: list[int], codes: _CodeRange) -> list[list[OrderCounts]]:
+    """Count the windows whose first code is in the range: for each order, consecutive parts."""
     order, bits = len(minimums), stream.bits
     last_code = np.uint64(2**bits - 1)
-    orders: list[Part] = []
-    positions: np.ndarray | None = None  # of the windows that go on after those before; None is everywhere
-    prefixes = np.zeros((1, 0), dtype=np.int32)  # the n-grams that the windows begin with the rank of
+    result: list[list[OrderCounts]] = []
+    positions: np.ndarray | None = None  # of the windows that exceed 64 bits; None before the first stage
+    prefixes = np.zeros((1, 0), dtype=np.int32)  # the n-grams that the ranks stand for
     ranks: np.ndarray = np.zeros(0, dtype=np.uint64)
-    while len(orders) < order:
-        done = len(orders)
+    while len(result) < order:
+        done = len(result)
         packed = min(order - done, (64 - (len(prefixes) - 1).bit_length()) // bits)
         last = done + packed == order
         if positions is None:
-            keys, positions = _pack(stream, packed, bits, codes, where=not last)
+            keys, positions = _pack(stream, packed, codes, with_positions=not last)
         else:
-            keys = _pack_at(stream, positions, done, packed, bits, ranks)
+            keys = _pack_after_ranks(stream, positions, done, packed, ranks)
         if not last:
-            goes_on = ((keys & last_code) != 0) & ((keys & last_code) != np.uint64(max(stream.code, 0)))
-            positions = positions[goes_on]
-            distinct, ranks = np.unique(keys[goes_on], return_inverse=True)
+            unfinished = (keys & last_code != 0) & (keys & last_code != np.uint64(max(stream.separator_code, 0)))
+            positions = positions[unfinished]
+            distinct, ranks = np.unique(keys[unfinished], return_inverse=True)
             ranks = ranks.astype(np.uint64)
         keys.sort()
         blocks = [
-            _count_sorted(keys[begin:end], prefixes, packed, bits, minimums[done : done + packed])
+            _count_sorted(keys[begin:end], prefixes, bits, minimums[done : done + packed])
             for begin, end in _blocks(keys, bits * (packed if done else packed - 1))
         ]
-        orders += [_joined(parts) for parts in zip(*blocks, strict=True)]
+        result += [list(parts) for parts in zip(*blocks, strict=True)]
         if not last:
             prefixes = _unpack(distinct, prefixes, packed, bits)
-    return orders
+    return result
 
 
-def _pack(stream: TokenStream, packed: int, bits: int, codes: _Range, where: bool) -> tuple[np.ndarray, np.ndarray]:
-    """``[w]`` uint64 windows of ``packed`` tokens that begin with a code of the range; ``[w]`` their positions, if asked for."""
+def _pack(stream: TokenStream, packed: int, codes: _CodeRange, with_positions: bool) -> tuple[np.ndarray, np.ndarray]:
+    """``[w]`` uint64 windows of ``packed`` tokens, the first in the range, and ``[w]`` their positions (or ``[0]``)."""
     windows = np.empty(codes.size, dtype=np.int64)
-    positions = np.empty(codes.size if where else 0, dtype=np.int64)
+    positions = np.empty(codes.size if with_positions else 0, dtype=np.int64)
     done = 0
     for begin in range(0, stream.size, PIECE):
         end = min(begin + PIECE, stream.size)
         piece = stream.codes(begin, end + packed)
         first = piece[: end - begin]
-        places = np.flatnonzero((first >= codes.low) & (first < codes.high))
-        windows[done : done + len(places)] = _windows(piece, places, packed, bits, stream.code)
-        if where:
-            positions[done : done + len(places)] = places + begin
-        done += len(places)
+        indices = np.flatnonzero((first >= codes.low) & (first < codes.high))
+        span = slice(done, done + len(indices))
+        windows[span] = _windows(piece, indices, packed, stream)
+        if with_positions:
+            positions[span] = indices + begin
+        done = span.stop
     return windows.view(np.uint64), positions
 
 
+def _pack_after_ranks(
+    stream: TokenStream, positions: np.ndarray, done: int, packed: int, ranks: np.ndarray
+) -> np.ndarray:
+    """``[w]`` uint64: the ranks of the ``done`` tokens from each position, and the ``packed`` tokens after them."""
+    keys = ranks << np.uint64(stream.bits * packed)
+    for begin in range(0, stream.size, PIECE):
+        low, high = np.searchsorted(positions, [begin, begin + PIECE])
+        codes = stream.codes(begin + done, begin + PIECE + done + packed)
+        keys[low:high] |= _windows(codes, positions[low:high] - begin, packed, stream, started=True).view(np.uint64)
+    return keys
+
+
+def _windows(
+    codes: np.ndarray, indices: np.ndarray, packed: int, stream: TokenStream, started: bool = False
+) -> np.ndarray:
+    """``[p]`` int64 windows of ``packed`` codes from ``indices``, 0 after a separator.
+
+    started: whether the text started before the window; otherwise a separator as its first code starts the text.
+    """
+    keys: np.ndarray = codes[indices]
+    inside = (keys != stream.separator_code) | (not started)
+    for offset in range(1, packed):
+        following = codes[indices + offset]
+        keys <<= stream.bits
+        keys |= following * inside
+        inside &= following != stream.separator_code
+    return keys
+
+
 def _blocks(keys: np.ndarray, shift: int) -> list[tuple[int, int]]:
-    """Cut sorted windows into blocks of about ``BLOCK``, never between two that share what is left of ``shift`` bits."""
+    """Cut sorted windows into blocks of about ``BLOCK``, never between two that are equal above ``shift`` bits."""
     heads = (keys[::BLOCK] >> np.uint64(shift)) << np.uint64(shift)
     bounds = np.unique(np.concatenate([[0], np.searchsorted(keys, heads), [len(keys)]]))
     return list(pairwise(bounds.tolist())) or [(0, 0)]
 
 
-def _windows(codes: np.ndarray, places: np.ndarray, packed: int, bits: int, ends: int, first_ends: bool = False) -> np.ndarray:
-    """``[p]`` int64 windows at ``places`` of ``codes``, which reach ``packed`` positions further; 0 after a code that ``ends`` the text.
+def _count_sorted(keys: np.ndarray, prefixes: np.ndarray, bits: int, minimums: list[int]) -> list[OrderCounts]:
+    """Count the n-grams that sorted windows begin with; ``minimums`` are those of the packed orders.
 
-    first_ends: whether the window's first code may be that one; else it is where the text starts.
+    Longest first: the distinct n-grams of one order, padded ones included, are the windows of the next.
     """
-    keys: np.ndarray = codes[places]
-    inside = keys != ends
-    for offset in range(1, packed):
-        following = codes[places + offset]
-        keys <<= bits
-        keys |= following * inside if first_ends or offset > 1 else following
-        if offset == 1 and not first_ends:
-            inside = following != ends
-        else:
-            inside &= following != ends
-    return keys
-
-
-def _pack_at(stream: TokenStream, positions: np.ndarray, done: int, packed: int, bits: int, ranks: np.ndarray) -> np.ndarray:
-    """``[w]`` uint64: the ranks of the ``done`` tokens from each position, and the ``packed`` tokens after them."""
-    keys = ranks << np.uint64(bits * packed)
-    for begin in range(0, stream.size, PIECE):
-        low, high = np.searchsorted(positions, [begin, begin + PIECE])
-        codes = stream.codes(begin + done, begin + PIECE + done + packed)
-        keys[low:high] |= _windows(codes, positions[low:high] - begin, packed, bits, stream.code, first_ends=True).view(np.uint64)
-    return keys
-
-
-def _count_sorted(keys: np.ndarray, prefixes: np.ndarray, packed: int, bits: int, minimums: list[int]) -> list[Part]:
-    """Count the n-grams that sorted windows begin with, of the ``packed`` orders that they add to their prefixes'.
-
-    From the longest to the shortest: the distinct n-grams of one order, padded ones included, are the windows of the next.
-    """
-    orders: list[Part] = []
-    counts: np.ndarray | None = None
-    for taken in range(packed, 0, -1):
+    orders: list[OrderCounts] = []
+    counts = np.ones(len(keys), dtype=np.int64)
+    for taken in range(len(minimums), 0, -1):
         first = np.flatnonzero(first_of_each(keys))
-        counts = np.diff(first, append=len(keys)) if counts is None else np.add.reduceat(counts, first) if len(first) else counts
+        counts = np.add.reduceat(counts, first) if len(first) else counts
         keys = keys[first]
-        orders.append(_cut_off(keys, counts, prefixes, taken, bits, minimums[taken - 1]))
+        orders.append(_order_counts(keys, counts, prefixes, taken, bits, minimums[taken - 1]))
         keys = keys >> np.uint64(bits)
     return orders[::-1]
 
 
-def _cut_off(keys: np.ndarray, counts: np.ndarray, prefixes: np.ndarray, taken: int, bits: int, minimum: int) -> Part:
-    """One order, from all its distinct n-grams ``[n]`` and their counts; shorter ones, padded, are no n-grams of it."""
+def _order_counts(
+    keys: np.ndarray, counts: np.ndarray, prefixes: np.ndarray, taken: int, bits: int, minimum: int
+) -> OrderCounts:
+    """One order, from its distinct n-grams ``[n]`` and their counts; shorter ones, padded, are left out."""
     complete = (keys & np.uint64(2**bits - 1)) != 0
     if not complete.all():
         keys, counts = keys[complete], counts[complete]
-    contexts = keys >> np.uint64(bits)
-    starts = np.flatnonzero(first_of_each(contexts))
+    starts = np.flatnonzero(first_of_each(keys >> np.uint64(bits)))
     totals = np.add.reduceat(counts, starts) if len(starts) else np.zeros(0, dtype=np.int64)
     types = np.diff(starts, append=len(keys))
-    common = np.bincount(np.minimum(counts, COMMON), minlength=COMMON + 1)
+    counts_of_counts = np.bincount(np.minimum(counts, COMMON), minlength=COMMON + 1)
     if minimum > 1:
         kept = np.flatnonzero(counts >= minimum)
-        with_kept = np.searchsorted(starts, kept, side="right") - 1
-        with_kept = with_kept[first_of_each(with_kept)]
-        keys, counts, totals, types = keys[kept], counts[kept], totals[with_kept], types[with_kept]
-    ngrams = _unpack(keys, prefixes, taken, bits)
-    return Part(ngrams, counts.astype(np.int64, copy=False), totals.astype(np.int64, copy=False), types, common)
+        contexts = np.searchsorted(starts, kept, side="right") - 1
+        contexts = contexts[first_of_each(contexts)]
+        keys, counts, totals, types = keys[kept], counts[kept], totals[contexts], types[contexts]
+    return OrderCounts(_unpack(keys, prefixes, taken, bits), counts, totals, types, counts_of_counts)
 
 
 def _unpack(keys: np.ndarray, prefixes: np.ndarray, taken: int, bits: int) -> np.ndarray:
-    """``[n, order]`` int32 ids of keys that end in ``taken`` codes and begin with the rank of a prefix."""
+    """``[n, order]`` int32 ids of keys: the rank of a prefix, then ``taken`` codes."""
     done = prefixes.shape[1]
     rows = np.empty((len(keys), done + taken), dtype=np.uint32)
     for column in range(taken):
         rows[:, done + column] = (keys >> np.uint64(bits * (taken - 1 - column))) & np.uint64(2**bits - 1)
-    rows -= np.uint32(CODE_OF_ZERO)  # wraps below 0, where int32 has the markers
+    rows -= np.uint32(CODE_OF_ZERO)  # wraps below 0, to the markers as int32
     ids = rows.view(np.int32)
     if done:
         ids[:, :done] = prefixes[(keys >> np.uint64(bits * taken)).astype(np.int64)]

@@ -1,9 +1,9 @@
 """Linear interpolation of two backoff models: p(w | h) = λ p_1(w | h) + (1 - λ) p_2(w | h).
 
-A mixture of backoff models is no backoff model, since its two parts back off by themselves.  The model built here has
-all n-grams of either, each with exactly the mixture's probability (a part that lacks the n-gram backs off for it), and
-backoff weights that make every context sum to 1; only for n-grams that neither has is it an approximation.  A token
-that one of the models does not know has probability 0 there.
+A mixture of backoff models is no backoff model, since each of the two backs off by itself.  The model built here has
+all n-grams of both, each with exactly the mixture's probability (a model without the n-gram backs off), and backoff
+weights that make every context sum to 1; it approximates the mixture only for n-grams that neither has.  A token that
+one of the models does not know has probability 0 in it.
 
 (The static interpolation of SRILM's ``ngram -mix-lm``; Stolcke 2002.)
 """
@@ -15,56 +15,54 @@ from dataclasses import replace
 import numpy as np
 
 from fst.table import NgramTable
-from lm_training.ngram.links import NgramLinks, first_of_each
+from lm_training.ngram.backoff import normalised_table
 from lm_training.ngram.perplexity import table_log_probs
-from lm_training.ngram.smoothing.base import backoff_weights
+from lm_training.ngram.trie import NgramTrie
 
 
 def interpolate(first: NgramTable, second: NgramTable, weight: float) -> NgramTable:
-    """The mixture that gives ``first`` the weight λ = ``weight`` and ``second`` the rest.
+    """The mixture of ``first`` by the weight λ = ``weight`` and ``second`` by 1 - λ.
 
     Raises:
-        ValueError: the weight is not between 0 and 1, the models belong to different vocabularies, or one is not closed.
+        ValueError: the weight is not between 0 and 1, the vocabularies differ, or a model is not closed.
     """
     if not 0 < weight < 1:
-        raise ValueError(f"expected a weight between 0 and 1, got {weight}; use one of the models alone if that is meant")
+        raise ValueError(
+            f"expected a weight between 0 and 1, got {weight}; use one of the models alone if that is meant"
+        )
     if first.symbols != second.symbols:
-        raise ValueError("expected two models with the same words for the same ids, got different words; see in_one_vocabulary")
+        raise ValueError(
+            "expected two models with the same words for the same ids, got different words; see in_one_vocabulary"
+        )
     if first.fingerprint and second.fingerprint and first.fingerprint != second.fingerprint:
         raise ValueError(
             f"expected two models of one tokenizer, got the fingerprints {first.fingerprint} and {second.fingerprint}; "
             "estimate both with the same"
         )
     tables = (first, second)
-    ngrams, links, places = _union(tables)
-    scores = [_log_probs_of(table, links, place) for table, place in zip(tables, places, strict=True)]
+    ngrams, trie, union_rows = _union(tables)
+    scores = [_log_probs_of(table, trie, rows) for table, rows in zip(tables, union_rows, strict=True)]
     shares = np.log([weight, 1 - weight])
     probs = [np.exp(np.logaddexp(shares[0] + one, shares[1] + other)) for one, other in zip(*scores, strict=True)]
-    backoffs = [np.zeros(len(rows)) for rows in ngrams]
-    for order in range(2, len(ngrams) + 1):
-        prefixes, suffixes = links.prefixes[order - 1], links.suffixes[order - 1]
-        starts = np.flatnonzero(first_of_each(prefixes))
-        weights, probs[order - 1] = backoff_weights(probs[order - 1], probs[order - 2][suffixes], starts)
-        backoffs[order - 2][prefixes[starts]] = np.log(weights)
-    with np.errstate(divide="ignore"):
-        log_probs = [np.log(p) for p in probs]
-    return NgramTable(ngrams, log_probs, backoffs, first.symbols, first.fingerprint or second.fingerprint)
+    mixture = normalised_table(ngrams, probs, trie.prefixes, trie.suffixes)
+    return replace(mixture, symbols=first.symbols, fingerprint=first.fingerprint or second.fingerprint)
 
 
 def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable, NgramTable]:
     """The two tables with the same words for the same ids: those of ``first``, then those that only ``second`` has.
 
-    Models of token ids come back as they are.
+    Models of token ids are returned unchanged.
 
     Raises:
         ValueError: one model is of words and the other of token ids.
     """
     if (first.symbols is None) != (second.symbols is None):
-        raise ValueError("expected two models of words or two of token ids, got one of each; estimate both over one vocabulary")
+        raise ValueError(
+            "expected two models of words or two of token ids, got one of each; estimate both over one vocabulary"
+        )
     if first.symbols is None or second.symbols is None or first.symbols == second.symbols:
         return first, second
-    ids = {word: number for number, word in enumerate(first.symbols)}
-    symbols = first.symbols + [word for word in second.symbols if word not in ids]
+    symbols = list(dict.fromkeys(first.symbols + second.symbols))
     ids = {word: number for number, word in enumerate(symbols)}
     new_ids = np.array([ids[word] for word in second.symbols], dtype=np.int32)
     ngrams, log_probs, backoffs = [], [], []
@@ -78,15 +76,17 @@ def in_one_vocabulary(first: NgramTable, second: NgramTable) -> tuple[NgramTable
 
 
 def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, rounds: int = 30) -> float:
-    """The λ under which the mixture, λ p_1 + (1 - λ) p_2 token by token, makes held-out ``tokens`` ``[n]`` likeliest.
+    """The λ of the mixture, token by token, that gives held-out ``tokens`` ``[n]`` the highest likelihood.
 
-    By expectation maximisation: λ becomes the mean share that ``first`` has in the probability of each token.  Tokens
-    that neither model knows say nothing.
+    Expectation maximisation: λ becomes the mean share of ``first`` in the probability of each token.  Tokens that
+    neither model knows are skipped.
     """
     first_log_probs, second_log_probs = table_log_probs(first, tokens), table_log_probs(second, tokens)
     known = np.isfinite(first_log_probs) | np.isfinite(second_log_probs)
     if not known.any():
-        raise ValueError(f"expected held-out tokens that the models know, got none among {len(tokens)}; give other text")
+        raise ValueError(
+            f"expected held-out tokens that the models know, got none among {len(tokens)}; give other text"
+        )
     odds = np.exp(np.clip(second_log_probs[known] - first_log_probs[known], -700, 700))
     weight = 0.5
     for _ in range(rounds):
@@ -94,40 +94,39 @@ def best_weight(first: NgramTable, second: NgramTable, tokens: np.ndarray, round
     return weight
 
 
-def _union(tables: tuple[NgramTable, NgramTable]) -> tuple[list[np.ndarray], NgramLinks, list[list[np.ndarray]]]:
-    """The n-grams of both tables, their links, and for each table and order the place ``[n_o]`` of its rows among them."""
+def _union(tables: tuple[NgramTable, NgramTable]) -> tuple[list[np.ndarray], NgramTrie, list[list[np.ndarray]]]:
+    """The n-grams of both tables, their trie, and per table and order the union's rows ``[n_o]`` of its n-grams."""
     unigrams = np.union1d(*(table.ngrams[0][:, 0] for table in tables)).astype(np.int32)
-    ngrams = [unigrams[:, np.newaxis]]
-    links = NgramLinks(unigrams)
-    parts = [NgramLinks.of(table.ngrams) for table in tables]
-    places = [[np.searchsorted(unigrams, table.ngrams[0][:, 0])] for table in tables]
+    ngrams, trie = [unigrams[:, np.newaxis]], NgramTrie(unigrams)
+    tries = [NgramTrie.of(table.ngrams) for table in tables]
+    union_rows = [[np.searchsorted(unigrams, table.ngrams[0][:, 0])] for table in tables]
     for order in range(2, max(table.order for table in tables) + 1):
         members = [i for i in (0, 1) if tables[i].order >= order]
-        prefixes = {i: places[i][-1][parts[i].prefixes[order - 1]] for i in members}
-        suffixes = {i: places[i][-1][parts[i].suffixes[order - 1]] for i in members}
-        keys = {i: prefixes[i] * links.radix + links.codes(tables[i].ngrams[order - 1][:, -1]) for i in members}
+        prefixes = {i: union_rows[i][-1][tries[i].prefixes[order - 1]] for i in members}
+        suffixes = {i: union_rows[i][-1][tries[i].suffixes[order - 1]] for i in members}
+        keys = {i: trie.keys_of(tables[i].ngrams[order - 1][:, -1], prefixes[i]) for i in members}
         union = np.unique(np.concatenate(list(keys.values())))
         rows = np.empty((len(union), order), dtype=np.int32)
         union_prefixes, union_suffixes = np.empty((2, len(union)), dtype=np.int64)
         for i in members:
-            place = np.searchsorted(union, keys[i])
-            rows[place], union_prefixes[place], union_suffixes[place] = tables[i].ngrams[order - 1], prefixes[i], suffixes[i]
-            places[i].append(place)
-        links.append(rows[:, -1], union_prefixes, union_suffixes)
+            own = np.searchsorted(union, keys[i])
+            rows[own], union_prefixes[own], union_suffixes[own] = tables[i].ngrams[order - 1], prefixes[i], suffixes[i]
+            union_rows[i].append(own)
+        trie.append(union, union_prefixes, union_suffixes)
         ngrams.append(rows)
-    return ngrams, links, places
+    return ngrams, trie, union_rows
 
 
-def _log_probs_of(table: NgramTable, links: NgramLinks, places: list[np.ndarray]) -> list[np.ndarray]:
-    """Per order, ``[n_o]`` natural log p(w | h) that ``table`` gives each n-gram of ``links``, its own or not."""
-    scores = [np.full(len(links.keys[0]), -np.inf)]
-    scores[0][places[0]] = table.log_probs[0]
-    for order in range(2, len(links.keys) + 1):
-        backoffs = np.zeros(len(links.keys[order - 2]))
+def _log_probs_of(table: NgramTable, trie: NgramTrie, rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Per order, ``[n_o]`` natural log p(w | h) by ``table`` of each n-gram of the trie; ``rows`` are its own."""
+    scores = [np.full(len(trie.keys[0]), -np.inf)]
+    scores[0][rows[0]] = table.log_probs[0]
+    for order in range(2, len(trie.keys) + 1):
+        backoffs = np.zeros(len(trie.keys[order - 2]))
         if order - 1 <= table.order:
-            backoffs[places[order - 2]] = table.backoffs[order - 2]
-        score = backoffs[links.prefixes[order - 1]] + scores[-1][links.suffixes[order - 1]]
+            backoffs[rows[order - 2]] = table.backoffs[order - 2]
+        score = backoffs[trie.prefixes[order - 1]] + scores[-1][trie.suffixes[order - 1]]
         if order <= table.order:
-            score[places[order - 1]] = table.log_probs[order - 1]
+            score[rows[order - 1]] = table.log_probs[order - 1]
         scores.append(score)
     return scores

@@ -1,7 +1,7 @@
-"""Models estimated by KenLM's ``lmplz`` (modified Kneser-Ney), where that program is installed.
+"""Modified Kneser-Ney models by KenLM's ``lmplz``, if that program is installed.
 
-Its input is text, one sentence a line: of token ids, the ids themselves, one document a line with its end-of-text token;
-``<s>`` and ``</s>``, which ``lmplz`` puts around every line, come on top.  Its output is an ARPA file.
+Its input is text, one sentence a line; for token ids, one document a line, ids in decimal, its end-of-text token
+included.  ``lmplz`` adds ``<s>`` and ``</s>`` around every line.  Its output is an ARPA file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 import numpy as np
 
 from fst.table import UNK
-from lm_training.ngram.counts import PIECE, TokenStream
+from lm_training.ngram.counts import DEFAULT_MEMORY, PIECE, TokenStream
 
 HOW_TO_GET = (
     "KenLM's wheel has no programs; with CMake, a C++ compiler and Boost, build them from its source: "
@@ -27,7 +27,7 @@ HOW_TO_GET = (
 
 
 def program(name: str) -> str:
-    """The path of one of KenLM's programs; ValueError, with the way to get it, where there is none."""
+    """The path of one of KenLM's programs; ValueError, with instructions, if it is not installed."""
     path = shutil.which(name)
     if path is None:
         raise ValueError(f"expected KenLM's program {name} on the PATH, found none. {HOW_TO_GET}")
@@ -36,33 +36,35 @@ def program(name: str) -> str:
 
 @dataclass(frozen=True)
 class KenlmOptions:
-    """What ``lmplz`` is told.
+    """Options of ``lmplz``.
 
     order: the longest n-grams.
-    prune: for each order the count up to which n-grams are dropped, the last for higher orders; 0 for none.
+    prune: of each order the count up to which n-grams are dropped, the last also of higher orders; 0 for none.
     memory: bytes for sorting.
     """
 
     order: int = 4
     prune: Sequence[int] = (0, 0, 1, 1)
-    memory: int = 4 << 30
+    memory: int = DEFAULT_MEMORY
 
 
-def estimate_arpa(stream: TokenStream, symbols: Sequence[str] | None, options: KenlmOptions, arpa: Path, scratch: Path) -> None:
-    """Have ``lmplz`` write the ARPA file of a stream's texts; its own temporary files go to ``scratch``.
+def estimate_arpa(
+    stream: TokenStream, symbols: Sequence[str] | None, options: KenlmOptions, arpa: Path, scratch: Path
+) -> None:
+    """Run ``lmplz`` on a stream's texts, with its temporary files in ``scratch``.
 
     Raises:
-        ValueError: ``lmplz`` is missing, or fails; the message holds its last line.
+        ValueError: ``lmplz`` is missing, or fails; the message ends with its last line.
     """
     prune = [*options.prune, *[options.prune[-1]] * options.order][: options.order]
     command = [program("lmplz"), "-o", str(options.order), "-S", f"{options.memory}b", "-T", str(scratch / "lmplz")]
-    # Subword corpora have too few rare unigrams for its discounts; without the fallback it would give up on them.
+    # Subword corpora have too few rare unigrams for its discounts; without the fallback it fails on them.
     command += ["--arpa", str(arpa), "--discount_fallback", "--prune", *map(str, prune)]
     _run(command, lambda file: write_sentences(stream, symbols, file))
 
 
 def build_binary(arpa: Path, binary: Path) -> None:
-    """Have ``build_binary`` turn an ARPA file into KenLM's own format."""
+    """Convert an ARPA file to KenLM's binary format."""
     _run([program("build_binary"), str(arpa), str(binary)], lambda file: None)
 
 
@@ -74,27 +76,25 @@ def _run(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
             with process.stdin as file:
                 write(file)
         except BrokenPipeError:
-            pass  # it gave up; why, it has written
+            pass  # the program failed; its messages say why
         except BaseException:
             process.kill()
             process.wait()
             raise
         if process.wait() != 0:
             messages.seek(0)
-            lines = messages.read().decode(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "no message")
-            raise ValueError(f"{Path(command[0]).name} failed with status {process.returncode}: {last.strip()}")
+            lines = [line for line in messages.read().decode(errors="replace").split("\n") if line.strip()]
+            last = lines[-1].strip() if lines else "no message"
+            raise ValueError(f"{Path(command[0]).name} failed with status {process.returncode}: {last}")
 
 
 def write_sentences(stream: TokenStream, symbols: Sequence[str] | None, file: IO[bytes]) -> None:
     """Write a stream's texts, one a line, words between spaces."""
     for begin in range(0, len(stream.ids), PIECE):
-        ids = np.asarray(stream.ids[begin : begin + PIECE])
-        if stream.sentences:
-            assert symbols is not None
-            line_of = {stream.separator: "\n", UNK: "<unk> "}
-            text = "".join([line_of[token] if token < 0 else symbols[token] + " " for token in ids.tolist()])
+        ids = np.asarray(stream.ids[begin : begin + PIECE]).tolist()
+        if symbols is not None:
+            markers = {stream.separator: "\n", UNK: "<unk> "}
+            text = "".join([markers[token] if token < 0 else symbols[token] + " " for token in ids])
         else:
-            ends = {stream.separator}
-            text = "".join([f"{token}\n" if token in ends else f"{token} " for token in ids.tolist()])
+            text = "".join([f"{token}\n" if token == stream.separator else f"{token} " for token in ids])
         file.write(text.encode())

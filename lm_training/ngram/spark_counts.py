@@ -1,8 +1,16 @@
-"""The counting engine on a Spark cluster, or on Spark's local mode.
+"""Counting n-grams on a Spark cluster or in Spark's local mode; the result is that of ``lm_training.ngram.counts``.
 
-The driver and all workers must see the work directory (a shared file system) and have latticebpd installed; workers map
-the token file, pack the windows of their pieces, and everything after is the SQL of ``lm_training.ngram.sql_counts``.  Tables
-are Parquet files in the work directory; the driver reads the n-grams that are kept, with DuckDB.
+Windows of N tokens, padded after a text's end, lie in columns t0, t1, ...; each SQL statement writes one table:
+
+    ngrams_N       the distinct windows and their number n
+    ngrams_o       the same for their first o tokens, from ngrams_{o+1}
+    kept_o         those that reach the minimum count, sorted, with the sum (total) and the number (types) of all
+                   n-grams of their context
+    frequencies_o  how many n-grams occur r times
+
+Tables are directories of Parquet files in the work folder.  An existing table is not made again, so a killed job
+continues after the last one.  The driver and all workers must see the folder (a shared file system) and have latticebpd
+installed; workers map the token file and cut the windows of their pieces.
 """
 
 from __future__ import annotations
@@ -15,18 +23,32 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_training.ngram.counts import PIECE, TokenStream
-from lm_training.ngram.sql_counts import Packing, rows_in_order
+from fst.table import UNK
+from lm_training.ngram.array_store import ArrayStore
+from lm_training.ngram.counts import (
+    CODE_OF_ZERO,
+    COMMON,
+    PIECE,
+    NgramCounts,
+    OrderCollector,
+    OrderCounts,
+    Progress,
+    TokenStream,
+    minimum_of,
+)
+from lm_training.ngram.trie import first_of_each
 
 if TYPE_CHECKING:
     import pyarrow
 
+PADDING = UNK - 1
 
-class Spark:
-    """Counts on a cluster; made tables are directories that hold Spark's ``_SUCCESS``."""
 
-    def __init__(self, directory: Path, master: str, memory: int, threads: int) -> None:
-        """Start a session, or use the one that is running.
+class SparkCounter:
+    """Counts one stream in a session of its own, or in the one that is running."""
+
+    def __init__(self, folder: Path, master: str, memory: int, threads: int) -> None:
+        """Start a session with its files in ``folder``.
 
         Raises:
             ValueError: pyspark, pyarrow or Java is missing.
@@ -36,14 +58,17 @@ class Spark:
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError as error:
-            raise ValueError(f"expected the packages of the extra spark, lacking {error.name}: pip install 'latticebpd[spark]'") from None
-        self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        builder = SparkSession.builder.master(master).appName("latticebpd").config("spark.driver.memory", f"{memory >> 20}m")
+            raise ValueError(
+                f"expected the packages of the extra spark, lacking {error.name}: pip install 'latticebpd[spark]'"
+            ) from None
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        builder = SparkSession.builder.master(master).appName("latticebpd")
         for name, value in {
-            "spark.local.dir": str((directory / "spill").resolve()),
+            "spark.driver.memory": f"{memory >> 20}m",
+            "spark.local.dir": str((folder / "spill").resolve()),
             "spark.sql.shuffle.partitions": str(max(8, 4 * threads)),
-            "spark.sql.warehouse.dir": str((directory / "warehouse").resolve()),
+            "spark.sql.warehouse.dir": str((folder / "warehouse").resolve()),
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.pyspark.python": sys.executable,
@@ -54,69 +79,114 @@ class Spark:
             self.session = builder.getOrCreate()
         except PySparkException as error:
             reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"{master}: expected to reach Spark there, got {reason}; is Java installed, and the master running?") from None
+            raise ValueError(
+                f"{master}: expected to reach Spark there, got {reason}; is Java installed, and the master running?"
+            ) from None
 
-    def close(self) -> None:
-        self.session.stop()
+    def count(
+        self, stream: TokenStream, order: int, min_counts: Sequence[int], progress: Progress, store: ArrayStore
+    ) -> NgramCounts:
+        """What ``lm_training.ngram.counts.count_ngrams`` counts, to the bit."""
+        try:
+            if not self._exists(f"ngrams_{order}"):
+                self._windows(stream, order)
+            for o in range(order, 0, -1):
+                tokens, context = _columns(o), _columns(o - 1) or "0"
+                source, number = ("windows", "count(*)") if o == order else (f"ngrams_{o + 1}", "sum(n)")
+                self._table(f"ngrams_{o}", f"SELECT {tokens}, {number} AS n FROM {source} GROUP BY {tokens}")
+                complete = f"SELECT * FROM ngrams_{o} WHERE t{o - 1} <> {PADDING}"
+                counted = (
+                    f"SELECT *, sum(n) OVER (PARTITION BY {context}) AS total, "
+                    f"count(*) OVER (PARTITION BY {context}) AS types FROM ({complete})"
+                )
+                minimum = minimum_of(min_counts, o)
+                self._table(f"kept_{o}", f"SELECT * FROM ({counted}) WHERE n >= {minimum} ORDER BY {tokens}")
+                frequencies = f"SELECT least(n, {COMMON}) AS r, count(*) AS n FROM ({complete}) GROUP BY 1"
+                self._table(f"frequencies_{o}", frequencies)
+                progress(order - o + 1, order)
+            return [self._fetch(stream, o, store) for o in range(1, order + 1)]
+        finally:
+            self.session.stop()
 
-    def windows(self, stream: TokenStream, packing: Packing, order: int) -> None:
-        if self._made(f"ngrams_{order}"):
-            return
-        names = packing.names(order)
+    def _windows(self, stream: TokenStream, order: int) -> None:
         pieces = -(-stream.size // PIECE)
-        schema = ", ".join(f"{name} BIGINT" for name in names)
-        frame = self.session.range(0, pieces, 1, max(1, pieces)).mapInArrow(_packer(self._source(stream), stream, packing, order), schema)
+        schema = ", ".join(f"t{i} INT" for i in range(order))
+        frame = self.session.range(0, pieces, 1, max(1, pieces))
+        frame = frame.mapInArrow(_window_cutter(self._source(stream), stream, order), schema)
         frame.createOrReplaceTempView("windows")
 
     def _source(self, stream: TokenStream) -> Callable[[], np.ndarray]:
-        """How a worker gets the ids: from the file that they are mapped from, or one made of them."""
+        """Opens the ids in a worker: the file that they are mapped from, or one made of them."""
         ids = stream.ids
         mapped: object = ids.base
-        if isinstance(ids, np.memmap) and isinstance(mapped, mmap.mmap) and ids.filename:  # a view's offset is not its own
+        if (
+            isinstance(ids, np.memmap) and isinstance(mapped, mmap.mmap) and ids.filename
+        ):  # not a view: its offset is known
             path, offset = Path(ids.filename), ids.offset
         else:
-            path, offset = self.directory / "ids.bin", 0
+            path, offset = self.folder / "ids.bin", 0
             np.ascontiguousarray(ids).tofile(path)
-        where, dtype, size = str(path.resolve()), ids.dtype, len(ids)
-        return lambda: np.memmap(where, dtype=dtype, mode="r", offset=offset, shape=(size,)) if size else np.zeros(0, dtype)
+        name, dtype, size = str(path.resolve()), ids.dtype, len(ids)
+        return lambda: np.memmap(name, dtype, "r", offset, (size,)) if size else np.zeros(0, dtype)
 
-    def table(self, name: str, query: str) -> None:
-        path = self.directory / name
-        if not self._made(name):
-            self.session.sql(query).write.mode("overwrite").parquet(str(path))
-        self.session.read.parquet(str(path)).createOrReplaceTempView(name)
+    def _exists(self, name: str) -> bool:
+        return (self.folder / name / "_SUCCESS").exists()
 
-    def _made(self, name: str) -> bool:
-        return (self.directory / name / "_SUCCESS").exists()
+    def _table(self, name: str, query: str) -> None:
+        path = str(self.folder / name)
+        if not self._exists(name):
+            self.session.sql(query).write.mode("overwrite").parquet(path)
+        self.session.read.parquet(path).createOrReplaceTempView(name)
 
-    def drop(self, name: str) -> None:
-        """Tables stay: a job that goes on may need them, and the directory goes with the job."""
+    def _rows(self, name: str) -> Iterator[dict[str, np.ndarray]]:
+        """The rows of a table in pieces, in the order of its files: ``[n]`` by column."""
+        from pyarrow import parquet
 
-    def shifted(self, column: str, bits: int) -> str:
-        return f"shiftright({column}, {bits})"
+        for path in sorted((self.folder / name).glob("part-*.parquet")):
+            for batch in parquet.ParquetFile(path).iter_batches(batch_size=1 << 19):
+                yield {column: batch.column(column).to_numpy() for column in batch.schema.names}
 
-    def rows(self, query: str, keys: Sequence[str]) -> Iterator[dict[str, np.ndarray]]:
-        import duckdb
+    def _fetch(self, stream: TokenStream, order: int, store: ArrayStore) -> OrderCounts:
+        collector = OrderCollector(store, stream, order)
+        if order == 1:
+            empty: dict[str, np.ndarray] = {"t0": np.zeros(0, np.int32), "n": np.zeros(0, np.int64)}
+            pieces = [empty, *self._rows("kept_1")]
+            collector.add_unigrams(*(np.concatenate([piece[name] for piece in pieces]) for name in empty))
+            return collector.finish()
+        last_context = np.zeros(0, dtype=np.int32)
+        for piece in self._rows(f"kept_{order}"):
+            ids = np.stack([piece[f"t{i}"] for i in range(order)], axis=1).astype(np.int32, copy=False)
+            first = first_of_each(ids[:, :-1])
+            first[0] = not np.array_equal(ids[0, :-1], last_context)
+            last_context = ids[-1, :-1].copy()
+            totals, types = piece["total"][first], piece["types"][first]
+            collector.add(OrderCounts(ids, piece["n"], totals, types, np.zeros(COMMON + 1, dtype=np.int64)))
+        for piece in self._rows(f"frequencies_{order}"):
+            collector.counts_of_counts[piece["r"]] += piece["n"]
+        return collector.finish()
 
-        name = query.rsplit(" ", 1)[-1]
-        with duckdb.connect() as connection:
-            files = str(self.directory / name / "*.parquet").replace("'", "''")
-            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet('{files}')")
-            yield from rows_in_order(connection, query, keys)
+
+def _columns(order: int) -> str:
+    return ", ".join(f"t{i}" for i in range(order))
 
 
-def _packer(source: Callable[[], np.ndarray], stream: TokenStream, packing: Packing, order: int) -> Any:
-    """What workers do: the numbers of pieces in, the windows of the pieces out, as Arrow batches."""
+def _window_cutter(source: Callable[[], np.ndarray], stream: TokenStream, order: int) -> Any:
+    """What workers do: numbers of pieces in, the windows of the pieces out, as Arrow batches."""
     separator, highest = stream.separator, stream.highest
 
-    def pack(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    def cut(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
         local_stream = TokenStream(source(), separator, highest)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                begin = number * PIECE
-                columns = packing.pack(local_stream, order, begin, min(begin + PIECE, local_stream.size))
-                yield pyarrow.RecordBatch.from_pydict({name: pyarrow.array(keys) for name, keys in columns.items()})
+                begin, end = number * PIECE, min((number + 1) * PIECE, local_stream.size)
+                codes, inside = local_stream.codes(begin, end + order), np.ones(end - begin, dtype=bool)
+                columns = {}
+                for i in range(order):
+                    token = codes[i : i + end - begin]
+                    columns[f"t{i}"] = pyarrow.array((token * inside - CODE_OF_ZERO).astype(np.int32))
+                    inside &= (token != local_stream.separator_code) | (i == 0)
+                yield pyarrow.RecordBatch.from_pydict(columns)
 
-    return pack
+    return cut

@@ -1,12 +1,13 @@
-"""What predictors are to say: batches of texts, or of the hidden states they were written from, with labels.
+"""Batches of texts, or of the hidden states that they were written from, with each predictor's labels.
 
-Prediction ``p`` at position ``t`` has the label ``t + p`` if that token follows the prompt and the hidden state at
-``t`` is one from which a draft could start, that of the prompt's last token or of a later one. An encoder-decoder's
-encoder reads the prompt; its decoder's text begins with the start token, in the prompt's place.
+Prediction ``p`` at position ``t`` has the label ``t + p`` if that token follows the prompt and a draft could start at
+``t``, the position of the prompt's last token or a later one. An encoder-decoder's encoder reads the prompt; its
+decoder's text begins with the start token.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,16 +18,17 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import padded
 from lm_training.data.hidden_states import HiddenStates
+from lm_training.data.shortlist import shortlist_indices
 from lm_training.training.selection import Selection
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What one predictor is to say.
+    """One predictor's labels.
 
-    positions: ``[n]`` rows of the batch's flattened hidden states. tokens: ``[n]``, by their place among those it
-        knows.
-    weights: ``[n]``; over all pairs, their sum's mean over the parts of a step is expected to be 1.
+    positions: ``[n]`` rows of the batch's flattened hidden states. tokens: ``[n]``, for heads indices of their
+        shortlist.
+    weights: ``[n]``; over all pairs, the expected mean of their sum over a step's parts is 1.
     """
 
     positions: Tensor
@@ -36,12 +38,12 @@ class Labels:
 
 @dataclass(frozen=True, eq=False)
 class HeadBatch:
-    """Labels, and either texts, padded on the right, or hidden states.
+    """Labels, with either padded texts or hidden states.
 
     labels: of head 1 (the base model), 2, ..., h.
-    inputs: ``[rows, length]``. sources, mask: ``[rows, source length]``, what an encoder-decoder's encoder reads, and 1
-        where that is no padding.
-    states: ``[n, hidden]``, all rows' one behind the other, in place of all these.
+    inputs: ``[rows, length]``, padded on the right.
+    sources, mask: ``[rows, source length]`` the encoder's input of an encoder-decoder, and 0 at padding.
+    states: ``[n, hidden]`` of all rows, concatenated; replaces all inputs.
     """
 
     labels: list[Labels]
@@ -53,10 +55,10 @@ class HeadBatch:
 
 @dataclass(frozen=True, eq=False)
 class ModelTexts:
-    """What a base model reads and writes.
+    """Texts as a model reads them.
 
-    texts: texts that it continues; an encoder-decoder's begin with its start token alone.
-    sources: what its encoder reads, one for each text; None for a causal LM.
+    texts: what the decoder reads and continues; an encoder-decoder's begin with its start token.
+    sources: what the encoder reads, one for each text; None for a causal LM.
     """
 
     texts: Texts
@@ -64,16 +66,13 @@ class ModelTexts:
 
     @classmethod
     def of(cls, model: Model, data: Texts, name: str) -> ModelTexts:
-        """Prompts and what follows them, as a model takes them; ValueError where vocabulary or positions do not fit."""
+        """Prompts and continuations for a model; ValueError if its vocabulary or positions do not suffice."""
         stock = BaseModel.of(model)
         read = cls(data.answers(stock.start_id), data.prompts()) if stock.is_encoder_decoder else cls(data, None)
-        sources = stock.source_positions if stock.is_encoder_decoder else None
-        for part, ids, limit in (
-            (read.texts, stock.vocab_size, stock.max_positions),
-            (read.sources, stock.source_vocab_size, sources),
-        ):
-            if part is None:
-                continue
+        checks = [(read.texts, stock.vocab_size, stock.max_positions)]
+        if read.sources is not None:
+            checks.append((read.sources, stock.source_vocab_size, stock.source_positions))
+        for part, ids, limit in checks:
             highest, longest = int(part.tokens.max(initial=0)), int(part.lengths.max(initial=0))
             if highest >= ids:
                 raise ValueError(
@@ -86,20 +85,15 @@ class ModelTexts:
                 )
         return read
 
-    def __len__(self) -> int:
-        return len(self.texts)
-
 
 class HeadSampler:
     """Makes batches of chosen texts.
 
     Args:
         model: whose text it is.
-        data: what is learnt, or measured.
         predictions: tokens predicted from each hidden state, the base model's own included.
-        states: what the texts were written from; without them the base model reads the texts.
-        shortlist: ``[n]`` the tokens that heads 2..h know, ascending; labels that are none of them are none for these
-            heads.
+        states: that the texts were written from; without them the base model reads the texts.
+        shortlist: ``[n]`` the tokens that heads 2..h predict, ascending; other tokens are no labels of these heads.
     """
 
     def __init__(
@@ -117,21 +111,16 @@ class HeadSampler:
                 f"expected hidden states of {len(data)} {name} texts, {stock.hidden_size} wide (the model's), "
                 f"got {len(states)} of {states.hidden_size}"
             )
-        self.source, self.read = data, ModelTexts.of(model, data, name)
-        self.predictions, self.states = predictions, states
+        self.read, self.predictions, self.states = ModelTexts.of(model, data, name), predictions, states
         self.device, self.fill = stock.device, stock.pad_id or 0
-        # Where each token stands among those that the heads know; -1: nowhere.
-        self.place = np.arange(stock.vocab_size)
-        if shortlist is not None:
-            self.place[:] = -1
-            self.place[shortlist] = np.arange(len(shortlist))
+        self.indices = shortlist_indices(stock.vocab_size, shortlist)
 
     def __len__(self) -> int:
-        return len(self.read)
+        return len(self.texts)
 
     @property
     def texts(self) -> Texts:
-        """What the decoder reads and writes."""
+        """The decoder's texts."""
         return self.read.texts
 
     def batch(
@@ -146,8 +135,8 @@ class HeadSampler:
         """Part of the chosen texts.
 
         Args:
-            taught: ``[predictions]``, those that have labels.
-            seed: of what the selection draws.
+            taught: ``[predictions]`` those that have labels.
+            seed: of the selection's random numbers.
         """
         texts = self.texts
         counts = sum((self._labelled(index).sum(axis=1) for index in chosen), np.zeros(self.predictions, np.int64))
@@ -157,19 +146,19 @@ class HeadSampler:
         pairs: list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = [[] for _ in range(self.predictions)]
         begin = 0
         for number, (slot, row) in enumerate(zip(mine, rows, strict=True)):
-            labelled = self._labelled(chosen[slot])
             row_rng, step_rng = np.random.default_rng([*seed, slot + 1]), np.random.default_rng([*seed, 0])
-            weights = selection.weights(labelled, taught, row_rng, step_rng)
-            first = int(texts.prompt_lengths[chosen[slot]]) - 1  # of the positions that hidden states are kept of
+            weights = selection.weights(self._labelled(chosen[slot]), taught, row_rng, step_rng)
+            first = int(texts.prompt_lengths[chosen[slot]]) - 1  # position of the first stored state
             offset = number * length if self.states is None else begin - first
             begin += len(row) - 1 - first
             for prediction, kept in enumerate(weights):
-                places = np.flatnonzero(kept)
-                said = row[places + prediction + 1].astype(np.int64)
-                pairs[prediction].append((places + offset, self.place[said] if prediction else said, kept[places]))
+                positions = np.flatnonzero(kept)
+                tokens = row[positions + prediction + 1].astype(np.int64)
+                tokens = self.indices[tokens] if prediction else tokens
+                pairs[prediction].append((positions + offset, tokens, kept[positions]))
         labels = []
-        for prediction, found in enumerate(pairs):
-            positions, tokens, weights = (np.concatenate(column) for column in zip(*found, strict=True))
+        for prediction, columns in enumerate(pairs):
+            positions, tokens, weights = (np.concatenate(column) for column in zip(*columns, strict=True))
             share = weights * parts / max(1, counts[prediction])
             arrays = (positions.astype(np.int64), tokens.astype(np.int64), share.astype(np.float32))
             labels.append(Labels(*(torch.from_numpy(array).to(self.device) for array in arrays)))
@@ -182,10 +171,17 @@ class HeadSampler:
         return HeadBatch(labels, *(torch.from_numpy(array).to(self.device) for array in read))
 
     def _labelled(self, index: int) -> np.ndarray:
-        """``[predictions, positions]``, whether there is a label, of one text."""
+        """``[predictions, positions]`` whether a text has a label there."""
         row, prompt = self.texts[index], int(self.texts.prompt_lengths[index])
-        place = np.arange(len(row))
-        ahead = place + np.arange(1, self.predictions + 1)[:, None]
-        labelled = (place >= prompt - 1) & (ahead < len(row))
-        labelled[1:] &= self.place[row[np.minimum(ahead[1:], len(row) - 1)]] >= 0
+        positions = np.arange(len(row))
+        ahead = positions + np.arange(1, self.predictions + 1)[:, None]
+        labelled = (positions >= prompt - 1) & (ahead < len(row))
+        labelled[1:] &= self.indices[row[np.minimum(ahead[1:], len(row) - 1)]] >= 0
         return labelled
+
+
+def token_measures(loss: float, right: float, labels: float, digits: int) -> dict[str, float]:
+    """Mean cross-entropy, perplexity with so many digits, and accuracy, of sums over labels."""
+    mean = loss / max(labels, 1)
+    perplexity = round(math.exp(min(mean, 700.0)), digits)
+    return {"loss": round(mean, 4), "perplexity": perplexity, "accuracy": round(right / max(labels, 1), 4)}

@@ -1,8 +1,7 @@
-"""Muon: momentum whose matrix updates are orthogonalised (Jordan et al., 2024), in float32.
+"""Muon: momentum with orthogonalised matrix updates (Jordan et al., 2024).
 
-``torch.optim.Muon`` runs its Newton–Schulz iteration in bfloat16, which processors without bfloat16 arithmetic
-emulate at a hundredth of the speed; this one stays in the parameters' own type and treats all matrices of one
-shape in one batched product.
+``torch.optim.Muon`` iterates in bfloat16, which is a hundred times slower on processors without bfloat16 arithmetic.
+This one keeps the parameters' type and batches all matrices of one shape.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Quintic whose fixed point pulls every singular value into [0.7, 1.2] within five steps.
+# Quintic that brings every singular value into [0.7, 1.2] within five steps.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -30,10 +29,10 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For two-dimensional parameters only; the rest belongs to AdamW.
+    """For matrices only; other parameters need AdamW.
 
     Args:
-        lr: step size; an update has root-mean-square entries of about ``lr * 0.2`` whatever the matrix's shape.
+        lr: step size; an update's root mean square is about ``lr * 0.2`` for every shape.
         momentum: Nesterov momentum.
         weight_decay: decoupled, scaled by ``lr``.
         dtype: of the matrix products; the parameters' own by default.

@@ -1,4 +1,4 @@
-"""Which optimizer teaches which weight: Muon the matrices of layers, AdamW embeddings, norms, biases and heads."""
+"""AdamW and Muon side by side: Muon trains the layers' matrices, AdamW embeddings, norms, biases and heads."""
 
 from __future__ import annotations
 
@@ -15,32 +15,28 @@ def adamw_and_muon(
     module: nn.Module,
     options: Any,
     betas: tuple[float, float] = (0.9, 0.95),
-    output: nn.Module | None = None,
     by_adamw: Iterable[Tensor] = (),
     dtype: torch.dtype | None = None,
 ) -> list[torch.optim.Optimizer]:
-    """Optimizers of all weights that are taught, at their peak rates.
+    """Optimizers of all weights that require gradients, at their peak rates.
 
     Args:
-        options: ``learning_rate``, ``weight_decay`` and ``muon_learning_rate``; at a rate of 0 there is no Muon.
+        options: ``learning_rate``, ``weight_decay`` and ``muon_learning_rate``; a rate of 0 leaves all to AdamW.
         betas: AdamW's.
-        output: the output embedding, if it is no ``nn.Embedding``.
-        by_adamw: further weights that are AdamW's, whatever their shape.
-        dtype: Muon's, of its matrix products.
+        by_adamw: further weights for AdamW, whatever their shape.
+        dtype: of Muon's matrix products.
     """
-    apart = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} | set(map(id, by_adamw))
-    apart |= set() if output is None else {id(output.weight)}
+    excluded = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)} | set(map(id, by_adamw))
     matrices: list[Tensor] = []
     others: list[Tensor] = []
-    for parameter in module.parameters():
-        if parameter.requires_grad:
-            of_layer = parameter.ndim == 2 and id(parameter) not in apart and options.muon_learning_rate > 0
-            (matrices if of_layer else others).append(parameter)
-    found: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=options.weight_decay)
+    for weight in module.parameters():
+        if weight.requires_grad:
+            by_muon = weight.ndim == 2 and id(weight) not in excluded and options.muon_learning_rate > 0
+            (matrices if by_muon else others).append(weight)
+    decay = options.weight_decay
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=options.learning_rate, betas=betas, weight_decay=decay)
     ]
     if matrices:
-        found.append(
-            Muon(matrices, lr=options.muon_learning_rate, weight_decay=options.weight_decay, momentum=0.95, dtype=dtype)
-        )
-    return found
+        optimizers.append(Muon(matrices, lr=options.muon_learning_rate, weight_decay=decay, dtype=dtype))
+    return optimizers

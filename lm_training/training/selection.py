@@ -1,56 +1,49 @@
-"""Which predictions are scored where, and what each one's loss counts.
+"""Which predictions are scored at which positions, and what each prediction's loss counts.
 
 A model predicts ``h`` tokens from each hidden state: head 1 is the base model, heads 2..h are the others. ``L_p`` is
-the mean cross-entropy of prediction ``p`` over all of a step's labels for it, and the loss of a step is ``sum over p of
+the mean cross-entropy of prediction ``p`` over all of a step's labels for it. The loss of a step is ``sum over p of
 c_p L_p``::
 
     joint      c_p = w_p, every prediction at every position                    (Kim 2024, appendix: lambda_h = w_h = 1)
-    batch      c_p = w_p / k: the mean over the k predictions, of which one update (Stern 2018, section 6: the sub-loss)
-               scores one, drawn evenly
-    position   c_1 = w_1, and c_p = w_p / (w_2 + ... + w_h) for the heads            (ours)
+    batch      c_p = w_p / k, one of k predictions per update, drawn evenly     (Stern 2018, section 6: the sub-loss)
+    position   c_1 = w_1, and c_p = w_p / (w_2 + ... + w_h) for the heads       (ours)
 
-A base model that is not taught is none of the predictions. Scoring fewer pairs of prediction and position is cheaper,
-above all with large vocabularies; a pair that is scored with probability q counts 1/q times, so the expected loss and
-the expected gradient stay those of the full sum.
+A frozen base model has no prediction. A pair of prediction and position that is scored with probability q counts 1/q
+times, so the expected loss and gradient are those of the full sum. Scoring fewer pairs is cheaper, most of all with
+large vocabularies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 
-class Selection(Protocol):
+class Selection:
     """Chooses pairs of prediction and position."""
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        """``[predictions]``: what the mean loss of each counts.
-
-        Args:
-            weights: ``[predictions]`` >= 0; 0 is not taught.
-        """
+        """``[predictions]`` ``c_p`` of the weights ``w_p`` >= 0; a weight of 0 marks an untrained prediction."""
+        return weights
 
     def weights(
         self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
     ) -> np.ndarray:
-        """``[predictions, positions]`` weights 1/q of one text's pairs, 0 where a pair is not scored.
+        """``[predictions, positions]`` weights 1/q of one text's pairs, 0 for pairs that are not scored.
 
         Args:
-            labelled: ``[predictions, positions]``, whether there is a label; only such pairs may be chosen.
-            taught: ``[predictions]``, those that may be chosen.
+            labelled: ``[predictions, positions]`` whether the pair has a label; other pairs are never scored.
+            taught: ``[predictions]`` the trained ones.
             row: random numbers of this text in this step.
-            step: random numbers of this step, the same for each of its texts.
+            step: random numbers of this step, the same for all its texts.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class EveryHead:
+class EveryHead(Selection):
     """All pairs: the joint loss."""
-
-    def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        return weights
 
     def weights(
         self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
@@ -60,7 +53,7 @@ class EveryHead:
 
 
 @dataclass(frozen=True)
-class OneHeadPerBatch:
+class OneHeadPerBatch(Selection):
     """One prediction, drawn anew for every update."""
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
@@ -78,11 +71,10 @@ class OneHeadPerBatch:
 
 
 @dataclass(frozen=True)
-class OneHeadPerPosition:
-    """A share of the positions, each scored by one head that has a label there; the base model, where taught, at every
-    one.
+class OneHeadPerPosition(Selection):
+    """A share of the positions, each scored by one head that has a label there; a trained base model at every position.
 
-    As cheap as ``OneHeadPerBatch`` at a share of 1, and every update teaches every head.
+    As cheap as ``OneHeadPerBatch`` at a share of 1, but every update trains every head.
     """
 
     share: float = 1.0
@@ -92,8 +84,7 @@ class OneHeadPerPosition:
             raise ValueError(f"expected a share of positions above 0, at most 1, got {self.share}")
 
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
-        heads: np.ndarray = weights[1:] / (weights[1:].sum() or 1.0)
-        return np.concatenate([weights[:1], heads])
+        return np.concatenate([weights[:1], weights[1:] / (weights[1:].sum() or 1.0)])
 
     def weights(
         self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
@@ -102,7 +93,7 @@ class OneHeadPerPosition:
         choices = heads.sum(axis=0)
         positions = np.flatnonzero((row.random(heads.shape[1]) < self.share) & (choices > 0))
         turn = row.integers(choices[positions])
-        # The heads with a label at each position, in order; `turn` says which of them.
+        # `turn` counts the heads with a label at each position, in order.
         head = (np.cumsum(heads[:, positions], axis=0) > turn).argmax(axis=0)
         weights = np.zeros(labelled.shape)
         weights[0] = labelled[0] * taught[0]
@@ -111,4 +102,3 @@ class OneHeadPerPosition:
 
 
 OBJECTIVES: dict[str, Selection] = {"position": OneHeadPerPosition(), "batch": OneHeadPerBatch(), "joint": EveryHead()}
-"""By name."""

@@ -1,9 +1,8 @@
-"""The training loop: one for blockwise models, heads, rescorers and drafters alike.
+"""The training loop of all families.
 
-What is trained is an `Objective`: a module whose batches are functions of ``(step, part, parts)`` and of nothing else,
-and whose loss for a step is the mean over its parts.  A checkpoint therefore holds the trained weights, the optimizers'
-moments and the step; training that is killed at any moment goes on as if it had not been, and the same step may be cut
-into parts over processes (``torchrun``) and over time (``accumulate``) without changing what is learnt.
+An `Objective` is a module whose batches depend on ``(step, part, parts)`` alone and whose loss for a step is the mean
+over its parts. A checkpoint holds the trained weights, the optimizers' moments and the step, so a killed run resumes
+exactly. A step may be split over processes (``torchrun``) and over time (``accumulate``) without changing the result.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fst.files import replacing, replacing_files, require_writable
 from latticebpd import console
-from lm_training.training.sharding import gathered_root, like, shard, sync_gradients, whole, whole_state
+from latticebpd.lattices.texts import Texts
+from lm_training.training.sharding import full_copy, full_state, gathered_root, like, shard
 from lm_training.training.training_options import LoopOptions
 from lm_training.training.trim_heap import trim_heap
 
@@ -39,30 +39,35 @@ LOG = "training-log.jsonl"
 UPDATES_BETWEEN_TRIMS = 10
 
 Batch = TypeVar("Batch")
+Options = TypeVar("Options", bound=LoopOptions)
 
 
-class Objective(nn.Module, Generic[Batch]):
-    """What is trained: where batches come from, and the loss of one.
+class Objective(nn.Module, Generic[Batch, Options]):
+    """What is trained: its batches, and the loss of one.
 
-    Parameters that do not require gradients are neither trained nor stored in checkpoints.
+    Parameters without ``requires_grad`` are neither trained nor stored in checkpoints.
+
+    Args:
+        trained: the texts that are learnt; a resumed run must have the same.
+        identity: what else a resumed run must have begun with, next to the options: hashes of models, shapes.
     """
 
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
     legacy_defaults: Mapping[str, Any] = {}
-    """What runs of earlier versions, which do not say it, were begun with; part of ``run_identity``."""
+    """Values of ``run_identity`` for checkpoints of earlier versions, which lack them."""
 
-    def __init__(self, options: LoopOptions) -> None:
+    def __init__(self, options: Options, trained: Texts, identity: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self.options = options
+        self.options, self.trained_texts, self.identity = options, trained, identity or {}
 
     def batch(self, step: int, part: int, parts: int) -> Batch:
         """Part ``part`` of ``parts`` of a step's batch."""
         raise NotImplementedError
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """``loss``, and further scalars or vectors for the log; each one's mean over the parts is the step's."""
+        """``loss``, and further scalars or vectors for the log; a step's value is the mean over its parts."""
         raise NotImplementedError
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -74,34 +79,31 @@ class Objective(nn.Module, Generic[Batch]):
         return {}
 
     def run_identity(self) -> dict[str, Any]:
-        """Hashes of data and of models to begin with, and shapes: what a run that goes on must agree with, beside the
-        options."""
-        raise NotImplementedError
+        """What a resumed run must have in common with the stored one, next to the options."""
+        return {"data": self.trained_texts.fingerprint(), **self.identity}
 
     def save(self, directory: Path) -> None:
         """Write the finished model."""
         raise NotImplementedError
 
-    def save_whole(self, directory: Path, weights: dict[str, Tensor]) -> None:
-        """Write the finished model from whole weights and buffers, by name; its own are dealt out over the
-        processes."""
-        raise ValueError(
-            f"expected an objective that can be trained with its weights dealt out, got {type(self).__name__}"
-        )
+    def save_full(self, directory: Path, weights: dict[str, Tensor]) -> None:
+        """Write the finished model from full weights and buffers by name; its own are sharded over the processes."""
+        raise ValueError(f"expected an objective that can be trained with sharded weights, got {type(self).__name__}")
 
 
 @dataclass(frozen=True)
 class Process:
-    """This process among those that train together."""
+    """This process among those that train together.  progress: whether it shows a progress bar."""
 
     rank: int = 0
     world: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    progress: bool = True
 
     @classmethod
     @contextlib.contextmanager
     def join(cls, device: str = "auto") -> Iterator[Process]:
-        """Join the processes that ``torchrun`` started, NCCL between GPUs, gloo between CPUs; alone without it."""
+        """Join the processes that ``torchrun`` started, by NCCL between GPUs and gloo between CPUs."""
         rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         if device == "auto":
             device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
@@ -113,18 +115,18 @@ class Process:
             return
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
         try:
-            yield cls(rank, world, chosen)
+            yield cls(rank, world, chosen, progress=rank == 0)
         finally:
             dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def denormals_flushed() -> Iterator[None]:
-    """Reckon with zero in place of denormal numbers, which take a processor a hundred times as long.
+    """Flush denormals to zero in this thread; processors compute with them a hundred times slower.
 
-    The momentum of a matrix row that gets no gradient any more (a dead unit) fades to them after some 1,700 updates.
+    Muon's momentum of a matrix row without gradients (a dead unit) decays to denormals after some 1,700 updates.
     """
-    before = float("5e-324") * 2.0 == 0.0  # a setting of this thread, which nothing tells
+    before = float("5e-324") * 2.0 == 0.0  # PyTorch has no getter for it
     torch.set_flush_denormal(True)
     try:
         yield
@@ -134,16 +136,15 @@ def denormals_flushed() -> Iterator[None]:
 
 @dataclass
 class Trainer:
-    """One training run in ``directory``; ``run`` starts it or takes it up where its last checkpoint left it.
+    """A training run in ``directory``; ``run`` starts it or resumes it from its last checkpoint.
 
     Args:
-        objective: what is trained, on its process's device.
-        directory: checkpoints, log and the finished model.
+        objective: on its process's device.
+        directory: of checkpoints, log and the finished model.
         clip_norm: gradients are scaled down to this norm.
-        fsdp: whether weights are dealt out over the processes; with a single one there is nothing to deal.
     """
 
-    objective: Objective[Any]
+    objective: Objective[Any, Any]
     directory: Path
     options: LoopOptions
     process: Process = field(default_factory=Process)
@@ -164,19 +165,18 @@ class Trainer:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return (self.directory / STATE_WEIGHTS).exists()
 
     @denormals_flushed()
-    def run(self, progress: bool = True) -> None:
-        """Train to the last step, logging and writing checkpoints on the way; write the finished model."""
+    def run(self) -> None:
+        """Train to the last step, writing log and checkpoints; write the finished model and set it to evaluation."""
         self.restore()
         options, schedule = self.options, self.options.schedule
         module: Any = torch.compile(self.objective) if options.compile else self.objective
         if self.process.world > 1 and not self.fsdp:
             module = DistributedDataParallel(module)
-        first = self.process.rank == 0
-        with console.progress() if progress and first else Progress(disable=True) as bar:
+        with console.progress() if self.process.progress else Progress(disable=True) as bar:
             task = bar.add_task("training", total=options.steps, completed=self.step)
             while self.step < options.steps:
                 started = time.perf_counter()
@@ -185,52 +185,49 @@ class Trainer:
                 self.seconds += seconds
                 if self.step % UPDATES_BETWEEN_TRIMS == 0:
                     trim_heap()
-                if not math.isfinite(values["loss"]):
+                loss, rate = values["loss"], self.objective.tokens_per_step / seconds
+                if not math.isfinite(loss):
                     rates = ", ".join(str(rate) for rates in self._peak_rates for rate in rates)
-                    raise ValueError(
-                        f"the loss is {values['loss']} at step {self.step}; lower the learning rate (now {rates})"
-                    )
-                last = self.step == options.steps
-                rate = self.objective.tokens_per_step / seconds
-                if first or self.fsdp:  # dealt out weights are gathered by all processes together
-                    record = {"step": self.step, **values, "tokens_per_second": round(rate)}
-                    if self.step % options.validation_every == 0 or last:
-                        record["validation"] = self.validate()
-                    if first:
-                        with open(self.directory / LOG, "a", encoding="utf-8") as log:
-                            log.write(json.dumps(record) + "\n")
-                    if self.step % options.checkpoint_every == 0 or last:
-                        self.checkpoint()
-                bar.update(
-                    task, completed=self.step, description=f"training (loss {values['loss']:.3f}, {rate:,.0f} tokens/s)"
-                )
+                    raise ValueError(f"the loss is {loss} at step {self.step}; lower the learning rate (now {rates})")
+                if self.process.rank == 0 or self.fsdp:  # all processes together gather sharded weights
+                    self._record({"step": self.step, **values, "tokens_per_second": round(rate)})
+                bar.update(task, completed=self.step, description=f"training (loss {loss:.3f}, {rate:,.0f} tokens/s)")
         self.objective.eval()
-        if self.fsdp:
-            weights = whole_state(self.objective)
-            if first:
-                with replacing_files(self.directory) as directory:
-                    self.objective.save_whole(directory, weights)
-        elif first:
+        weights = full_state(self.objective) if self.fsdp else {}
+        if self.process.rank == 0:
             with replacing_files(self.directory) as directory:
-                self.objective.save(directory)
+                if self.fsdp:
+                    self.objective.save_full(directory, weights)
+                else:
+                    self.objective.save(directory)
         if self.process.world > 1:
             dist.barrier()
+
+    def _record(self, record: dict[str, Any]) -> None:
+        """Validate and write a checkpoint where they are due; append to the log."""
+        last = self.step == self.options.steps
+        if self.step % self.options.validation_every == 0 or last:
+            record["validation"] = self.validate()
+        if self.process.rank == 0:
+            with open(self.directory / LOG, "a", encoding="utf-8") as log:
+                log.write(json.dumps(record) + "\n")
+        if self.step % self.options.checkpoint_every == 0 or last:
+            self.checkpoint()
 
     def update(self, module: Any, factor: float) -> dict[str, Any]:
         """One step at ``factor`` times the peak rates; returns its values for the log, means over all parts."""
         self.objective.train()
         sums: dict[str, Tensor] = {}
-        turns = self.options.accumulate
+        turns, bfloat16 = self.options.accumulate, self.options.precision == "bfloat16"
         parts = self.process.world * turns
         for turn in range(turns):
             batch = self.objective.batch(self.step, self.process.rank * turns + turn, parts)
-            together = self.process.world == 1 or turn == turns - 1
+            synchronise = self.process.world == 1 or turn == turns - 1  # else add gradients up locally
             if self.fsdp:
-                sync_gradients(self.objective, together)
-            with contextlib.nullcontext() if together or self.fsdp else module.no_sync():
-                with torch.autocast(
-                    self.process.device.type, torch.bfloat16, enabled=self.options.precision == "bfloat16"
-                ):
+                sharded: Any = self.objective
+                sharded.set_requires_gradient_sync(synchronise)
+            with contextlib.nullcontext() if synchronise or self.fsdp else module.no_sync():
+                with torch.autocast(self.process.device.type, torch.bfloat16, enabled=bfloat16):
                     values = module(batch)
                 (values["loss"] / turns).backward()
             for name, value in values.items():
@@ -238,45 +235,42 @@ class Trainer:
         if self.process.world > 1:
             for value in sums.values():
                 dist.all_reduce(value)
-        trained = [parameter for optimizer in self.optimizers for parameter in _parameters(optimizer)]
-        torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
+        torch.nn.utils.clip_grad_norm_(
+            [parameter for optimizer in self.optimizers for parameter in _parameters(optimizer)], self.clip_norm
+        )
         for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return {name: _rounded(value) for name, value in sums.items()}
+        return {name: rounded(value.tolist()) if value.ndim else float(value) for name, value in sums.items()}
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """What the objective measures on held-out data."""
+        """The objective's measurements on held-out data."""
         self.objective.eval()
         with gathered_root(self.objective) if self.fsdp else contextlib.nullcontext():
             return self.objective.validate()
 
     def checkpoint(self) -> None:
-        """Write what a later run needs to go on, in however many processes."""
-        tensors: dict[str, Tensor] = {name: whole(tensor) for name, tensor in self._trained()}
+        """Write what a later run needs to resume, with any number of processes."""
+        tensors: dict[str, Tensor] = {name: full_copy(tensor) for name, tensor in self._trained()}
         for number, optimizer in enumerate(self.optimizers):
             for index, parameter in enumerate(_parameters(optimizer)):
                 for name, value in optimizer.state[parameter].items():
-                    tensors[f"optimizer{number}.{index}.{name}"] = whole(torch.as_tensor(value))
+                    tensors[f"optimizer{number}.{index}.{name}"] = full_copy(torch.as_tensor(value))
         if self.process.rank:
             return
-        record = {
-            "step": self.step,
-            "options": self.options.record(),
-            "made_of": self.run_identity,
-            "seconds": self.seconds,
-        }
+        record = {"step": self.step, "options": self.options.record(), "made_of": self.run_identity}
+        record["seconds"] = self.seconds
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
         with replacing(self.directory / STATE_STEP) as temporary:
             temporary.write_text(json.dumps(record, indent=2) + "\n")
 
     def restore(self) -> None:
-        """Take up the directory's checkpoint, if it has one; what the log holds beyond it is dropped."""
+        """Load the directory's checkpoint, if it has one, and drop later lines of the log."""
         path = self.directory / STATE_WEIGHTS
         if not self.begun:
             return
@@ -301,7 +295,7 @@ class Trainer:
         for number, optimizer in enumerate(self.optimizers):
             for index, weight in enumerate(_parameters(optimizer)):
                 start = f"optimizer{number}.{index}."
-                # AdamW keeps its count of steps, a scalar, on the CPU.
+                # AdamW's step count is a scalar and stays on the CPU.
                 optimizer.state[weight] = {
                     name.removeprefix(start): like(tensor, weight) if tensor.ndim else tensor
                     for name, tensor in tensors.items()
@@ -313,23 +307,18 @@ class Trainer:
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
-        """What a run that goes on must have been started with."""
-        whole = {
-            "objective": type(self.objective).__name__,
-            **self.objective.run_identity(),
-            **self.options.record(free=False),
-        }
-        known: dict[str, Any] = json.loads(json.dumps(whole))
+        """What a resumed run must have in common with the stored one."""
+        identity = {"objective": type(self.objective).__name__, **self.objective.run_identity()}
+        known: dict[str, Any] = json.loads(json.dumps({**identity, **self.options.record(free=False)}))
         return known
 
     def _compare(self, record: dict[str, Any]) -> None:
-        """ValueError where the checkpoint is of another run; one of an earlier version that does not say so is
-        believed."""
-        found, wanted = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
-        for name in sorted(found.keys() & wanted.keys()):
-            if found[name] != wanted[name]:
+        """ValueError for a checkpoint of another run; values that an earlier version did not store are not compared."""
+        stored, wanted = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
+        for name in sorted(stored.keys() & wanted.keys()):
+            if stored[name] != wanted[name]:
                 raise ValueError(
-                    f"{self.directory}: holds a run with {name} {found[name]}, asked for is {wanted[name]}; "
+                    f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {wanted[name]}; "
                     "choose another directory, or go on with the same"
                 )
         if int(record["step"]) > self.options.steps:
@@ -341,20 +330,16 @@ class Trainer:
     def _trim_log(self) -> None:
         log = self.directory / LOG
         if log.exists():
-            kept = [
-                line
-                for line in log.read_text(encoding="utf-8").splitlines(keepends=True)
-                if _step_of(line) <= self.step
-            ]
+            lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
             with replacing(log) as temporary:
-                temporary.write_text("".join(kept), encoding="utf-8")
+                temporary.write_text("".join(line for line in lines if _step_of(line) <= self.step), encoding="utf-8")
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self.objective.named_parameters() if parameter.requires_grad)
 
 
 def _step_of(line: str) -> float:
-    """The step of a log line; infinity where a kill has cut it short."""
+    """The step of a log line; infinity for a line that a kill has cut short."""
     try:
         return int(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
@@ -365,5 +350,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _rounded(value: Tensor) -> float | list[float]:
-    return float(value) if value.ndim == 0 else [round(number, 4) for number in value.tolist()]
+def rounded(values: Iterable[Any]) -> list[float]:
+    """Numbers for the log, to four digits after the point."""
+    return [round(float(value), 4) for value in values]

@@ -1,10 +1,8 @@
-"""How training runs are told to go: every option with its default, once.
+"""Options of training runs, with their defaults.
 
 The commands of ``latticebpd train`` take their options from these classes (`lm_training.cli.options`): a field with
-``help`` is an option of the command line, a field without is for Python alone. A run that goes on from a checkpoint
-must have been
-started with the same options, but for those that are *free*: they change how fast a step is computed or what is written
-about it, not what is learnt (and ``steps``, so that a run may be lengthened).
+``help`` is a command-line option, a field without is for Python alone. A resumed run must have the same options, except
+*free* ones: these change speed and logging, not what is learnt (and ``steps``, so that a run can be extended).
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lm_training.training.selection import OBJECTIVES, OneHeadPerPosition, Selection
@@ -24,18 +22,18 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 def option(default: Any, help: str | None = None, *, free: bool = False, **more: Any) -> Any:
-    """A field and what the command line needs of it.
+    """A field and its properties as an option.
 
     Args:
-        free: may differ when a run goes on.
-        more: ``min``, ``max``: bounds, included.  ``above``: a bound, not included.  ``choices``: what it may be.
+        free: may differ in a resumed run.
+        more: ``min``, ``max``: bounds, included.  ``above``: a bound, excluded.  ``choices``: allowed values.
             ``flag``: its name on the command line.  ``parse``: from the command line's text to the value.
     """
     return field(default=default, metadata={"help": help, "free": free, **more})
 
 
 def trapezoid(steps: int, warmup_steps: int, decay_fraction: float) -> Schedule:
-    """Linear warm-up, plateau, linear fall over the last ``decay_fraction`` of the steps."""
+    """Linear warm-up, plateau, linear decay over the last ``decay_fraction`` of the steps."""
 
     def factor(step: int) -> float:
         rise = (step + 1) / max(1, warmup_steps)
@@ -57,33 +55,24 @@ def cosine(steps: int, warmup_steps: int, floor: float = 0.0) -> Schedule:
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """``1,0.8,0.6`` as numbers.
-
-    Raises:
-        ValueError: it is anything else.
-    """
+    """``1,0.8,0.6`` as numbers; ValueError for any other text."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(
-            f"expected --head-weights as numbers separated by commas, such as 1,0.8,0.6, got {text!r}"
-        ) from None
+        message = f"expected --head-weights as numbers separated by commas, such as 1,0.8,0.6, got {text!r}"
+        raise ValueError(message) from None
 
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """What every run can be told; rates warm up, then follow a cosine to zero."""
+    """Options of every run; learning rates warm up, then follow a cosine to zero."""
 
     steps: int = option(2000, "Updates in all; a finished run can be extended.", free=True, min=1)
     learning_rate: float = option(1e-3, "AdamW's peak rate.", min=0.0)
     weight_decay: float = option(0.01, min=0.0)
     warmup_steps: int = option(100, "Updates until the rates peak.", min=0)
-    accumulate: int = option(
-        1, "Accumulate gradients over this many parts of a batch, to save memory.", free=True, min=1
-    )
-    precision: str = option(
-        "float32", "float32, or bfloat16: mixed precision; weights stay as they are.", choices=PRECISIONS
-    )
+    accumulate: int = option(1, "Parts of a batch whose gradients are added up, to save memory.", free=True, min=1)
+    precision: str = option("float32", "float32, or bfloat16: mixed precision.", choices=PRECISIONS)
     validation_every: int = option(250, "Updates between measurements.", free=True, min=1)
     checkpoint_every: int = option(250, "Updates between checkpoints.", free=True, min=1)
     seed: int = option(0, "Seed of everything random.")
@@ -91,21 +80,17 @@ class LoopOptions:
     fsdp: bool = option(False, free=True)
 
     def __post_init__(self) -> None:
+        comparisons = (("min", ">=", operator.ge), ("max", "<=", operator.le), ("above", ">", operator.gt))
         for each in fields(self):
             value, bounds = getattr(self, each.name), each.metadata
             if value is None:
                 continue
-            for name, sign, holds in (
-                ("min", ">=", operator.ge),
-                ("max", "<=", operator.le),
-                ("above", ">", operator.gt),
-            ):
+            for name, sign, holds in comparisons:
                 if name in bounds and not holds(value, bounds[name]):
                     raise ValueError(f"expected {each.name} {sign} {bounds[name]}, got {value}")
-            if "choices" in bounds and value not in bounds["choices"]:
-                raise ValueError(
-                    f"expected --{each.name.replace('_', '-')} {', '.join(bounds['choices'])}, got {value!r}"
-                )
+            choices = bounds.get("choices")
+            if choices and value not in choices:
+                raise ValueError(f"expected --{each.name.replace('_', '-')} {', '.join(choices)}, got {value!r}")
 
     @property
     def schedule(self) -> Schedule:
@@ -113,22 +98,15 @@ class LoopOptions:
         return cosine(self.steps, self.warmup_steps)
 
     def record(self, free: bool = True) -> dict[str, Any]:
-        """The options for JSON; without the free ones, what a run that goes on must have been started with."""
-        kept = {each.name for each in fields(self) if free or not each.metadata.get("free")}
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-            if name in kept
-        }
+        """The options for JSON; without the free ones, those that a resumed run must have."""
+        kept = [each.name for each in fields(self) if free or not each.metadata.get("free")]
+        values = ((name, getattr(self, name)) for name in kept)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values}
 
 
 @dataclass(frozen=True)
 class PlateauOptions(LoopOptions):
-    """Rates warm up, stay, and fall linearly over the last ``decay_fraction`` of the steps.
-
-    learning_rate is AdamW's, for embeddings, norms, biases and heads, muon_learning_rate Muon's, for the other
-    matrices.
-    """
+    """Rates warm up, stay, and fall linearly over the last ``decay_fraction`` of the steps."""
 
     learning_rate: float = option(2e-3, "AdamW's peak rate: embedding, norms and biases.", min=0.0)
     muon_learning_rate: float = option(5e-3, "Muon's peak rate: the layers' matrices.", min=0.0)
@@ -141,39 +119,31 @@ class PlateauOptions(LoopOptions):
 
 @dataclass(frozen=True)
 class HeadTraining(LoopOptions):
-    """Heads for a given base model.
+    """Heads for an existing base model.
 
-    objective: which pairs of head and position are scored, and what they count (`lm_training.training.selection`).
+    objective: which pairs of head and position are scored (`lm_training.training.selection`).
     head_weights: of heads 2..h; 1 by default.
     """
 
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     fine_tune: bool = option(
-        False,
-        "Train the base model too; by default it is frozen and its output never changes.",
-        flag="--fine-tune/--freeze-base",
+        False, "Train the base model too; by default it is frozen.", flag="--fine-tune/--freeze-base"
     )
     base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
     objective: str = option(
         "position",
-        "position: one head at each position; batch: one prediction per update (Stern); joint: every one everywhere"
-        " (Kim).",
+        "position: one head at each position; batch: one prediction per update (Stern); joint: all of them (Kim).",
         choices=tuple(OBJECTIVES),
     )
     head_weights: tuple[float, ...] | None = option(
         None, "Weights of the losses of heads 2, 3, ..., such as 1,0.8,0.6; 1 by default.", parse=numbers
     )
     fsdp: bool = option(
-        False,
-        "Shard the weights over the processes (FSDP), for base models that do not fit on one device.",
-        free=True,
-        flag="--fsdp",
+        False, "Shard the weights over the processes (FSDP), for large base models.", free=True, flag="--fsdp"
     )
     validation_sequences: int = option(64, free=True, min=1)
-    serving_prompts: int = option(
-        8, "Validation prompts that are decoded to measure block efficiency.", free=True, min=0
-    )
+    serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
 
     @property
     def selection(self) -> Selection:
@@ -182,7 +152,7 @@ class HeadTraining(LoopOptions):
 
 @dataclass(frozen=True)
 class BlockwiseTraining(PlateauOptions):
-    """A base model and its heads from scratch.  head_positions: share of the positions at which a head is scored."""
+    """A new base model with heads.  head_positions: share of the positions at which a head is scored."""
 
     steps: int = option(6000, "Updates in all; a finished run can be extended.", free=True, min=1)
     batch_size: int = option(8, "Texts per update, over all processes.", min=1)
@@ -202,19 +172,15 @@ class BlockwiseTraining(PlateauOptions):
 
 @dataclass(frozen=True)
 class BlockDrafterTraining(LoopOptions):
-    """A block drafter for a given target."""
+    """A block drafter for an existing target."""
 
     learning_rate: float = option(2e-3, "AdamW's peak rate: norms, and the bigram.", min=0.0)
-    muon_learning_rate: float = option(
-        1e-2, "Muon's peak rate, for the layers' matrices; 0 leaves all to AdamW.", min=0.0
-    )
+    muon_learning_rate: float = option(1e-2, "Muon's peak rate: the layers' matrices; 0: AdamW alone.", min=0.0)
     batch_size: int = option(16, "Texts per update, over all processes.", min=1)
-    anchors: int = option(16, "Anchors drawn from each text, with a block behind each.", min=1)
+    anchors: int = option(16, "Anchors drawn from each text, each followed by a block.", min=1)
     gamma: float = option(5.0, "Slot m of a block weighs exp(-(m - 1) / gamma) in the loss.", above=0.0)
     objective: str = option(
-        "ce",
-        "ce: cross-entropy of the text's tokens; kl: forward KL from the target's distribution.",
-        choices=("ce", "kl"),
+        "ce", "ce: cross-entropy of the text; kl: forward KL from the target's distribution.", choices=("ce", "kl")
     )
     temperature: float = option(1.0, "Softens both distributions of kl.", above=0.0)
     validation_sequences: int = option(64, "Validation texts that are measured.", free=True, min=1)
@@ -225,9 +191,7 @@ class RescorerTraining(LoopOptions):
     """A small language model that rescores drafts."""
 
     learning_rate: float = option(2e-3, "AdamW's peak rate: embeddings, norms and biases.", min=0.0)
-    muon_learning_rate: float = option(
-        5e-3, "Muon's peak rate, for the other matrices; 0 leaves all to AdamW.", min=0.0
-    )
+    muon_learning_rate: float = option(5e-3, "Muon's peak rate: other matrices; 0: AdamW alone.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
     validation_sequences: int = option(64, free=True, min=1)
 
@@ -238,39 +202,30 @@ class TranslationTraining(PlateauOptions):
 
     checkpoint_every: int = option(100, "Updates between checkpoints.", free=True, min=1)
     batch_tokens: int = option(4096, "Source and target tokens per update, padding included.", min=2)
-    label_smoothing: float = option(0.1, "Share of the probability that is spread over all tokens.", min=0.0, max=0.99)
+    label_smoothing: float = option(0.1, "Share of the probability spread over all tokens.", min=0.0, max=0.99)
 
 
 @dataclass(frozen=True)
 class DrafterTraining(TranslationTraining):
-    """A drafter that begins with its verifier's weights.
+    """A non-autoregressive drafter, initialised with its verifier's weights.
 
-    windows: so many prefixes are drawn of each target, with replacement; fewer where the model's positions would not
-        hold text and masks. They share the encoder's and the text's columns, so eight windows cost about three times
-        what one does.
-    smallest_block: every update fills as many masks as it draws, from this number to the drafter's block size, evenly
-        on a logarithmic scale; None, as in the paper, always fills as many as the block size.
+    windows: prefixes drawn from each target with replacement, fewer if the positions do not suffice. They share one
+        pass over the text, so eight windows cost about three times as much as one.
+    smallest_block: each update draws its number of masks between it and the block size, evenly on a logarithmic scale;
+        None, as in the paper, always fills the whole block.
     slot_decay: 1, as in the paper, weighs all tokens of a window alike. A token is accepted only if all before it are,
-        so that the first ones decide most.
+        so the first tokens matter most.
     reveal: glancing's ratio at the first and the last update.
     """
 
     learning_rate: float = option(1e-3, "AdamW's peak rate: embedding, norms and biases.", min=0.0)
     muon_learning_rate: float = option(2e-3, "Muon's peak rate: the layers' matrices.", min=0.0)
-    label_smoothing: float = option(0.0, "Share of the probability that is spread over all tokens.", min=0.0, max=0.99)
+    label_smoothing: float = option(0.0, "Share of the probability spread over all tokens.", min=0.0, max=0.99)
     windows: int = option(8, "Prefixes drawn from each target; they share one pass over it.", min=1)
-    smallest_block: int | None = option(
-        None, "Smallest number of masks; each update draws one between it and the block size.", min=1
-    )
-    slot_decay: float = option(
-        1.0, "Weight of each token of a block in the loss, relative to the token before it.", above=0.0, max=1.0
-    )
-    reveal: tuple[float, float] = option(
-        (0.5, 0.3), "Ratio of glancing at the first and the last update; 0 0 turns it off."
-    )
-    serving_sources: int = option(
-        32, "Validation sources that are translated to measure tokens per call.", free=True, min=0
-    )
+    smallest_block: int | None = option(None, "Draw the number of masks from here to the block size.", min=1)
+    slot_decay: float = option(1.0, "Weight of a block's token relative to the one before it.", above=0.0, max=1.0)
+    reveal: tuple[float, float] = option((0.5, 0.3), "Glancing's ratio at the first and the last update; 0 0: off.")
+    serving_sources: int = option(32, "Validation sources decoded to measure tokens per call.", free=True, min=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,19 +234,5 @@ class DrafterTraining(TranslationTraining):
 
     def reveal_ratio(self, step: int) -> float:
         """Glancing's ratio at an update, counted from 0."""
-        done = step / max(1, self.steps - 1)
-        return self.reveal[0] + (self.reveal[1] - self.reveal[0]) * done
-
-
-@dataclass(frozen=True)
-class BlockwiseShape:
-    """Shape of the small decoder-only transformer (Llama's layout: rotary positions, gated feed-forward layers)."""
-
-    vocab_size: int = 8192
-    hidden_size: int = 256
-    num_layers: int = 4
-    attention_heads: int = 4
-    intermediate_size: int = 704
-    num_heads: int = 9
-    head_intermediate_size: int = 160
-    max_positions: int = 1024
+        first, last = self.reveal
+        return first + (last - first) * (step / max(1, self.steps - 1))

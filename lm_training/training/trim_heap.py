@@ -1,4 +1,4 @@
-"""Memory that a process has freed and still holds."""
+"""Returning freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import cache
 
 
 def trim_heap() -> None:
-    """Give freed memory back to the system, where the C library is glibc, which keeps it.
+    """Return freed memory to the system; only glibc needs and offers it. Takes a few milliseconds.
 
-    Batches of texts have another shape at every update, so freed tensors leave gaps that the next ones do not fit: an
-    update of a block drafter left some 30 MB behind. It takes a few milliseconds.
+    Batches differ in shape, so freed tensors leave gaps: some 30 MB per update of a block drafter.
     """
     trim = _malloc_trim()
     if trim is not None:
@@ -22,5 +21,5 @@ def trim_heap() -> None:
 def _malloc_trim() -> Callable[[int], int] | None:
     try:
         return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # musl and macOS have no such function, Windows no such library
+    except (AttributeError, OSError, TypeError):  # musl and macOS lack the function, Windows the library
         return None

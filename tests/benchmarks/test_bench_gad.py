@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from benchmarks.decodes import ended
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from lm_training.data.pairs import save_tokenizer, train_pair_tokenizer
@@ -28,8 +29,8 @@ def bench() -> ModuleType:
 def test_repetition_and_ends_are_counted_as_defined(bench: ModuleType) -> None:
     assert bench.repetition([[1, 1, 2, 2], [3]]) == pytest.approx(200 / 3)
     assert bench.repetition([[1], []]) == 0
-    assert bench.ended([4, 5, 0, 7, 0], 0) == [4, 5, 0]
-    assert bench.ended([4, 5], 0) == [4, 5]
+    assert ended([4, 5, 0, 7, 0], 0) == [4, 5, 0]
+    assert ended([4, 5], 0) == [4, 5]
 
 
 def test_one_run_writes_tables_trace_and_histogram(

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks import bench_neural
-from latticebpd import NeuralRescorer
-from latticebpd.drafters.bundled import load_bundle
+from latticebpd import NeuralRescorer, load
 from lm_training.families.rescorers import RescorerShape, new_rescorer
 
 SYSTEMS = ["vanilla BPD", "neural (Algorithm 2)", "neural, parallel", "tree 16, neural"]
@@ -26,7 +25,7 @@ def test_benchmark_decodes_losslessly_and_counts_tokens_and_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    fingerprint = load_bundle().model.tokenizer_fingerprint
+    fingerprint = load().model.tokenizer_fingerprint
     NeuralRescorer(
         new_rescorer(RescorerShape(1, 16, 32, 2, 256), 8192), tokenizer_fingerprint=fingerprint
     ).save_pretrained(tmp_path)
@@ -45,5 +44,5 @@ def test_benchmark_decodes_losslessly_and_counts_tokens_and_calls(
 
 def test_unknown_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     NeuralRescorer(new_rescorer(RescorerShape(1, 16, 32, 2, 64), 8192)).save_pretrained(tmp_path)
-    with pytest.raises(SystemExit, match="expected systems among greedy"):
+    with pytest.raises(ValueError, match="expected systems among greedy"):
         run(monkeypatch, "--rescorer", tmp_path, "--systems", "nothing")

@@ -8,21 +8,23 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from benchmarks.bundled import make
-from latticebpd.drafters.bundled import LM, load_bundle
+from latticebpd import load
+from latticebpd.drafters.bundled import LM, TOKENIZER, load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring.examples import lattices_fingerprint
 from latticebpd.measuring.systems import run_system
-from latticebpd.measuring.tuning import lattices_fingerprint
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.scoring.weights import stored_tunings
 
 
 def test_weights_are_tuned_by_decoding_and_stored_beside_the_model(tmp_path: Path) -> None:
-    bundled = load_bundle()
+    model, tokenizer = load().model, Tokenizer.from_file(str(TOKENIZER))
     shutil.copyfile(LM, tmp_path / "lm.fst")
-    texts = [prompt.text for prompt in bundled.prompts[:3]]
-    make.tune_weights(bundled.model, tmp_path / "lm.fst", bundled.tokenizer, texts, tmp_path / "tuning.npz")
+    texts = [prompt.text for prompt in load_prompts()[:3]]
+    make.tune_weights(model, tmp_path / "lm.fst", tokenizer, texts, tmp_path / "tuning.npz")
     tunings = stored_tunings(tmp_path / "lm.fst")
     assert [tuning.system for tuning in tunings] == list(make.TUNED)
     for tuning in tunings:
@@ -32,10 +34,10 @@ def test_weights_are_tuned_by_decoding_and_stored_beside_the_model(tmp_path: Pat
 
 
 def test_a_calibration_is_stored_beside_the_model_and_trees_go_by_it(tmp_path: Path) -> None:
-    bundled = load_bundle()
+    model, tokenizer = load().model, Tokenizer.from_file(str(TOKENIZER))
     lm, file = tmp_path / "lm.fst", tmp_path / "calibration.npz"
     shutil.copyfile(LM, lm)
-    make.calibrate_trees(bundled.model, lm, bundled.tokenizer, [prompt.text for prompt in bundled.prompts[:3]], file)
+    make.calibrate_trees(model, lm, tokenizer, [prompt.text for prompt in load_prompts()[:3]], file)
     found = calibrated_scorer(lm).calibration
     assert (found.k, found.unit, found.examples, found.lattices) == (
         make.ARCS,
@@ -45,7 +47,7 @@ def test_a_calibration_is_stored_beside_the_model_and_trees_go_by_it(tmp_path: P
     )
     lattices = LatticeSet.load(file)
     texts = [lattices.context_of(row) for row in range(len(lattices))]
-    begins = [bundled.tokenizer.encode(prompt.text).ids for prompt in bundled.prompts[:3]]
+    begins = [tokenizer.encode(prompt.text).ids for prompt in load_prompts()[:3]]
     assert lattices.sequence is not None
     for text, number in zip(
         texts, lattices.sequence.tolist(), strict=True
@@ -64,7 +66,7 @@ def test_the_bundles_own_weights_are_tuned_for_its_systems_and_none_stands_at_an
 
 def test_no_prompt_is_among_the_passages_for_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are of sources that may be shipped; passages for tuning of any."""
-    tokenizer = load_bundle().tokenizer
+    tokenizer = load().tokenizer
     (tmp_path / "text").mkdir()
     sources = ["ethereum/EIPs", "python/peps", "rust-lang/book"]
     with lzma.open(tmp_path / "text" / "a.jsonl.xz", "wt") as file:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import decodes
+from benchmarks.common import interval
 from latticebpd import BlockHeads
 from tests.helpers.sentences import sentence_files
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def measuring() -> ModuleType:
-    return importlib.import_module("benchmarks.study.measuring")
 
 
 @pytest.fixture
@@ -48,21 +43,21 @@ def command(tmp_path: Path) -> list[str]:
     return [*files, "--work", str(tmp_path / "work"), "--results", str(tmp_path / "results"), *updates, *small, *few]
 
 
-def test_fewer_heads_are_the_first_of_more(measuring: ModuleType) -> None:
+def test_fewer_heads_are_the_first_of_more() -> None:
     heads = BlockHeads(8, 5, 4)
     torch.nn.init.normal_(heads.down)
     hidden = torch.randn(3, 8)
-    fewer = measuring.fewer_heads(heads, 3)
+    fewer = decodes.fewer_heads(heads, 3)
     assert fewer.num_heads == 3
     torch.testing.assert_close(fewer(hidden), heads(hidden)[:, :2])
     fewer.up.data.zero_()  # what is learnt by the one does not change the other
     assert heads.up.abs().sum() > 0
 
 
-def test_interval_holds_the_measure_and_narrows_with_the_texts(measuring: ModuleType) -> None:
+def test_interval_holds_the_measure_and_narrows_with_the_texts() -> None:
     def width(count: int) -> float:
         values = np.random.default_rng(1).normal(5.0, 1.0, count)
-        mean, low, high = measuring.interval(lambda chosen: values[chosen].mean(axis=-1), count)
+        mean, low, high = interval(lambda chosen: values[chosen].mean(axis=-1), count)
         assert low < mean < high
         return float(high - low)
 
@@ -70,15 +65,15 @@ def test_interval_holds_the_measure_and_narrows_with_the_texts(measuring: Module
     assert width(25) > 3 * width(400)
 
 
-def test_a_best_weight_at_an_end_is_tried_beyond(measuring: ModuleType) -> None:
-    assert measuring.widened({0.5: 1.0, 1.0: 3.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
-    assert measuring.widened({0.5: 1.0, 1.0: 2.0, 2.0: 3.0}) == (0.5, 1.0, 2.0, 4.0)
-    assert measuring.widened({0.5: 3.0, 1.0: 2.0}) == (0.5, 1.0, 0.25)
-    assert measuring.widened({0.5: 2.0, 1.0: 2.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
+def test_a_best_weight_at_an_end_is_tried_beyond() -> None:
+    assert decodes.widened({0.5: 1.0, 1.0: 3.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
+    assert decodes.widened({0.5: 1.0, 1.0: 2.0, 2.0: 3.0}) == (0.5, 1.0, 2.0, 4.0)
+    assert decodes.widened({0.5: 3.0, 1.0: 2.0}) == (0.5, 1.0, 0.25)
+    assert decodes.widened({0.5: 2.0, 1.0: 2.0, 2.0: 2.0}) == (0.5, 1.0, 2.0)
 
 
-def test_accepted_tokens_are_pooled_over_texts(measuring: ModuleType) -> None:
-    accepted, low, high = measuring.Decoded([[0], [0]], [10, 2], [2, 2]).accepted
+def test_accepted_tokens_are_pooled_over_texts() -> None:
+    accepted, low, high = decodes.Decoded([[0], [0]], [10, 2], [2, 2]).accepted
     assert (accepted, low, high) == (3, 1, 5)
 
 

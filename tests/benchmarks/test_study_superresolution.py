@@ -11,6 +11,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from benchmarks.decodes import Decoded
+
 
 @pytest.fixture
 def superresolution(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -35,9 +37,8 @@ def test_bilinear_images_keep_flat_ground_and_blend_edges(superresolution: Modul
 
 
 def test_qualities_of_known_errors(superresolution: ModuleType) -> None:
-    measuring = importlib.import_module("benchmarks.study.measuring")
     original = np.zeros((3, 8, 8), np.int64)
-    run = measuring.Decoded([[0] * 64] * 3, [63, 63, 63], [21, 21, 21])
+    run = Decoded([[0] * 64] * 3, [63, 63, 63], [21, 21, 21])
     found = superresolution.qualities(original, original + 2, run)
     assert found["accepted"] == found["accepted low"] == found["accepted high"] == 3
     assert (found["MAE"], found["MAE low"]) == (2, 2)

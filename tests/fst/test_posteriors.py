@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
-from fst.product import product
+from tests.helpers.products import product
 from tests.helpers.trigrams import trigram
 
 LM = trigram(7)

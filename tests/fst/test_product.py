@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fst
-from fst.product import _Walk, product, shortest_paths
 from tests.helpers.ngram_models import Ngrams, arpa, ngrams
+from tests.helpers.products import ModelWalk, product, shortest_paths
 from tests.helpers.trigrams import trigram
 
 fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
@@ -77,7 +77,7 @@ def test_lattice_and_acceptor_turn_into_each_other(lattice: Lattice) -> None:
 def resolved(lm: fst.NgramModel, tokens: np.ndarray, context: list[int]) -> pywrapfst.VectorFst:
     """The model as an automaton without failure arcs: from every history that the tokens reach, an arc for each of them."""
     automaton, states = pywrapfst.VectorFst(), {}
-    walk = _Walk(lm.automaton)
+    walk = ModelWalk(lm.automaton)
     history = lm.automaton.unigram_state
     for token in context:
         _, history = walk.step(history, token)

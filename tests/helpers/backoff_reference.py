@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fst.table import BOS, EOS, NgramTable
-from lm_training.ngram.links import NgramLinks
+from lm_training.ngram.trie import NgramTrie
 
 Gram = tuple[int, ...]
 
@@ -40,7 +40,7 @@ def log_prob(table: NgramTable | dict[Gram, tuple[float, float]], context: Gram,
 
 def assert_proper(table: NgramTable) -> None:
     """Closed, finite, and summing to 1 over the vocabulary after every context."""
-    NgramLinks.of(table.ngrams)
+    NgramTrie.of(table.ngrams)
     for rows, log_probs, backoffs in zip(table.ngrams, table.log_probs, table.backoffs, strict=True):
         assert np.isfinite(log_probs[rows[:, -1] != BOS]).all()
         assert np.isfinite(backoffs).all()
@@ -60,7 +60,7 @@ def zipf_text(size: int = 3000) -> np.ndarray:
 
 
 def golden_file(name: str) -> Path:
-    """A golden file; where there is none, the test is skipped."""
+    """A golden file; the test is skipped if it is missing."""
     path = Path(os.environ.get("LATTICEBPD_GOLDEN", "")) / name
     if "LATTICEBPD_GOLDEN" not in os.environ or not path.exists():
         pytest.skip("set LATTICEBPD_GOLDEN to the directory of OpenGrm's golden models")

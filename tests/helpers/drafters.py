@@ -15,7 +15,6 @@ from latticebpd import (
     LatticeDrafter,
     MixtureDrafter,
     NoDrafter,
-    OracleDrafter,
     PathsDrafter,
     PreviousOutputDrafter,
     PromptNgramDrafter,
@@ -23,8 +22,9 @@ from latticebpd import (
     TreeDrafter,
     VanillaDrafter,
 )
-from latticebpd.drafters import HeadLattices
-from latticebpd.drafters.strategies import BestTree
+from latticebpd.drafters import HeadLattices, MaskLattices, SavedTopK, drafter_named
+from latticebpd.drafters.lattice_drafter import HindsightDrafter
+from latticebpd.drafters.strategies import BestTree, Vanilla
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -44,7 +44,7 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
     "calibrated tree": lambda heads, texts: LatticeDrafter(
         HeadLattices(heads, 5), BestTree(CalibratedScorer(NgramScorer(LM), WEIGHTS), 20)
     ),
-    "oracle": lambda heads, texts: OracleDrafter(heads, texts, k=6),
+    "oracle": lambda heads, texts: oracle_drafter(heads, texts, k=6),
     "all right": lambda heads, texts: GoldDrafter(texts, 4),
     "copies": lambda heads, texts: PromptNgramDrafter(block_size=5, num_nodes=8),
     "an earlier output": lambda heads, texts: PreviousOutputDrafter([text[1:] for text in texts], block_size=5),
@@ -54,6 +54,28 @@ DRAFTERS: dict[str, Callable[[Any, list[list[int]]], Drafter]] = {
 }
 """Prediction heads and every row's right text -> a drafter, of 23 tokens. A line here and the losslessness tests run
 it."""
+
+
+def gad_drafter(model: Any, block_size: int | None = None) -> LatticeDrafter:
+    """The best token of every mask (Xia 2022)."""
+    return LatticeDrafter(MaskLattices(model, 1, block_size), Vanilla())
+
+
+def gad_paths_drafter(model: Any, lm: Any, p: int = 16, alpha: float | None = None, k: int = 16) -> Drafter:
+    return drafter_named(f"{p}-best", MaskLattices(model, k), lm, alpha)
+
+
+def gad_tree_drafter(model: Any, lm: Any, num_nodes: int = 64, alpha: float | None = None, k: int = 16) -> Drafter:
+    return drafter_named(f"{num_nodes}-tree", MaskLattices(model, k), lm, alpha)
+
+
+def oracle_drafter(heads: Any, continuations: Any, k: int = 16) -> HindsightDrafter:
+    """The best path of the heads' lattices in hindsight."""
+    return HindsightDrafter(HeadLattices(heads, k), continuations)
+
+
+def saved_tree_drafter(lattices: Any, lm: Any = None, num_nodes: int = 64, alpha: float | None = None) -> Any:
+    return drafter_named(f"{num_nodes}-tree", SavedTopK(lattices), lm, alpha)
 
 
 class ScriptedDrafter:

@@ -42,8 +42,7 @@ def order_of(model: Ngrams) -> int:
 
 
 def log10_prob(model: Ngrams, context: Gram, word: str) -> float:
-    """p(word | context): the n-gram's own where there is one, else the backoff weight times p(word | shorter
-    context)."""
+    """log10 p(word | context): the n-gram's own, or the backoff weight times that of the shorter context."""
     context = context[max(0, len(context) - order_of(model) + 1) :]
     if (*context, word) in model:
         return model[(*context, word)][0]

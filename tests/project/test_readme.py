@@ -20,7 +20,8 @@ from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
 from latticebpd.drafters.bundled import ASSETS
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
-from latticebpd.measuring.replay import collect_lattices
+from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.collect import CollectOptions, collect
 from lm_training.families.translators import TranslationShape, new_translator
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +63,9 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape)).save_pretrained("rescorer")
     elif guide == "analysis":
-        collect_lattices(names["model"], [names["loaded"].encode("The history of the city")], max_new_tokens=12).save(
-            "lattices"
-        )
+        prompt = names["loaded"].encode("The history of the city")
+        options = CollectOptions(max_new_tokens=12)
+        collect(names["model"], Texts.of_rows([prompt], [len(prompt)]), options)[0].save("lattices")
     elif guide == "drafters":
         names["model"].base.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")

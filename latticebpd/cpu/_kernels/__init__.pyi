@@ -1,70 +1,52 @@
-"""The compiled kernels of `latticebpd.cpu.kernels`; numbers come and go by their addresses, which that module has
-checked."""
+"""The compiled CPU kernels. Arrays come and go by address; `latticebpd.cpu` has checked them.
+
+Unless noted, they are float32 and contiguous. ``isa`` is an index into the processor's instruction sets, 0 the widest.
+"""
 
 from collections.abc import Sequence
 
-def kinds() -> int:
-    """How many ways of computing this processor has; 0 is the quickest."""
+def isas() -> int:
+    """Number of instruction sets of this processor that there are kernels for."""
+
+def int8_isas() -> int:
+    """The same for `Int8Weights`; results are the same bits with all of them."""
 
 class Panels:
-    """A matrix ``[outputs, inputs]``, laid out."""
+    """A packed matrix ``[outputs, inputs]`` and bias."""
 
-    def __init__(self, weight: int, outputs: int, inputs: int, bias: int = 0, kind: int = 0) -> None: ...
+    def __init__(self, weight: int, outputs: int, inputs: int, bias: int = 0, isa: int = 0) -> None: ...
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
-def rounded_kinds() -> int:
-    """How many ways of computing `Rounded` this processor has; 0 is the quickest, and all give the same bits."""
+class Int8Weights:
+    """A packed and quantized matrix ``[outputs, inputs]``."""
 
-class Rounded:
-    """A matrix ``[outputs, inputs]`` rounded to 8 bits, laid out."""
-
-    def __init__(self, weight: int, outputs: int, inputs: int, kind: int = 0) -> None: ...
+    def __init__(self, weight: int, outputs: int, inputs: int, isa: int = 0) -> None: ...
     def multiply(self, x: int, rows: int, y: int, threads: int = 1) -> None:
         """``[rows, inputs]`` -> ``[rows, outputs]``."""
 
-class Screened:
-    """A matrix laid out in ``panels``, ``[outputs, inputs]``, with its bias, and once more rounded to 8 bits."""
+class QuantizedArgmax:
+    """The argmax of a product; ``panels`` are of the same matrix ``[outputs, inputs]`` and bias."""
 
     def __init__(
-        self,
-        panels: Panels,
-        weight: int,
-        outputs: int,
-        inputs: int,
-        bias: int = 0,
-        kind: int = 0,
-        rounded_kind: int = 0,
+        self, panels: Panels, weight: int, outputs: int, inputs: int, bias: int = 0, isa: int = 0, int8_isa: int = 0
     ) -> None: ...
-    def largest(self, x: int, rows: int, to: int, threads: int = 1) -> None:
-        """``[rows, inputs]`` -> ``[rows]`` int64: the place of each row's largest output in ``panels``' product, of
-        equal ones the first; -1 where numbers are too large or too small to tell, or none."""
+    def argmax(self, x: int, rows: int, to: int, threads: int = 1) -> None:
+        """``[rows, inputs]`` -> ``[rows]`` int64: index of each row's largest output, of equal ones the lowest; -1
+        where numbers are too large, too small or NaN to tell."""
 
-class RoundedHeads:
-    """Feed-forward heads, ``up [heads, inner, size]`` and ``down [heads, size, inner]``, rounded to 8 bits and laid
-    out."""
+class Int8Heads:
+    """Packed and quantized feed-forward heads, ``up [heads, inner, size]`` and ``down [heads, size, inner]``."""
 
     def __init__(self, up: int, down: int, heads: int, size: int, inner: int) -> None: ...
     def states(self, x: int, rows: int, heads: int, to: int, threads: int = 1) -> None:
-        """``[rows, size]`` -> ``[rows, heads, size]`` of the first so many heads."""
+        """``[rows, size]`` -> ``[rows, heads, size]`` of the first ``heads`` heads."""
 
-def move(buffer: int, heads: int, places: int, bytes: int, moves: Sequence[tuple[int, int, int]]) -> None:
-    """Of a buffer ``[rows, heads, places]`` of vectors of so many bytes: in each row named, what stands at one place
-    also at another."""
+class LlamaLayer:
+    """A packed decoder layer of Llama's kind without its attention.
 
-def best(
-    x: int, rows: int, count: int, k: int, values: int, places: int, totals: int, threads: int = 1, kind: int = 0
-) -> None:
-    """Of each row of ``[rows, count]`` numbers the ``k`` largest and their places, ``[rows, k]`` float32 and int32,
-    largest first and of equal ones those that come first, and ``totals [rows]``, ln of the sum of all exponentials;
-    where that is not finite, values are NaN."""
-
-class Layer:
-    """A decoder layer of Llama's kind without its attention, laid out.
-
-    matrices: of q, k, v, o, gate, up and down each the weight's address, its outputs, and the bias's address or 0.
-    norms: addresses of the two norms' weights. shape: size, heads, groups, head size, inner size; ``epsilons``: the
-        norms'.
+    matrices: of q, k, v, o, gate, up and down: address of the weight, outputs, address of the bias or 0.
+    norms: addresses of both norms' weights. epsilons: the norms'. shape: size, heads, groups, head size, inner size.
     """
 
     def __init__(
@@ -73,26 +55,37 @@ class Layer:
         norms: tuple[int, int],
         shape: tuple[int, int, int, int, int],
         epsilons: tuple[float, float],
-        kind: int = 0,
+        isa: int = 0,
     ) -> None: ...
-    def before(self, x: int, rows: int, cosines: int, sines: int, turns: int, to: int, threads: int = 1) -> None:
-        """``[rows, size]`` -> ``[rows, heads + 2 groups, head size]``: queries, keys and values; cosines, sines:
-        ``[turns, head size]``."""
-    def after(self, x: int, attended: int, rows: int, to: int, threads: int = 1) -> None:
-        """The layer's input ``[rows, size]`` and what was attended to, ``[rows, heads, head size]`` -> its output
-        ``[rows, size]``."""
+    def before_attention(
+        self, x: int, rows: int, cosines: int, sines: int, positions: int, to: int, threads: int = 1
+    ) -> None:
+        """``[rows, size]`` and ``[positions, head size]`` cosines and sines -> queries, keys and values, ``[rows, heads
+        + 2 groups, head size]``."""
+    def after_attention(self, x: int, attended: int, rows: int, to: int, threads: int = 1) -> None:
+        """The layer's input ``[rows, size]``, attention's output ``[rows, heads, head size]`` -> ``[rows, size]``."""
 
 def attend(
-    addresses: tuple[int, int, int, int, int],
+    addresses: Sequence[int],
     shape: tuple[int, int, int, int, int, int],
-    strides: tuple[int, ...],
-    looks: int,
+    strides: Sequence[int],
+    mask_kind: int,
     scale: float,
     threads: int = 1,
-    kind: int = 0,
+    isa: int = 0,
 ) -> None:
     """Attention, as `latticebpd.cpu.attention` describes it.
 
-    addresses: queries, keys, values, mask, output.  shape: rows, heads, groups, columns, places, size.
-    strides: three each of queries, keys and values, four of the mask.  looks: what the mask is.
+    addresses: queries, keys, values, mask, output. shape: rows, heads, groups, columns, keys, size.
+    strides: three each of queries, keys and values, four of the mask.
     """
+
+def top_k(
+    x: int, rows: int, count: int, k: int, values: int, indices: int, log_sums: int, threads: int = 1, isa: int = 0
+) -> None:
+    """``[rows, count]`` -> the ``k`` largest numbers of each row and their indices (int32), ``[rows, k]``, largest
+    first, equal ones by lower index; and ``log_sums [rows]``, ln of the sum of all exponentials. Where that is not
+    finite, values are NaN."""
+
+def move(buffer: int, heads: int, positions: int, bytes: int, moves: Sequence[tuple[int, int, int]]) -> None:
+    """Copy vectors of ``bytes`` bytes in a buffer ``[rows, heads, positions]``; moves: (row, source, destination)."""

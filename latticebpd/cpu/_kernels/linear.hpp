@@ -1,15 +1,14 @@
-// Products of few rows with a large matrix, y = x W^T + b in float32.
+// y = x W^T + b in float32, for few rows of x and a large matrix W.
 //
-// Reading W is what such a product costs, so W is laid out once in panels that are read from beginning to end: a panel holds the
-// weights of as many outputs as two vectors have lanes, input by input.
+// The cost is reading W, so W is packed once into panels that are read from beginning to end: a panel holds the weights
+// of as many outputs as two vectors have lanes, input by input.
 //
-// Every output is one sum over its inputs in their order, each step one instruction on one lane, however many rows there are and
-// whichever thread does it.  So a row's outputs are the same bits among any other rows.
+// Every output is one sum over the inputs in their order, one instruction on one lane a step, for any number of rows
+// and threads: results are batch-invariant.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -19,103 +18,80 @@
 #include <sys/mman.h>
 #endif
 
-#include "pool.hpp"
+#include "instruction_sets.hpp"
 
-namespace latticebpd {
+namespace cpu_kernels {
 
-// A product at work.  x: blocks of rows, each input by input; biases: padded to whole panels; y: [rows, outputs].
+// Lanes of a vector, and rows whose sums fit into the registers.
+constexpr int vector_lanes(Isa isa) { return isa == Isa::kAvx512 ? 16 : isa == Isa::kAvx2 ? 8 : 4; }
+constexpr int block_rows(Isa isa) { return isa == Isa::kAvx512 ? 12 : 6; }
+
+// One product; its rows, as a row operation, are the panels.
+// x: blocks of rows, each block input by input; biases: padded to whole panels; y: [rows, outputs].
 struct Product {
     const float *panels, *biases, *x;
     float* y;
     std::size_t inputs, outputs, rows, blocks;
 
-    // Where a block begins; blocks are as equal as can be.
-    std::size_t row(std::size_t block) const { return block * (rows / blocks) + std::min(block, rows % blocks); }
-};
+    // The first row of a block; block sizes differ by at most 1.
+    std::size_t first_row(std::size_t block) const { return block * (rows / blocks) + std::min(block, rows % blocks); }
 
-// A panel's outputs for `kRows` rows of one block.  ahead: what will be read next, `step` bytes of it for each input.
-template <int kLanes, int kRows>
-[[gnu::always_inline]] inline void panel_rows(const Product& of, std::size_t panel, std::size_t row, const char* ahead, std::size_t step) {
-    typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-    const float *weights = of.panels + panel * of.inputs * 2 * kLanes, *x = of.x + row * of.inputs;
-    Vector low[kRows] = {}, high[kRows] = {};
-    for (std::size_t i = 0; i < of.inputs; ++i, weights += 2 * kLanes, x += kRows, ahead += step) {
-        __builtin_prefetch(ahead, 0, 2);
-        if constexpr (kLanes == 16) __builtin_prefetch(ahead + 64, 0, 2);
-        const Vector first = *reinterpret_cast<const Vector*>(weights), second = *reinterpret_cast<const Vector*>(weights + kLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < kRows; ++r) {
-            low[r] += first * x[r];
-            high[r] += second * x[r];
+    // While the blocks go through one panel, the next panel is prefetched.
+    template <Isa kIsa>
+    [[gnu::always_inline]] void row(std::size_t panel) const {
+        const std::size_t line = 2 * vector_lanes(kIsa) * sizeof(float), size = inputs * line;
+        for (std::size_t block = 0; block < blocks; ++block) {
+            const char* current = reinterpret_cast<const char*>(panels) + panel * size;
+            const char* ahead =
+                blocks > 1 ? current + size + block * (size / blocks) : current + (rows == 1 ? 4096 : 16384);
+            const std::size_t first = first_row(block), height = first_row(block + 1) - first;
+            block_of<vector_lanes(kIsa), block_rows(kIsa)>(height, panel, first, ahead, line / blocks);
         }
     }
-    const std::size_t begin = panel * 2 * kLanes, outputs = std::min<std::size_t>(2 * kLanes, of.outputs - begin);
-    const Vector* biases = reinterpret_cast<const Vector*>(of.biases + begin);
-    float* y = of.y + row * of.outputs + begin;
-#pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r, y += of.outputs) {
-        const Vector sums[2] = {low[r] + biases[0], high[r] + biases[1]};
-        if (outputs == 2 * kLanes) {
-            reinterpret_cast<Vector*>(y)[0] = sums[0];
-            reinterpret_cast<Vector*>(y)[1] = sums[1];
-        } else {
-            std::memcpy(y, sums, outputs * sizeof(float));
-        }
-    }
-}
 
-// Panels begin .. end - 1 for all rows.  The next panel is fetched while the blocks of rows go through one.
-template <int kLanes, int kMostRows>
-[[gnu::always_inline]] inline void panels_of(const Product& of, std::size_t begin, std::size_t end) {
-    const std::size_t line = 2 * kLanes * sizeof(float), size = of.inputs * line;
-    for (std::size_t panel = begin; panel < end; ++panel) {
-        for (std::size_t block = 0; block < of.blocks; ++block) {
-            const char* here = reinterpret_cast<const char*>(of.panels) + panel * size;
-            const char* ahead = of.blocks > 1 ? here + size + block * (size / of.blocks) : here + (of.rows == 1 ? 4096 : 16384);
-            const std::size_t row = of.row(block), step = line / of.blocks;
-            switch (of.row(block + 1) - row) {
-#define NARROW_CASE(kRows) \
-    case kRows: \
-        if constexpr (kRows <= kMostRows) panel_rows<kLanes, kRows>(of, panel, row, ahead, step); \
-        break;
-                NARROW_CASE(1) NARROW_CASE(2) NARROW_CASE(3) NARROW_CASE(4) NARROW_CASE(5) NARROW_CASE(6)
-                NARROW_CASE(7) NARROW_CASE(8) NARROW_CASE(9) NARROW_CASE(10) NARROW_CASE(11) NARROW_CASE(12)
-#undef NARROW_CASE
+    // A panel's outputs for a block of `height` rows, at most kRows.
+    template <int kLanes, int kRows>
+    [[gnu::always_inline]] void block_of(std::size_t height, std::size_t panel, std::size_t first, const char* ahead,
+                                         std::size_t step) const {
+        if (height == kRows) sums<kLanes, kRows>(panel, first, ahead, step);
+        else if constexpr (kRows > 1) block_of<kLanes, kRows - 1>(height, panel, first, ahead, step);
+    }
+
+    // ahead: what to prefetch, `step` bytes for each input.
+    template <int kLanes, int kRows>
+    [[gnu::always_inline]] void sums(std::size_t panel, std::size_t first, const char* ahead, std::size_t step) const {
+        typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+        const auto vector = [](const float* from) { return reinterpret_cast<const Vector*>(from); };
+        const float *weights = panels + panel * inputs * 2 * kLanes, *column = x + first * inputs;
+        Vector low[kRows] = {}, high[kRows] = {};
+        for (std::size_t i = 0; i < inputs; ++i, weights += 2 * kLanes, column += kRows, ahead += step) {
+            __builtin_prefetch(ahead, 0, 2);
+            if constexpr (kLanes == 16) __builtin_prefetch(ahead + 64, 0, 2);
+            const Vector lower = vector(weights)[0], upper = vector(weights)[1];
+#pragma GCC unroll 16
+            for (int r = 0; r < kRows; ++r) {
+                low[r] += lower * column[r];
+                high[r] += upper * column[r];
             }
         }
+        const std::size_t begin = panel * 2 * kLanes, width = std::min<std::size_t>(2 * kLanes, outputs - begin);
+        const Vector* bias = vector(biases + begin);
+        float* to = y + first * outputs + begin;
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r, to += outputs) {
+            const Vector biased[2] = {low[r] + bias[0], high[r] + bias[1]};
+            if (width == 2 * kLanes) std::memcpy(to, biased, sizeof biased);
+            else std::memcpy(to, biased, width * sizeof(float));
+        }
     }
-}
-
-// What a processor can do: lanes of a vector, rows at a time (as many as its registers hold the sums of), and the work.
-struct Kind {
-    std::size_t lanes, most_rows;
-    void (*panels)(const Product&, std::size_t, std::size_t);
 };
 
-inline void plain_panels(const Product& of, std::size_t begin, std::size_t end) { panels_of<4, 6>(of, begin, end); }
-
-#if defined(__x86_64__)
-[[gnu::target("avx2,fma")]] inline void avx2_panels(const Product& of, std::size_t begin, std::size_t end) { panels_of<8, 6>(of, begin, end); }
-[[gnu::target("avx512f,avx2,fma")]] inline void avx512_panels(const Product& of, std::size_t begin, std::size_t end) {
-    panels_of<16, 12>(of, begin, end);
-}
-#endif
-
-inline std::vector<Kind> kinds() {
-    std::vector<Kind> found;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("fma")) found.push_back({16, 12, avx512_panels});
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found.push_back({8, 6, avx2_panels});
-#endif
-    found.push_back({4, 6, plain_panels});
-    return found;
-}
-
-// Numbers on large pages where the system has them: a model's weights are far more than small ones' addresses find room for.
+// An array on huge pages where the system has them: a model's weights exceed what a TLB of small pages reaches.
 template <typename Number>
-class Memory {
+class HugePageArray {
   public:
-    explicit Memory(std::size_t count) : numbers_(static_cast<Number*>(::operator new(count * sizeof(Number), kPage))) {
+    explicit HugePageArray(std::size_t count)
+        : numbers_(static_cast<Number*>(::operator new(count * sizeof(Number), kPage))) {
 #if defined(__linux__)
         madvise(numbers_.get(), count * sizeof(Number), MADV_HUGEPAGE);
 #endif
@@ -131,60 +107,58 @@ class Memory {
     std::unique_ptr<Number, Delete> numbers_;
 };
 
-// A matrix [outputs, inputs] and what is added to its product, [outputs] or null; they are copied.
+// A matrix [outputs, inputs] and its bias, [outputs] or null.
 struct Matrix {
     const float *weight, *bias;
     std::size_t outputs;
 };
 
+// Packed weights of one or more matrices.
 class Panels {
   public:
-    // matrices: of the same inputs, one below the other.  kind: which of the processor's, from the widest.
-    Panels(const std::vector<Matrix>& matrices, std::size_t inputs, std::size_t kind)
-        : kind_(kinds().at(kind)),
-          outputs_(total(matrices)),
+    // matrices: of the same inputs, stacked by their outputs; they are copied.
+    Panels(const std::vector<Matrix>& matrices, std::size_t inputs, Isa isa)
+        : isa_(isa),
           inputs_(inputs),
+          outputs_(total(matrices)),
           count_((outputs_ + width() - 1) / width()),
           panels_(std::max<std::size_t>(1, count_ * width() * inputs)),
           biases_(std::max<std::size_t>(1, count_ * width()), 0.0f) {
         std::size_t output = 0;
-        for (const Matrix& matrix : matrices) {
-            if (matrix.bias != nullptr) std::copy_n(matrix.bias, matrix.outputs, biases_.begin() + static_cast<std::ptrdiff_t>(output));
+        for (const Matrix& matrix : matrices)
             for (std::size_t own = 0; own < matrix.outputs; ++own, ++output) {
+                if (matrix.bias != nullptr) biases_[output] = matrix.bias[own];
                 float* to = panels_.get() + output / width() * width() * inputs + output % width();
                 for (std::size_t i = 0; i < inputs; ++i) to[i * width()] = matrix.weight[own * inputs + i];
             }
-        }
     }
-
-    std::size_t outputs() const { return outputs_; }
 
     // Outputs of a panel.
-    std::size_t width() const { return 2 * kind_.lanes; }
+    std::size_t width() const { return 2 * static_cast<std::size_t>(vector_lanes(isa_)); }
 
-    // Of one row, given: [inputs], a panel's outputs, to be written at their places of y, [outputs].
-    void panel(const float* given, std::size_t panel, float* y) const {
-        kind_.panels({panels_.get(), biases_.data(), given, y, inputs_, outputs_, 1, 1}, panel, panel + 1);
+    // One panel's outputs for one row, x: [inputs], written to their indices of y: [outputs].
+    void panel(const float* x, std::size_t panel, float* y) const {
+        run_rows(Product{panels_.get(), biases_.data(), x, y, inputs_, outputs_, 1, 1}, panel, panel + 1, isa_);
     }
 
-    // given: [rows, inputs]; y: [rows, outputs], to be written.
-    void multiply(const float* given, std::size_t rows, float* y, std::size_t threads) const {
+    // x: [rows, inputs]; y: [rows, outputs].
+    void multiply(const float* x, std::size_t rows, float* y, std::size_t threads) const {
         if (rows == 0) return;
-        Product product{panels_.get(), biases_.data(), given, y, inputs_, outputs_, rows, 0};
-        product.blocks = (rows + kind_.most_rows - 1) / kind_.most_rows;
-        thread_local std::vector<float> turned;  // kept: new memory costs more than the turning
+        Product product{panels_.get(), biases_.data(), x, y, inputs_, outputs_, rows, 0};
+        const auto most = static_cast<std::size_t>(block_rows(isa_));
+        product.blocks = (rows + most - 1) / most;
+        thread_local std::vector<float> blocks;  // kept: an allocation costs more than filling it
         if (rows > 1) {
-            if (turned.size() < rows * inputs_) turned.resize(rows * inputs_);
+            if (blocks.size() < rows * inputs_) blocks.resize(rows * inputs_);
             for (std::size_t block = 0; block < product.blocks; ++block) {
-                const std::size_t begin = product.row(block), height = product.row(block + 1) - begin;
+                const std::size_t first = product.first_row(block), height = product.first_row(block + 1) - first;
                 for (std::size_t row = 0; row < height; ++row)
                     for (std::size_t i = 0; i < inputs_; ++i)
-                        turned[begin * inputs_ + i * height + row] = given[(begin + row) * inputs_ + i];
+                        blocks[first * inputs_ + i * height + row] = x[(first + row) * inputs_ + i];
             }
-            product.x = turned.data();
+            product.x = blocks.data();
         }
-        const std::size_t chunk = std::max<std::size_t>(1, count_ / (threads * 4)), chunks = (count_ + chunk - 1) / chunk;
-        Pool::instance().run(threads, chunks, [&](std::size_t i) { kind_.panels(product, i * chunk, std::min(count_, (i + 1) * chunk)); });
+        for_each_row(product, count_, threads, isa_, std::max<std::size_t>(1, count_ / (threads * 4)));
     }
 
   private:
@@ -194,10 +168,10 @@ class Panels {
         return outputs;
     }
 
-    Kind kind_;
-    std::size_t outputs_, inputs_, count_;
-    Memory<float> panels_;
+    Isa isa_;
+    std::size_t inputs_, outputs_, count_;
+    HugePageArray<float> panels_;
     std::vector<float> biases_;
 };
 
-}  // namespace latticebpd
+}  // namespace cpu_kernels

@@ -87,14 +87,13 @@ class BlockwiseLM(nn.Module):
 
     @property
     def head_projection(self) -> Projection:
-        """From a head's states to logits of the tokens that it knows; of a narrow model rounded, since heads only
-        draft."""
+        """From a head's states to logits of the tokens that it knows; int8 with CPU kernels, since heads only draft."""
         whole, shortlist, learning = (
             self.projection,
             self.heads.shortlist,
             torch.is_grad_enabled(),
         )  # the embedding may be learning
-        rounded = whole.narrow and not learning
+        rounded = whole.has_cpu_kernels and not learning
         tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
             return whole

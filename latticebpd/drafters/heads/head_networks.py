@@ -125,7 +125,8 @@ class Int8BlockHeads(BlockHeads):
             return super().forward(hidden, slots)
         flat, count = hidden.reshape(-1, self.hidden_size).contiguous(), len(range(len(self.up))[:slots])
         states = flat.new_empty((*hidden.shape[:-1], count, self.hidden_size))
-        self.packed.of(self).states(flat.data_ptr(), len(flat), count, states.data_ptr(), torch.get_num_threads())
+        kernels = self.packed.of(self.up, self.down)
+        kernels.states(flat.data_ptr(), len(flat), count, states.data_ptr(), torch.get_num_threads())
         return states
 
 

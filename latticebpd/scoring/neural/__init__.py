@@ -1,5 +1,5 @@
-"""Neural rescorers: ``rescorer`` has them and ``base`` what they share, ``search`` goes through lattices level by
-level, ``reader`` asks the model, ``outputs`` is what it says."""
+"""Neural rescorers: ``rescorer`` and their base in ``causal_rescorer``; ``level_search`` searches lattices slot by
+slot, ``prefix_reader`` runs the model, and ``candidate_scores`` takes scores from its outputs."""
 
 from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
 from latticebpd.scoring.neural.rescorer import NeuralRescorer, ParallelNeuralRescorer

@@ -1,7 +1,7 @@
 """What neural rescorers share: a model, the texts that it reads, and files.
 
-On disk a rescorer is the directory that ``save_pretrained`` of the model writes, and its settings
-(``latticebpd.scoring.weights``).  The directory of any causal LM serves too, with weight 1.
+On disk a rescorer is the directory that ``save_pretrained`` of the model writes, with its settings
+(``latticebpd.scoring.weights``). The directory of any causal LM is accepted too, at weight 1.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.prefix_reader import reader_for
+from latticebpd.scoring.ngram import check_fingerprints
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.stock_model import BaseModel
 
 ROWS = 64
-"""Lattices that are rescored together: what keeps a processor busy without filling its memory with caches."""
+"""Lattices that are rescored together: enough to keep a processor busy, few enough for their caches in memory."""
 
 Self = TypeVar("Self", bound="CausalRescorer")
 
 
 class CausalRescorer:
-    """What both rescorers share: a model, the texts that it reads, and files.
+    """Base of the neural rescorers, which add ``paths`` and ``trees`` of ``latticebpd.scoring.scorer.Scorer``.
 
     Args:
-        model: a decoder-only causal LM.  It is put into evaluation mode.
-        alpha: its weight wherever none is given.
-        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``); unknown, the vocabulary's size alone
-            is compared.
+        model: a decoder-only causal LM. It is put into evaluation mode.
+        alpha: its default weight.
+        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``); without one only the vocabularies'
+            sizes are compared.
         use_cache: False reads every text from its beginning for every slot: slow, the same result; for comparison.
 
     Raises:
-        ValueError: an encoder-decoder, or a weight that is none.
+        ValueError: an encoder-decoder, or an invalid weight.
     """
 
     def __init__(
@@ -55,46 +55,33 @@ class CausalRescorer:
         tokenizer_fingerprint: str | None = None,
         use_cache: bool = True,
     ) -> None:
-        base = BaseModel.of(model)
-        if base.is_encoder_decoder:
-            raise ValueError(
-                f"expected a decoder-only causal LM as rescorer, got an encoder-decoder ({model.config.model_type})"
-            )
+        self.base = BaseModel.of(model)
+        if self.base.is_encoder_decoder:
+            kind = f"an encoder-decoder ({model.config.model_type})"
+            raise ValueError(f"expected a decoder-only causal LM as rescorer, got {kind}")
         self.model = model.eval()
         self.settings = RescorerSettings(alpha, tokenizer_fingerprint)
-        self.vocab_size = base.vocab_size
+        self.vocab_size = self.base.vocab_size
         self.reader = reader_for(model, use_cache)
 
     @property
     def alpha(self) -> float:
-        """Its weight wherever none is given."""
+        """Its default weight."""
         return self.settings.alpha
 
     def with_alpha(self: Self, alpha: float) -> Self:
-        """The same model at another weight; what it has read is shared."""
-        found = copy.copy(self)
-        found.settings = replace(self.settings, alpha=alpha)
-        return found
+        """The same model at another weight; its cached texts are shared."""
+        rescorer = copy.copy(self)
+        rescorer.settings = replace(self.settings, alpha=alpha)
+        return rescorer
 
     @property
     def tokenizer_fingerprint(self) -> str | None:
         return self.settings.tokenizer_fingerprint
 
-    def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        """The ``p`` best drafts of every lattice; lattices may differ in shape."""
-        raise NotImplementedError
-
-    def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        """The best prefix tree of every lattice."""
-        raise NotImplementedError
-
     def check_vocabulary(self, fingerprint: str | None, vocab_size: int | None, owner: str) -> None:
-        """Refuse to rescore for a model of another vocabulary; what is None is unknown."""
-        if fingerprint and self.tokenizer_fingerprint and fingerprint != self.tokenizer_fingerprint:
-            raise ValueError(
-                f"expected a rescorer over the vocabulary of {owner} ({fingerprint}), got one over"
-                f" {self.tokenizer_fingerprint}; train one on text encoded with the same tokenizer"
-            )
+        """Refuse to rescore for a model of another vocabulary; None is unknown."""
+        check_fingerprints("a rescorer", self.tokenizer_fingerprint, fingerprint, owner)
         known = fingerprint and self.tokenizer_fingerprint  # models of one family may pad one vocabulary differently
         if vocab_size is not None and vocab_size != self.vocab_size and not known:
             raise ValueError(
@@ -111,32 +98,25 @@ class CausalRescorer:
     def from_pretrained(
         cls: type[Self], directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
     ) -> Self:
-        """Read what ``save_pretrained`` wrote, or any causal LM's directory; further arguments go to ``transformers``.
+        """Read what ``save_pretrained`` wrote, or any causal LM's directory; ValueError for missing or damaged files.
 
-        Raises:
-            ValueError: a file is missing or damaged.
+        kwargs: for ``transformers``.
         """
-        directory = Path(directory)
-        settings = (
-            RescorerSettings.load(directory)
-            if RescorerSettings.stored(directory)
-            else RescorerSettings(1.0, _fingerprint_in(directory))
-        )
+        if RescorerSettings.stored(directory):
+            settings = RescorerSettings.load(directory)
+        else:
+            settings = RescorerSettings(tokenizer_fingerprint=_fingerprint_in(Path(directory)))
         rescorer = cls(load_base(directory, dtype, **kwargs))
         rescorer.settings = settings
         return rescorer
 
     def _groups(
         self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]
-    ) -> Iterator[tuple[list[SausageLattice], list[np.ndarray]]]:
+    ) -> Iterator[tuple[Sequence[SausageLattice], list[np.ndarray]]]:
         """At most ``ROWS`` lattices at a time, and the texts before them."""
         for begin in range(0, len(lattices), ROWS):
-            own = list(lattices[begin : begin + ROWS])
-            texts = [
-                self._text(context, lattice)
-                for context, lattice in zip(contexts[begin : begin + ROWS], own, strict=True)
-            ]
-            yield own, texts
+            part = slice(begin, begin + ROWS)
+            yield lattices[part], [self._text(*each) for each in zip(contexts[part], lattices[part], strict=True)]
 
     def _text(self, context: Context, lattice: SausageLattice) -> np.ndarray:
         """``[n]``, n >= 1: what the model reads before the lattice."""
@@ -149,31 +129,28 @@ class CausalRescorer:
                 f"expected a context of token ids below {self.vocab_size} (the rescorer's vocabulary), got"
                 f" {int(text.max())}; is it of another tokenizer?"
             )
-        limit = BaseModel.of(self.model).max_positions
+        limit = self.base.max_positions
         if limit is None:
             return text
         if limit <= lattice.slots:
-            raise ValueError(
-                f"expected a rescorer of more than {lattice.slots} positions (the lattice's slots), got one of {limit}"
-            )
+            need = f"more than {lattice.slots} positions (the lattice's slots)"
+            raise ValueError(f"expected a rescorer of {need}, got one of {limit}")
         return text[first_kept(len(text), limit - lattice.slots) :]
 
     def _beginning(self) -> np.ndarray:
-        """What an empty context is read as: these models say nothing before their first token."""
-        base = BaseModel.of(self.model)
-        tokens = base.eos_ids if base.config.bos_token_id is None else [base.config.bos_token_id]
+        """What an empty context is read as: these models predict nothing before their first token."""
+        bos = self.base.config.bos_token_id
+        tokens = self.base.eos_ids if bos is None else [bos]
         if not tokens:
-            raise ValueError(
-                "expected at least one token of context, got none, and the rescorer has no token that begins texts"
-            )
+            raise ValueError("expected at least one token of context, got none; the rescorer has no bos or eos token")
         return np.array(tokens[:1], dtype=np.int64)
 
 
 def first_kept(length: int, room: int) -> int:
-    """The first token that is read of a text with more than ``room`` tokens.
+    """The first token that is read of a text of ``length`` tokens, at most ``room`` of which are read.
 
-    The last ones are, between half of ``room`` and all of it: the beginning moves by leaps, so that between two leaps a
-    growing text is read on and not anew.
+    Between half of ``room`` and all of it is read: the beginning moves in leaps, so that between two leaps a growing
+    text is not read again.
     """
     leap = max(1, room // 2)
     return -(-max(0, length - room) // leap) * leap

@@ -1,12 +1,12 @@
 """Rescoring with a small causal language model (Kim 2024, section 7.1).
 
-The model is any decoder-only LM of ``transformers`` over the base model's vocabulary.  Two rescorers use it:
+The model is any decoder-only LM of ``transformers`` over the target model's vocabulary. Two rescorers use it:
 
-    NeuralRescorer            asks for every slot after the tokens chosen so far: Algorithm 2 for one draft; for more or
-                              for a tree, the prefixes of a level are asked for together
-    ParallelNeuralRescorer    asks for all slots at once, behind the draft as it was: one pass, and a poorer judge
+    NeuralRescorer            conditions every slot on the tokens chosen so far: Algorithm 2 for one draft; for several
+                              or for a tree, all prefixes of a level in one pass
+    ParallelNeuralRescorer    conditions every slot on the lattice's best arcs: one pass for all slots, less accurate
 
-Both read the whole text before the lattice, as far as the model has positions.
+Both read the full text before the lattice, as far as the model has positions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from latticebpd.scoring.scorer import Context, checked_count
 class NeuralRescorer(CausalRescorer):
     """Conditions each slot on the tokens chosen before it.
 
-    Drafts are found by beam search over the lattice, ``max(beams, p)`` prefixes wide, so one draft alone is chosen
-    greedily (Algorithm 2), and the p best are exact where the lattice has no more than that many prefixes of a length.
-    The prefix tree is always the exact one. Lattices with transitions are refused.
+    Paths come from a beam search over the lattice, ``max(beams, p)`` prefixes wide: a single draft is chosen greedily
+    (Algorithm 2), and the p best are exact where no length has more prefixes than that. Trees are always exact.
+    Lattices with transitions are refused.
 
     Args:
         model, alpha, tokenizer_fingerprint, use_cache: as for ``CausalRescorer``.
@@ -46,39 +46,35 @@ class NeuralRescorer(CausalRescorer):
         use_cache: bool = True,
     ) -> None:
         super().__init__(model, alpha, tokenizer_fingerprint=tokenizer_fingerprint, use_cache=use_cache)
-        if beams < 1:
-            raise ValueError(f"expected beams >= 1, got {beams}")
-        self.beams = beams
+        self.beams = checked_count("beams", beams)
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
         width = max(self.beams, checked_count("p", p))
         if not self.alpha:
             return NgramScorer(None).paths(lattices, contexts, p)
         _refuse_transitions(lattices)
-        found: list[Drafts] = []
+        drafts: list[Drafts] = []
         for own, texts in self._groups(lattices, contexts):
             if width == 1:
-                found += greedy_paths(self.reader, texts, Arcs.of(own), self.alpha)
+                drafts += greedy_paths(self.reader, texts, Arcs.of(own), self.alpha)
             else:
                 beams = best_paths(self.reader, texts, Arcs.of(own), width, self.alpha)
-                found += [Drafts(drafts.tokens[:p], drafts.scores[:p]) for drafts in beams]
-        return found
+                drafts += [Drafts(beam.tokens[:p], beam.scores[:p]) for beam in beams]
+        return drafts
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         checked_count("num_nodes", num_nodes)
         _refuse_transitions(lattices)
-        found: list[DraftTree] = []
+        trees: list[DraftTree] = []
         for own, texts in self._groups(lattices, contexts):
-            trees = best_trees(self.reader, texts, Arcs.of(own), num_nodes, self.alpha)
-            found += [replace(tree, lattice=lattice) for tree, lattice in zip(trees, own, strict=True)]
-        return found
+            trees += best_trees(self.reader, texts, Arcs.of(own), num_nodes, self.alpha)
+        return [replace(tree, lattice=lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
 
 class ParallelNeuralRescorer(CausalRescorer):
-    """Conditions each slot on the best arcs of the slots before it, whatever rescoring makes of those.
+    """Conditions each slot on the best arcs of the slots before it, as they were before rescoring.
 
-    That takes one pass of the model, and leaves a lattice whose slots depend on each other by its own transitions
-    alone: drafts and trees are the exact best of that lattice.
+    One pass of the model reweights the arcs; drafts and trees are the exact best of the resulting lattice.
     """
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
@@ -97,19 +93,17 @@ class ParallelNeuralRescorer(CausalRescorer):
         """
         if not self.alpha:
             return list(lattices)
-        found: list[SausageLattice] = []
+        rescored: list[SausageLattice] = []
         for own, texts in self._groups(lattices, contexts):
             arcs = Arcs.of(own)
             best = best_tokens(arcs.tokens, arcs.weights).clip(min=0)
             outputs = self.reader.read(texts, best[:, :-1])
             candidates = arcs.tokens.reshape(-1, arcs.tokens.shape[2])
-            said = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
-            weights = arcs.weights + self.alpha * said.reshape(arcs.weights.shape)
-            found += [
-                replace(lattice, log_probs=weights[row, : lattice.slots, : lattice.k])
-                for row, lattice in enumerate(own)
-            ]
-        return found
+            scores = outputs.log_probs(candidates) if normalised else outputs.scores(candidates)
+            weights = arcs.weights + self.alpha * scores.reshape(arcs.weights.shape)
+            for lattice, values in zip(own, weights, strict=True):
+                rescored.append(replace(lattice, log_probs=values[: lattice.slots, : lattice.k]))
+        return rescored
 
 
 def _refuse_transitions(lattices: Sequence[SausageLattice]) -> None:

@@ -1,7 +1,4 @@
-"""Absolute discounting: p̂(w | h) = (c(h w) - D) / c(h).
-
-(Chen and Goodman 1998, section 2.7.)
-"""
+"""Absolute discounting: p̂(w | h) = (c(h w) - D) / c(h) (Chen and Goodman 1998, section 2.7)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from lm_training.ngram.smoothing.base import Estimator, Smoothing
 
 
 def absolute_discount(counts_of_counts: np.ndarray) -> float:
-    """D = n_1 / (n_1 + 2 n_2), which leaves one out best (Ney, Essen and Kneser 1994); 1/2 where that is not between 0 and 1."""
+    """D = n_1 / (n_1 + 2 n_2), the leaving-one-out estimate (Ney, Essen and Kneser 1994); 1/2 if n_1 or n_2 is 0."""
     ones, twos = (int(n) for n in np.append(counts_of_counts, [0, 0, 0])[1:3])
     return ones / (ones + 2 * twos) if ones and twos else 0.5
 

@@ -1,4 +1,4 @@
-"""What a smoothing method is: how much a context gives to each word seen there, and so leaves to all others."""
+"""Smoothing methods: probabilities of the words seen after a context, which leave mass to all others."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import ClassVar
 import numpy as np
 
 NO_MASS = 1e-9
-"""Probability below which a sum that should be 0 or 1 is one, rounding aside."""
+"""Tolerance of sums of probabilities that should be 0 or 1."""
 
 
 @dataclass(frozen=True, eq=False)
-class OrderCounts:
-    """What a smoothing method sees of some contexts of one order.
+class ContextCounts:
+    """Some contexts of one order with their n-grams.
 
-    counts: ``[n]`` int64, the n-grams that the model keeps, context after context.
-    starts: ``[contexts]`` where the n-grams of each context begin.
-    totals: ``[contexts]`` int64, c(h): all that was seen after the context, dropped n-grams included.
-    types: ``[contexts]`` int64, how many different words that was.
+    counts: ``[n]`` int64, of the n-grams of the model, context after context.
+    starts: ``[contexts]`` index of the first n-gram of each context.
+    totals: ``[contexts]`` int64 c(h), the tokens seen after the context, those of dropped n-grams included.
+    types: ``[contexts]`` int64 number of different ones.
     closing: ``[n]`` bool, whether the n-gram ends in ``</s>``.
     exhaustive: ``[contexts]`` bool, whether every word of the vocabulary was seen after the context.
     """
@@ -38,37 +38,32 @@ class OrderCounts:
         return sums
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """``[n]``: to each n-gram the value of its context, of ``values`` ``[contexts]``."""
-        return np.repeat(values, self.sizes)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """``[contexts]`` how many n-grams each context has."""
-        return np.diff(self.starts, append=len(self.counts))
+        """``[n]``: for each n-gram the entry of its context in ``values`` ``[contexts]``."""
+        return np.repeat(values, np.diff(self.starts, append=len(self.counts)))
 
 
-Estimator = Callable[[OrderCounts], np.ndarray]
-"""Gives ``[n]`` p̂(w | h) of each n-gram; what they leave of a context's mass goes to the words not seen there."""
+Estimator = Callable[[ContextCounts], np.ndarray]
+"""Returns ``[n]`` p̂(w | h) of each n-gram; what a context has left of 1 goes to the words not seen after it."""
 
 
 class Smoothing(ABC):
-    """How the mass after a context is shared between the words seen there and all others."""
+    """How the mass after a context is divided between the words seen after it and all others."""
 
     normalised: ClassVar[bool] = True
     """Whether the probabilities after every context sum to 1."""
 
     @abstractmethod
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
-        """Settle what all contexts of an order share.
+        """The estimator of an order.
 
         counts_of_counts: ``[m]`` int64, entry r the number of n-grams seen r times, dropped ones included.
         """
 
-    def unigrams(self, seen: OrderCounts, counts_of_counts: np.ndarray, unseen: int) -> tuple[np.ndarray, float]:
-        """``[n]`` p(w) of the words seen, and that of each of the ``unseen`` others; all together 1.
+    def unigrams(self, seen: ContextCounts, counts_of_counts: np.ndarray, unseen: int) -> tuple[np.ndarray, float]:
+        """``[n]`` p(w) of the words seen, and p of each of the ``unseen`` others; their sum is 1.
 
-        Where all were seen there is nothing to save mass for, and p is the relative frequency.  Otherwise what the
-        smoothing leaves is shared equally by the unseen, none of whom may overtake a word that was seen.
+        If all words were seen, p is the relative frequency.  Otherwise the unseen share equally what the smoothing
+        leaves, and none of them gets more than a word that was seen.
         """
         if not unseen:
             frequencies: np.ndarray = seen.counts / seen.counts.sum()
@@ -81,22 +76,24 @@ class Smoothing(ABC):
         total = probs.sum() + each * unseen
         return probs / total, each / total
 
-    def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """α of each context, and the explicit probabilities; the arguments are those of the function."""
+    def backoff_weights(
+        self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """α of each context and the explicit probabilities; see the function."""
         return backoff_weights(explicit, lower, starts)
 
 
 def backoff_weights(explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """α of each context, and the explicit probabilities, rescaled where no α could make the context sum to 1.
+    """``[contexts]`` α and the explicit probabilities, rescaled where no α makes the context sum to 1.
+
+    If h' gives all its mass to the words seen after h (the denominator is 0), the explicit probabilities are scaled to
+    sum to 1; α, which multiplies 0, is 1.  If they leave nothing to other words of h' (as in rounded models), they are
+    scaled to leave ``NO_MASS``, so that α is positive.
 
     Args:
         explicit: ``[n]`` p̂(w | h), context after context.
         lower: ``[n]`` p(w | h') of the same words.
-        starts: ``[contexts]`` where the n-grams of each context begin.
-
-    Where the words seen after h are all that h' allows (the denominator is 0), the explicit probabilities are scaled
-    to sum to 1; α multiplies 0 and is set to 1.  Where they leave nothing to words that h' does allow (as in models
-    made elsewhere and rounded), they are scaled to leave ``NO_MASS``, so that α is positive.
+        starts: ``[contexts]`` index of the first n-gram of each context.
     """
     if not len(starts):
         return np.zeros(0), explicit

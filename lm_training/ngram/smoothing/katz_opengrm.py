@@ -1,26 +1,18 @@
-"""Katz as OpenGrm NGram estimates it, entry for entry."""
+"""Katz smoothing as in OpenGrm NGram, entry for entry."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from lm_training.ngram.smoothing.base import NO_MASS, Estimator, OrderCounts, Smoothing
-from lm_training.ngram.smoothing.good_turing import check_cutoff, good_turing_discounts
+from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Estimator
+from lm_training.ngram.smoothing.good_turing import GoodTuring, good_turing_discounts
 
 
-@dataclass(frozen=True)
-class OpenGrmKatz(Smoothing):
+class OpenGrmKatz(GoodTuring):
     """One cutoff for all orders; d_r = 0.999 above it and wherever the formula gives nothing between 0 and 1.  Unigrams
-    are not discounted.  A context that leaves no mass gets one more unit in its denominator.  One that has seen every
-    word, which has none to leave it to, leaves it to ``</s>``.
+    are not discounted.  The denominator of a context that leaves no mass grows by one.  A context that has seen every
+    word leaves its mass to ``</s>``.
     """
-
-    cutoff: int = 5
-
-    def __post_init__(self) -> None:
-        check_cutoff(self.cutoff)
 
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
         if order == 1:
@@ -28,7 +20,7 @@ class OpenGrmKatz(Smoothing):
         factors = good_turing_discounts(counts_of_counts, self.cutoff)
         factors = np.append(np.where((factors > 0) & (factors < 1), factors, 0.999), 0.999)
 
-        def probabilities(seen: OrderCounts) -> np.ndarray:
+        def probabilities(seen: ContextCounts) -> np.ndarray:
             discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
             left = seen.totals - seen.sums(discounted)
             discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))

@@ -1,7 +1,4 @@
-"""Stupid backoff: S(w | h) = c(h w) / c(h), and 0.4 S(w | h') for words not seen after h.
-
-(Brants et al. 2007, section 4.)
-"""
+"""Stupid backoff: S(w | h) = c(h w) / c(h), and 0.4 S(w | h') for words not seen after h (Brants et al. 2007)."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from lm_training.ngram.smoothing.base import Estimator, Smoothing
 
 @dataclass(frozen=True)
 class StupidBackoff(Smoothing):
-    """Relative frequencies, and the same weight for every backoff: scores, which do not sum to 1 beyond the unigrams."""
+    """Relative frequencies and one backoff weight: scores, which sum to 1 only among the unigrams."""
 
     weight: float = 0.4
     normalised: ClassVar[bool] = False
@@ -27,5 +24,7 @@ class StupidBackoff(Smoothing):
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
         return lambda seen: seen.counts / seen.spread(seen.totals)
 
-    def backoff_weights(self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def backoff_weights(
+        self, explicit: np.ndarray, lower: np.ndarray, starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(starts), self.weight), explicit

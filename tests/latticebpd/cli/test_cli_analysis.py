@@ -19,9 +19,8 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
-from latticebpd.measuring.fitted_records import exclude_examples
+from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.measuring.quality import perplexity
-from latticebpd.measuring.tuning import lattices_fingerprint, without
 from latticebpd.scoring.weights import Tuning, save_tunings, store_tunings
 from latticebpd.target.chat import PlainText
 from tests.helpers.blockwise_models import greedy, tiny_model
@@ -352,7 +351,8 @@ def test_compare_leaves_out_what_a_weight_was_tuned_on(run: Run, arguments: tupl
     assert status == 0, err
     record = json.loads(out)
     assert record["lattices"] == 3 * 13
-    expected = compare(without(blocks([tmp_path / "l.npz"]), tuning), ["3-best"], trigram(), 0.5).block_efficiency[1]
+    kept = exclude_examples(blocks([tmp_path / "l.npz"]), [tuning])
+    expected = compare(kept, ["3-best"], trigram(), 0.5).block_efficiency[1]
     rows = {row["system"]: row for row in record["systems"]}
     assert rows["3-best"]["block_efficiency"] == rows["3-best:big"]["block_efficiency"] == expected
     assert [sweep["system"] for sweep in record["alpha_sweep"]] == ["3-best", "3-best:big"]

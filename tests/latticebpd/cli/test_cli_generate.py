@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import fst
-from latticebpd import LatticeSet, TreeDrafter, generate
+from latticebpd import LatticeSet, TreeDrafter, generate, load
 from latticebpd.decoding.rule_names import parse_rule
 from latticebpd.drafters import bundled
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
@@ -156,9 +156,9 @@ def test_lenient_rules_keep_more_and_are_those_of_the_loop(run: Run, expected: s
     options = ("generate", TEXT, "--max-new-tokens", 24, "--system", "16-tree", "--json")
     exact, lenient = (json.loads(run(*options, "--accept", name)[1]) for name in ("exact", rule))
     assert exact["text"] == expected
-    found = bundled.load_bundle()
-    drafter = TreeDrafter(found.model, found.lm_file, num_nodes=16)
-    ids = found.tokenizer.encode(TEXT).ids
+    found = load()
+    drafter = TreeDrafter(found.model, found.lm, num_nodes=16)
+    ids = found.encode(TEXT)
     out = generate(found.model, ids, drafter, parse_rule(rule), max_new_tokens=24)
     assert lenient["text"] == found.tokenizer.decode(out.sequences[0, len(ids) :].tolist())
     assert lenient["calls"] == out.num_calls

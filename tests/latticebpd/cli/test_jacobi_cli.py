@@ -19,7 +19,7 @@ from latticebpd import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.jacobi import gauss_seidel_jacobi, jacobi
 from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
-from latticebpd.jacobi.operations import ModelShape
+from latticebpd.jacobi.operations import ModelFlops
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
@@ -32,7 +32,7 @@ NEW = 10
 def test_operations_are_those_that_torch_counts(family: str) -> None:
     model: Any = tiny(family, seed=3, attention="eager")
     ids = torch.tensor([[3, 4, 6, 8, 2]])
-    shape, is_encoder_decoder = ModelShape.of(model), model.config.is_encoder_decoder
+    shape, is_encoder_decoder = ModelFlops.of(model), model.config.is_encoder_decoder
     with FlopCounterMode(display=False) as counted:
         model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=9)
     # Before version 5, transformers computes some families' logits for the whole prompt, and Llama's rotary angles,

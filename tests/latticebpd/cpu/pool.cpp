@@ -1,5 +1,5 @@
-// The kernels' thread pool by itself: every number once, failures, other callers, children of fork().  Built and run by
-// tests/sanitize.sh under ThreadSanitizer, and by test_narrow_kernels.py; exit status 1 with what was wrong.
+// The kernels' thread pool by itself: every task once, failures, other callers, children of fork().  Built and run by
+// tests/sanitize.sh under ThreadSanitizer, and by test_kernels.py; exit status 1 with what was wrong.
 
 #include <atomic>
 #include <cstdio>
@@ -12,11 +12,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../../latticebpd/cpu/_kernels/pool.hpp"
+#include "../../../latticebpd/cpu/_kernels/thread_pool.hpp"
 
 namespace {
 
-using latticebpd::Pool;
+using cpu_kernels::ThreadPool;
 
 void require(bool right, const char* what) {
     if (right) return;
@@ -25,12 +25,13 @@ void require(bool right, const char* what) {
 }
 
 // Many rounds, some close together and some after the helpers have gone to sleep; plain numbers, so that a race is seen.
-void every_number_once(std::size_t threads, int rounds) {
+void every_task_once(std::size_t threads, int rounds) {
     std::vector<int> times(257);
     for (int round = 0; round < rounds; ++round) {
         const std::size_t count = 2 + static_cast<std::size_t>(round) % 256;
-        Pool::instance().run(threads, count, [&](std::size_t i) { ++times[i]; });
-        for (std::size_t i = 0; i < times.size(); ++i) require(times[i] == (i < count ? 1 : 0), "a number was left out or done twice");
+        ThreadPool::instance().run(threads, count, [&](std::size_t i) { ++times[i]; });
+        for (std::size_t i = 0; i < times.size(); ++i)
+            require(times[i] == (i < count ? 1 : 0), "a task was left out or done twice");
         times.assign(times.size(), 0);
         if (round % 100 == 0) usleep(2000);
     }
@@ -43,7 +44,7 @@ void failures_reach_the_caller(std::size_t threads, int rounds) {
         bool thrown = false;
         std::atomic<int> helped{0};
         try {
-            Pool::instance().run(threads, 64, [&](std::size_t i) {
+            ThreadPool::instance().run(threads, 64, [&](std::size_t i) {
                 const bool own = std::this_thread::get_id() == caller;
                 if (!own) ++helped;
                 if (own == (round % 2 == 0) && i >= 8) throw std::runtime_error("number " + std::to_string(i));
@@ -53,13 +54,13 @@ void failures_reach_the_caller(std::size_t threads, int rounds) {
             thrown = true;
         }
         require(thrown || helped == 0 || round % 2 == 0, "a helper's failure was lost");
-        every_number_once(threads, 3);
+        every_task_once(threads, 3);
     }
 }
 
 void callers_do_not_disturb_each_other() {
     std::vector<std::thread> callers;
-    for (int i = 0; i < 3; ++i) callers.emplace_back([] { every_number_once(3, 300); });
+    for (int i = 0; i < 3; ++i) callers.emplace_back([] { every_task_once(3, 300); });
     for (std::thread& caller : callers) caller.join();
 }
 
@@ -68,20 +69,20 @@ void a_child_has_a_pool_of_its_own() {
     const pid_t child = fork();
     if (child == 0) {
         alarm(60);
-        Pool::instance().run(3, times.size(), [&](std::size_t i) { ++times[i]; });
+        ThreadPool::instance().run(3, times.size(), [&](std::size_t i) { ++times[i]; });
         for (const int each : times) require(each == 1, "a child's work was not done");
         std::_Exit(0);
     }
     int status = 0;
-    require(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child did not end well");
+    require(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "a child failed");
 }
 
 }  // namespace
 
 int main() {
-    for (const std::size_t threads : {1, 2, 4}) every_number_once(threads, 500);
+    for (const std::size_t threads : {1, 2, 4}) every_task_once(threads, 500);
     failures_reach_the_caller(3, 60);
     callers_do_not_disturb_each_other();
     a_child_has_a_pool_of_its_own();
-    every_number_once(4, 200);
+    every_task_once(4, 200);
 }

@@ -1,5 +1,4 @@
-"""Passes over few tokens by the kernels: the same bits in any company, and texts that are `generate()`'s of the same
-model."""
+"""Passes over few tokens by the CPU kernels: batch-invariant, and texts are those of the same model's `generate()`."""
 
 from __future__ import annotations
 
@@ -14,12 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from latticebpd import BlockwiseLM, DraftTree, TreeDrafter, VanillaDrafter, drafter_named, generate, use_cpu_kernels
+from latticebpd import (
+    BlockwiseLM,
+    DraftTree,
+    Loaded,
+    TreeDrafter,
+    VanillaDrafter,
+    drafter_named,
+    generate,
+    load,
+    use_cpu_kernels,
+)
 from latticebpd.cpu.attention import CPU_ATTENTION, attend
 from latticebpd.cpu.int8_linear import Int8Linear
 from latticebpd.cpu.linear import CpuLinear, PackedLinear
 from latticebpd.cpu.llama_layer import CpuLlamaLayer
-from latticebpd.drafters.bundled import Bundle, load_bundle
+from latticebpd.drafters.bundled import load_prompts
 from latticebpd.drafters.heads.head_networks import BlockHeads, Int8BlockHeads
 from latticebpd.target.stock_model import Projection
 from latticebpd.target.tree_attention import TreeVerifier
@@ -68,7 +77,7 @@ def test_a_packed_layer_takes_what_pytorch_takes() -> None:
         layer(torch.randn(2, 5), weight)
 
 
-def test_changed_weights_are_laid_out_anew_and_gradients_are_pytorchs() -> None:
+def test_changed_weights_are_packed_again_and_gradients_are_pytorchs() -> None:
     model = use_cpu_kernels(nn.Sequential(nn.Linear(4, 3)))
     x = torch.randn(2, 4)
     with torch.no_grad():
@@ -88,7 +97,7 @@ def test_changed_weights_are_laid_out_anew_and_gradients_are_pytorchs() -> None:
 
 
 @torch.no_grad()
-def test_a_weight_that_lies_where_another_lay_is_laid_out_anew() -> None:
+def test_a_weight_at_the_address_of_another_is_packed_again() -> None:
     rows, layer = torch.randn(12, 8), PackedLinear()
     for outputs, inputs in ((4, 8), (12, 8), (12, 3), (5, 8)):
         x = torch.randn(2, inputs)
@@ -119,23 +128,23 @@ class _Module(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [16, 48, 64, 80, 144])
-@pytest.mark.parametrize(("rows", "columns", "places"), [(1, 1, 50), (2, 5, 37), (3, 40, 111), (1, 33, 33)])
+@pytest.mark.parametrize(("rows", "columns", "keys"), [(1, 1, 50), (2, 5, 37), (3, 40, 111), (1, 33, 33)])
 @pytest.mark.parametrize("mask", ["none", "seen", "added", "each head"])
-def test_attention_is_that_of_double_precision(
-    size: int, rows: int, columns: int, places: int, mask: str, threads: int
+def test_attention_is_close_to_double_precision(
+    size: int, rows: int, columns: int, keys: int, mask: str, threads: int
 ) -> None:
     torch.manual_seed(size)
     query = torch.randn(rows, columns, 6, size).transpose(1, 2)
-    key, value = (torch.randn(rows, 2, places + 9, size)[:, :, :places] for _ in range(2))
-    seen = torch.rand(rows, 6 if mask == "each head" else 1, columns, places) > 0.4
+    key, value = (torch.randn(rows, 2, keys + 9, size)[:, :, :keys] for _ in range(2))
+    seen = torch.rand(rows, 6 if mask == "each head" else 1, columns, keys) > 0.4
     seen[..., 0] = True
     given: Tensor | None = seen
     if mask == "none":
         given, seen = (
             None,
-            (torch.arange(places) <= torch.arange(columns)[:, None])
+            (torch.arange(keys) <= torch.arange(columns)[:, None])
             if columns > 1
-            else torch.ones(1, places, dtype=torch.bool),
+            else torch.ones(1, keys, dtype=torch.bool),
         )
     bias = torch.zeros(seen.shape, dtype=torch.float64)
     if mask == "added":
@@ -150,7 +159,7 @@ def test_attention_is_that_of_double_precision(
 
 
 @torch.no_grad()
-def test_attention_looks_at_no_hidden_key_and_a_column_that_sees_nothing_gives_zeros() -> None:
+def test_attention_ignores_hidden_keys_and_is_zero_where_none_is_visible() -> None:
     query, key, value = torch.randn(1, 6, 2, 16), torch.randn(1, 2, 40, 16), torch.randn(1, 2, 40, 16)
     seen = torch.zeros(1, 1, 2, 40, dtype=torch.bool)
     seen[:, :, 0, [3, 20]] = True
@@ -162,18 +171,18 @@ def test_attention_looks_at_no_hidden_key_and_a_column_that_sees_nothing_gives_z
 
 
 @torch.no_grad()
-def test_attention_keeps_its_bits_wherever_the_keys_lie() -> None:
+def test_attention_does_not_depend_on_where_keys_lie() -> None:
     """The same keys in the same order, with others between them that are hidden: as drafts that were rejected lie."""
     torch.manual_seed(0)
     query, key, value = torch.randn(1, 6, 1, 64), torch.randn(1, 2, 30, 64), torch.randn(1, 2, 30, 64)
     alone, _ = attend(_Module(), query, key, value, None)
     for seed in range(10):
         torch.manual_seed(seed)
-        places = torch.randperm(75)[:30].sort().values
+        keys = torch.randperm(75)[:30].sort().values
         wide_key, wide_value = torch.randn(1, 2, 75, 64), torch.randn(1, 2, 75, 64)
-        wide_key[:, :, places], wide_value[:, :, places] = key, value
+        wide_key[:, :, keys], wide_value[:, :, keys] = key, value
         seen = torch.zeros(1, 1, 9, 75, dtype=torch.bool)
-        seen[..., places] = True
+        seen[..., keys] = True
         seen[:, :, :4] = torch.rand(4, 75) > 0.5
         found, _ = attend(_Module(), query.expand(-1, -1, 9, -1), wide_key, wide_value, seen)
         assert torch.equal(found[:, 4:], alone.expand(-1, 5, -1, -1))
@@ -192,7 +201,7 @@ def small_llama() -> LlamaForCausalLM:
 
 
 @torch.inference_mode()
-def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: int) -> None:
+def test_a_tree_is_verified_with_the_bits_of_its_tokens_read_one_by_one(threads: int) -> None:
     model = use_cpu_kernels(small_llama())
     assert model.config._attn_implementation == CPU_ATTENTION
     prompt = list(range(3, 40))
@@ -214,7 +223,7 @@ def test_a_tree_is_verified_to_the_bits_of_its_tokens_read_one_by_one(threads: i
 
 
 @torch.inference_mode()
-def test_llamas_layers_are_computed_whole_and_give_what_pytorch_gives(threads: int) -> None:
+def test_llamas_layers_are_computed_by_the_kernels_and_close_to_pytorch(threads: int) -> None:
     plain, changed = small_llama(), use_cpu_kernels(small_llama())
     ids, mask = torch.tensor([[0, 0, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]]), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     expected, found = (model(ids, attention_mask=mask, output_hidden_states=True) for model in (plain, changed))
@@ -224,9 +233,9 @@ def test_llamas_layers_are_computed_whole_and_give_what_pytorch_gives(threads: i
         torch.testing.assert_close(one[mask == 1], other[mask == 1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_whose_parts_are_others_is_computed_as_they_are() -> None:
+def test_a_layer_with_changed_modules_is_computed_with_them() -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
-    for change in (_halved, _replaced, _heard, _narrower):
+    for change in (_halved, _replaced, _hooked, _transposed):
         plain, changed = small_llama(), use_cpu_kernels(small_llama())
         with torch.no_grad():
             before = changed(ids).logits
@@ -249,16 +258,16 @@ def _replaced(model: LlamaForCausalLM) -> None:
     model.model.layers[1].self_attn.q_proj = nn.Sequential(nn.Linear(96, 8), nn.Linear(8, 96))
 
 
-def _heard(model: LlamaForCausalLM) -> None:
+def _hooked(model: LlamaForCausalLM) -> None:
     model.model.layers[1].self_attn.o_proj.register_forward_hook(lambda module, given, output: 2 * output)
 
 
-def _narrower(model: LlamaForCausalLM) -> None:
+def _transposed(model: LlamaForCausalLM) -> None:
     weight = model.model.layers[1].self_attn.o_proj.weight
     weight.data = weight.data.T  # the same memory, read otherwise
 
 
-def test_gradients_of_a_narrow_layer_are_pytorchs() -> None:
+def test_gradients_of_a_layer_with_cpu_kernels_are_pytorchs() -> None:
     plain, changed = small_llama(), use_cpu_kernels(small_llama())
     for model in (plain, changed):
         with torch.no_grad():
@@ -277,7 +286,7 @@ def _gap(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-def test_heads_are_computed_by_the_kernel_and_stay_theirs(threads: int) -> None:
+def test_heads_are_computed_by_the_kernel_and_are_batch_invariant(threads: int) -> None:
     torch.manual_seed(0)
     plain = BlockHeads(96, 5, 40)
     plain.down.data.normal_()
@@ -289,7 +298,7 @@ def test_heads_are_computed_by_the_kernel_and_stay_theirs(threads: int) -> None:
             assert (
                 _gap(changed(hidden, slots) - hidden[..., None, :], plain(hidden, slots) - hidden[..., None, :]) < 0.01
             )
-            assert changed.packed._kernels is not None
+            assert changed.packed.kernels is not None
             assert torch.equal(changed(hidden[:1], slots), changed(hidden, slots)[:1])
     with torch.no_grad():
         plain.up.mul_(2)
@@ -315,16 +324,16 @@ def test_logits_of_the_first_columns_are_one_product(monkeypatch: pytest.MonkeyP
 
 
 @torch.inference_mode()
-def test_best_tokens_are_those_of_all_logits_and_looked_for_a_few_columns_at_a_time(
+def test_best_tokens_are_those_of_all_logits_and_computed_for_a_few_columns_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, nodes = use_cpu_kernels(small_llama()), np.arange(15, dtype=np.int32)
     model.lm_head.weight[11] = model.lm_head.weight[7]  # what is best may be so twice
     tree = DraftTree(nodes + 20, (nodes - 1) // 2)
     asked: list[tuple[int, ...]] = []
-    plain = PackedLinear.largest
+    plain = PackedLinear.argmax
     monkeypatch.setattr(
-        PackedLinear, "largest", lambda self, x, *given: asked.append(tuple(x.shape[:-1])) or plain(self, x, *given)
+        PackedLinear, "argmax", lambda self, x, *given: asked.append(tuple(x.shape[:-1])) or plain(self, x, *given)
     )
     for rows, looked in ((1, [(1, 4)] * 4), (2, [(2, 2)] * 5), (3, [(1,)] * 5)):
         verifier = verifier_for(model)
@@ -341,7 +350,7 @@ def test_best_tokens_are_those_of_all_logits_and_looked_for_a_few_columns_at_a_t
 
 
 @torch.no_grad()
-def test_the_largest_output_is_pytorchs_whatever_is_given() -> None:
+def test_the_argmax_is_pytorchs() -> None:
     torch.manual_seed(0)
     weight, layer = nn.Parameter(torch.randn(700, 40)), PackedLinear()
     for bias in (None, torch.randn(700)):
@@ -352,20 +361,20 @@ def test_the_largest_output_is_pytorchs_whatever_is_given() -> None:
             torch.randn(40, 5).T,
             torch.randn(0, 40),
         ):
-            assert torch.equal(layer.largest(x, weight, bias), F.linear(x, weight, bias).argmax(dim=-1))
-    weight.mul_(-1)  # laid out anew
+            assert torch.equal(layer.argmax(x, weight, bias), F.linear(x, weight, bias).argmax(dim=-1))
+    weight.mul_(-1)  # packed again
     x = torch.randn(4, 40)
-    assert torch.equal(layer.largest(x, weight), F.linear(x, weight).argmax(dim=-1))
+    assert torch.equal(layer.argmax(x, weight), F.linear(x, weight).argmax(dim=-1))
     x[1], x[2, 3] = x[1] * 1e37, torch.nan
-    assert torch.equal(layer.largest(x, weight), F.linear(x, weight).argmax(dim=-1))
-    assert torch.equal(layer.largest(x.double(), weight.double()), F.linear(x, weight).argmax(dim=-1))
+    assert torch.equal(layer.argmax(x, weight), F.linear(x, weight).argmax(dim=-1))
+    assert torch.equal(layer.argmax(x.double(), weight.double()), F.linear(x, weight).argmax(dim=-1))
     scaled = Projection(use_cpu_kernels(nn.Linear(40, 90)), 0.5, torch.randn(90))  # T5's and Marian's
     assert torch.equal(scaled.best(x[3:]), scaled(x[3:]).argmax(dim=-1))
     assert torch.equal(replace(scaled, bias=None).best(x[3:]), replace(scaled, bias=None)(x[3:]).argmax(dim=-1))
 
 
 @torch.no_grad()
-def test_hooks_of_the_output_embedding_have_their_say_in_what_is_best() -> None:
+def test_hooks_of_the_output_embedding_may_change_the_best_token() -> None:
     layer, x = use_cpu_kernels(nn.Linear(40, 90)), torch.randn(5, 40)
     projection = Projection(layer)
     expected = layer(x).argmin(dim=-1)
@@ -377,15 +386,15 @@ def test_hooks_of_the_output_embedding_have_their_say_in_what_is_best() -> None:
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    found = load_bundle()
+def bundle() -> Loaded:
+    found = load()
     use_cpu_kernels(found.model)
     return found
 
 
-def test_the_bundled_model_writes_what_its_generate_writes(bundle: Bundle) -> None:
-    for prompt in bundle.prompts[:3]:
-        ids = torch.tensor([bundle.tokenizer.encode(prompt.text).ids])
+def test_the_bundled_model_writes_what_its_generate_writes(bundle: Loaded) -> None:
+    for prompt in load_prompts()[:3]:
+        ids = torch.tensor([bundle.encode(prompt.text)])
         expected = bundle.model.base.generate(ids, do_sample=False, max_new_tokens=32)
         for drafter in (VanillaDrafter(bundle.model), TreeDrafter(bundle.model, bundle.lm, num_nodes=24)):
             found = generate(bundle.model, ids, drafter, max_new_tokens=32)
@@ -393,7 +402,7 @@ def test_the_bundled_model_writes_what_its_generate_writes(bundle: Bundle) -> No
             assert found.block_efficiency > 1
 
 
-def test_a_blockwise_model_is_narrow_throughout(bundle: Bundle) -> None:
+def test_all_of_a_blockwise_model_has_cpu_kernels(bundle: Loaded) -> None:
     assert isinstance(bundle.model, BlockwiseLM)
     assert not [module for module in bundle.model.modules() if type(module) is nn.Linear]
     short = bundle.model.projection.over(torch.arange(9, 90))
@@ -404,10 +413,10 @@ def test_a_blockwise_model_is_narrow_throughout(bundle: Bundle) -> None:
 
 
 @torch.inference_mode()
-def test_heads_rounded_to_8_bits_draft_what_exact_ones_draft(bundle: Bundle) -> None:
+def test_int8_heads_draft_what_float32_heads_draft(bundle: Loaded) -> None:
     """The base model's own projection stays exact: it verifies."""
-    model, known = bundle.model, load_bundle().model
-    ids = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:6]]
+    model, known = bundle.model, load().model
+    ids = [bundle.encode(prompt.text) for prompt in load_prompts()[:6]]
     hidden = torch.cat([model.base.base_model(torch.tensor([each])).last_hidden_state[0] for each in ids])
     found, exact = (heads.head_logits(hidden).log_softmax(dim=-1) for heads in (model, known))
     assert not torch.equal(found, exact)
@@ -423,7 +432,7 @@ def test_heads_rounded_to_8_bits_draft_what_exact_ones_draft(bundle: Bundle) -> 
 
 
 @torch.no_grad()
-def test_a_rounded_layer_takes_what_pytorch_takes() -> None:
+def test_an_int8_layer_takes_what_pytorch_takes() -> None:
     torch.manual_seed(0)
     weight, bias, layer = torch.randn(6, 40), torch.randn(6), Int8Linear()
     for x in (torch.randn(40), torch.randn(2, 3, 40), torch.randn(5, 80)[:, ::2], torch.randn(40, 5).T):

@@ -1,5 +1,5 @@
-"""The kernels for few tokens by themselves, on numpy's memory, so that sanitizers can watch them: numbers of double
-precision, the same bits in any company, nothing written beside the output."""
+"""The CPU kernels by themselves, on numpy's memory, so that sanitizers can watch them: close to double precision,
+batch-invariant, and nothing is written beyond the output."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from latticebpd.cpu import _kernels
 
-KINDS = range(_kernels.kinds())
-ROUNDED = range(_kernels.rounded_kinds())
+ISAS = range(_kernels.isas())
+INT8_ISAS = range(_kernels.int8_isas())
 THREADS = pytest.mark.parametrize("threads", [1, 2])
 NONE, CAUSAL, VISIBLE, ADDED = range(4)
 
@@ -26,9 +26,9 @@ def address(numbers: np.ndarray | None) -> int:
     return 0 if numbers is None else numbers.ctypes.data
 
 
-def product(kind: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, threads: int) -> np.ndarray:
+def product(isa: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, threads: int) -> np.ndarray:
     outputs, inputs = weight.shape
-    panels = _kernels.Panels(address(weight), outputs, inputs, address(bias), kind)
+    panels = _kernels.Panels(address(weight), outputs, inputs, address(bias), isa)
     x, y = x.copy(), np.full((len(x) + 1, outputs), 7, np.float32)  # each its own memory
     panels.multiply(address(x), len(x), address(y), threads)
     assert (y[-1] == 7).all(), "written beyond its end"
@@ -36,104 +36,104 @@ def product(kind: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
 
 
 @THREADS
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 31), (64, 32), (100, 97), (576, 192)])
-def test_products_are_those_of_double_precision(kind: int, inputs: int, outputs: int, threads: int) -> None:
+def test_products_are_close_to_double_precision(isa: int, inputs: int, outputs: int, threads: int) -> None:
     rng = np.random.default_rng(inputs)
     for rows in (0, 1, 2, 5, 12, 13, 25, 70):
         x, weight, bias = drawn(rng, rows, inputs), drawn(rng, outputs, inputs), drawn(rng, outputs)
         exact = x.astype(np.float64) @ weight.T.astype(np.float64)
         for added, expected in ((None, exact), (bias, exact + bias)):
             np.testing.assert_allclose(
-                product(kind, x, weight, added, threads), expected, rtol=1e-5, atol=3e-7 * inputs + 1e-6
+                product(isa, x, weight, added, threads), expected, rtol=1e-5, atol=3e-7 * inputs + 1e-6
             )
 
 
 @THREADS
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_row_is_the_same_bits_among_any_others(kind: int, threads: int) -> None:
+@pytest.mark.parametrize("isa", ISAS)
+def test_products_are_batch_invariant(isa: int, threads: int) -> None:
     rng = np.random.default_rng(0)
     x, weight, bias = drawn(rng, 70, 61), drawn(rng, 77, 61), drawn(rng, 77)
-    whole = product(kind, x, weight, bias, threads)
+    whole = product(isa, x, weight, bias, threads)
     for rows in range(1, 70):
         for begin in (0, (70 - rows) // 2, 70 - rows):
             np.testing.assert_array_equal(
-                product(kind, x[begin : begin + rows], weight, bias, threads), whole[begin : begin + rows]
+                product(isa, x[begin : begin + rows], weight, bias, threads), whole[begin : begin + rows]
             )
 
 
-def rounded_product(kind: int, x: np.ndarray, weight: np.ndarray, threads: int = 1) -> np.ndarray:
+def int8_product(isa: int, x: np.ndarray, weight: np.ndarray, threads: int = 1) -> np.ndarray:
     outputs, inputs = weight.shape
     x, y = x.copy(), np.full((len(x) + 1, outputs), 7, np.float32)
-    _kernels.Rounded(address(weight), outputs, inputs, kind).multiply(address(x), len(x), address(y), threads)
+    _kernels.Int8Weights(address(weight), outputs, inputs, isa).multiply(address(x), len(x), address(y), threads)
     assert (y[-1] == 7).all(), "written beyond its end"
     return y[:-1]
 
 
-def whole_numbers(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as whole numbers up to ``most``, and what each row is to be multiplied by."""
+def quantized(numbers: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as integers up to ``most``, and their scales."""
     largest = np.abs(numbers).max(axis=1, keepdims=True)
     return np.rint(numbers * (np.float32(most) / largest)).astype(np.int64), largest / np.float32(most)
 
 
 @THREADS
-@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 31), (64, 32), (100, 97), (576, 193)])
-def test_rounded_products_are_sums_of_whole_numbers_the_same_bits_on_every_processor(
-    kind: int, inputs: int, outputs: int, threads: int
+def test_int8_products_are_integer_sums_the_same_bits_on_every_processor(
+    isa: int, inputs: int, outputs: int, threads: int
 ) -> None:
     rng = np.random.default_rng(inputs)
     weight = drawn(rng, outputs, inputs) * np.exp(drawn(rng, outputs, 1))
     most = min(32767, (2**31 - 1) // (127 * inputs) - 1)
     for rows in (0, 1, 2, 5, 12, 13, 25, 70):
         x = drawn(rng, rows, inputs) * np.exp(drawn(rng, rows, 1))
-        found = rounded_product(kind, x, weight, threads)
-        (w, s), (z, t) = whole_numbers(weight, 127), whole_numbers(x, most)
+        found = int8_product(isa, x, weight, threads)
+        (w, s), (z, t) = quantized(weight, 127), quantized(x, most)
         np.testing.assert_array_equal(found, (z @ w.T).astype(np.float32) * (s.T * t))
         bound = s.T / 2 * np.abs(x).sum(1)[:, None] + t / 2 * np.abs(weight).sum(1) + s.T * t / 4 * inputs
         assert (np.abs(found - x.astype(np.float64) @ weight.T.astype(np.float64)) <= bound * 1.001).all()
         for begin in range(0, rows, 9):
             np.testing.assert_array_equal(
-                rounded_product(kind, x[begin : begin + 9], weight, threads), found[begin : begin + 9]
+                int8_product(isa, x[begin : begin + 9], weight, threads), found[begin : begin + 9]
             )
 
 
-@pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.parametrize("isa", INT8_ISAS)
 @pytest.mark.parametrize("inputs", [1, 515, 516, 517, 5000])
-def test_the_largest_sums_do_not_overflow(kind: int, inputs: int) -> None:
+def test_the_largest_sums_do_not_overflow(isa: int, inputs: int) -> None:
     signs = np.array([[1], [-1]], np.float32) * np.ones((2, inputs), np.float32)
-    np.testing.assert_allclose(rounded_product(kind, signs, signs), [[inputs, -inputs], [-inputs, inputs]], rtol=1e-6)
+    np.testing.assert_allclose(int8_product(isa, signs, signs), [[inputs, -inputs], [-inputs, inputs]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ROUNDED)
-def test_rounded_rows_of_zeros_or_of_no_numbers_stay_by_themselves(kind: int) -> None:
+@pytest.mark.parametrize("isa", INT8_ISAS)
+def test_zeros_nan_and_infinity_stay_in_their_rows(isa: int) -> None:
     x, weight = np.ones((5, 8), np.float32), np.ones((3, 8), np.float32)
     x[0], x[1, 3], x[2, 3], x[3], weight[1] = 0, np.nan, -np.inf, 1e-45, 0
-    found = rounded_product(kind, x, weight)
+    found = int8_product(isa, x, weight)
     assert found[0].tolist() == [0, 0, 0]
     assert np.isnan(found[[1, 2]]).all()
     np.testing.assert_allclose(found[[3, 4]], [[0, 0, 0], [8, 0, 8]], atol=1e-30)
 
 
-def screened(
-    kind: int, rounded: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, threads: int
+def quantized_argmax(
+    isa: int, int8_isa: int, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, threads: int
 ) -> np.ndarray:
     outputs, inputs = weight.shape
     x, found = x.copy(), np.full(len(x) + 1, -7, np.int64)
-    panels = _kernels.Panels(address(weight), outputs, inputs, address(bias), kind)
-    screen = _kernels.Screened(panels, address(weight), outputs, inputs, address(bias), kind, rounded)
+    panels = _kernels.Panels(address(weight), outputs, inputs, address(bias), isa)
+    argmax = _kernels.QuantizedArgmax(panels, address(weight), outputs, inputs, address(bias), isa, int8_isa)
     del panels  # which it keeps
-    screen.largest(address(x), len(x), address(found), threads)
+    argmax.argmax(address(x), len(x), address(found), threads)
     assert found[-1] == -7, "written beyond its end"
     return found[:-1]
 
 
 @THREADS
-@pytest.mark.parametrize("rounded", ROUNDED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("int8_isa", INT8_ISAS)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 5), (33, 512), (64, 1100), (96, 5000)])
-def test_the_largest_output_is_that_of_the_whole_product(
-    kind: int, rounded: int, inputs: int, outputs: int, threads: int
+def test_the_argmax_is_that_of_the_float32_product(
+    isa: int, int8_isa: int, inputs: int, outputs: int, threads: int
 ) -> None:
     """Also among outputs that differ by less than rounding, by the last bit, or not at all: then it is the first."""
     rng = np.random.default_rng(outputs)
@@ -151,27 +151,29 @@ def test_the_largest_output_is_that_of_the_whole_product(
     ):
         for added in (None, bias, np.float32(1e6) * bias):
             for rows in (x, x[:1] * np.float32(1e-12), x * 0):
-                expected = product(kind, rows, given, added, threads).argmax(axis=1)
-                np.testing.assert_array_equal(screened(kind, rounded, rows, given, added, threads), expected)
+                expected = product(isa, rows, given, added, threads).argmax(axis=1)
+                np.testing.assert_array_equal(quantized_argmax(isa, int8_isa, rows, given, added, threads), expected)
 
 
-def test_no_numbers_and_too_large_ones_are_left_to_the_whole_product() -> None:
+def test_nan_and_too_large_numbers_are_left_to_the_float32_product() -> None:
     rng = np.random.default_rng(0)
     x, weight = drawn(rng, 6, 40), drawn(rng, 90, 40)
     expected = product(0, x, weight, None, 1).argmax(axis=1)
     x[1, 3], x[2, 5], x[3], x[4] = np.nan, np.inf, x[3] * np.float32(1e37), x[4] * np.float32(1e-37)
-    np.testing.assert_array_equal(screened(0, 0, x, weight, None, 1), [expected[0], -1, -1, -1, -1, expected[5]])
+    np.testing.assert_array_equal(
+        quantized_argmax(0, 0, x, weight, None, 1), [expected[0], -1, -1, -1, -1, expected[5]]
+    )
     for wrong in (np.nan, np.inf, 3e38):
         weight[7, 2] = wrong
-        assert (screened(0, 0, x, weight, None, 1) == -1).all()
-    assert (screened(0, 0, x, drawn(rng, 90, 40), np.full(90, np.nan, np.float32), 1) == -1).all()
+        assert (quantized_argmax(0, 0, x, weight, None, 1) == -1).all()
+    assert (quantized_argmax(0, 0, x, drawn(rng, 90, 40), np.full(90, np.nan, np.float32), 1) == -1).all()
 
 
 @THREADS
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("count", [1, 5, 255, 256, 257, 700, 5000])
-def test_the_best_are_those_of_a_stable_sort_and_totals_those_of_double_precision(
-    kind: int, count: int, threads: int
+def test_the_top_k_are_those_of_a_stable_sort_and_log_sums_close_to_double_precision(
+    isa: int, count: int, threads: int
 ) -> None:
     rng = np.random.default_rng(count)
     for x in (
@@ -181,7 +183,7 @@ def test_the_best_are_those_of_a_stable_sort_and_totals_those_of_double_precisio
     ):
         x[0, : count // 2] = -np.inf
         for k in {1, min(count, 64), count}:
-            found, ends = _best(kind, x, k, threads), x.astype(np.float64)
+            found, ends = top_k(isa, x, k, threads), x.astype(np.float64)
             order = np.argsort(-x, axis=1, kind="stable")[:, :k]
             np.testing.assert_array_equal(found[1], order)
             np.testing.assert_array_equal(found[0], np.take_along_axis(x, order, axis=1))
@@ -190,78 +192,84 @@ def test_the_best_are_those_of_a_stable_sort_and_totals_those_of_double_precisio
             )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_best_of_no_numbers_are_none(kind: int) -> None:
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_with_nan_or_infinity_have_no_top_k(isa: int) -> None:
     for count in (7, 300):
         x = np.ones((4, count), np.float32)
         x[0, 3], x[1, 3], x[2] = np.nan, np.inf, -np.inf
-        values, places, totals = _best(kind, x, 2, 1)
+        values, indices, log_sums = top_k(isa, x, 2, 1)
         assert np.isnan(values[:3]).all()
-        assert not np.isfinite(totals[:3]).any()
-        assert places[3].tolist() == [0, 1]
+        assert not np.isfinite(log_sums[:3]).any()
+        assert indices[3].tolist() == [0, 1]
 
 
-def _best(kind: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def top_k(isa: int, x: np.ndarray, k: int, threads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     x, rows = x.copy(), len(x)
-    values, places, totals = (
+    values, indices, log_sums = (
         np.full((rows + 1, k), 7, np.float32),
         np.full((rows + 1, k), 7, np.int32),
         np.full(rows + 1, 7, np.float32),
     )
-    _kernels.best(address(x), rows, x.shape[1], k, address(values), address(places), address(totals), threads, kind)
-    assert all((each[-1] == 7).all() for each in (values, places, totals)), "written beyond its end"
-    return values[:-1], places[:-1], totals[:-1]
+    _kernels.top_k(address(x), rows, x.shape[1], k, address(values), address(indices), address(log_sums), threads, isa)
+    assert all((each[-1] == 7).all() for each in (values, indices, log_sums)), "written beyond its end"
+    return values[:-1], indices[:-1], log_sums[:-1]
 
 
 def attention(
-    kind: int, looks: int, query: np.ndarray, key: np.ndarray, value: np.ndarray, mask: np.ndarray | None, threads: int
+    isa: int,
+    mask_kind: int,
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    mask: np.ndarray | None,
+    threads: int,
 ) -> np.ndarray:
     rows, heads, columns, size = query.shape
-    groups, places = key.shape[1:3]
+    groups, keys = key.shape[1:3]
     output = np.full((rows, columns, heads, size), np.nan, np.float32)
     strides = [stride // 4 for each in (query, key, value) for stride in each.strides[:3]]
     strides += [0] * 4 if mask is None else [stride // mask.itemsize for stride in mask.strides]
     given = [address(each) for each in (query, key, value, mask, output)]
-    _kernels.attend(given, (rows, heads, groups, columns, places, size), strides, looks, 0.3, threads, kind)
+    _kernels.attend(given, (rows, heads, groups, columns, keys, size), strides, mask_kind, 0.3, threads, isa)
     return output
 
 
 @THREADS
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("looks", [NONE, CAUSAL, VISIBLE, ADDED])
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mask_kind", [NONE, CAUSAL, VISIBLE, ADDED])
 @pytest.mark.parametrize(
-    ("rows", "heads", "columns", "places", "size"),
+    ("rows", "heads", "columns", "keys", "size"),
     [(1, 2, 1, 1, 16), (2, 6, 5, 37, 48), (1, 2, 33, 33, 80), (3, 14, 17, 64, 16)],
 )
-def test_attention_is_that_of_double_precision(
-    kind: int, looks: int, rows: int, heads: int, columns: int, places: int, size: int, threads: int
+def test_attention_is_close_to_double_precision(
+    isa: int, mask_kind: int, rows: int, heads: int, columns: int, keys: int, size: int, threads: int
 ) -> None:
-    rng = np.random.default_rng(places)
+    rng = np.random.default_rng(keys)
     query = drawn(rng, rows, columns, heads, size).transpose(0, 2, 1, 3)
-    key, value = (drawn(rng, rows, 2, places + 3, size)[:, :, :places] for _ in range(2))
-    seen = np.ones((1, 1, columns, places), bool)
+    key, value = (drawn(rng, rows, 2, keys + 3, size)[:, :, :keys] for _ in range(2))
+    seen = np.ones((1, 1, columns, keys), bool)
     mask: np.ndarray | None = None
-    if looks == CAUSAL:
-        seen = seen & (np.arange(places) <= np.arange(columns)[:, None])
-    elif looks == VISIBLE:
-        mask = seen = rng.random((rows, heads, columns, places)) > 0.4
-        seen[:, :, 0] = False  # a column that looks at nothing gives zeros
-    elif looks == ADDED:
+    if mask_kind == CAUSAL:
+        seen = seen & (np.arange(keys) <= np.arange(columns)[:, None])
+    elif mask_kind == VISIBLE:
+        mask = seen = rng.random((rows, heads, columns, keys)) > 0.4
+        seen[:, :, 0] = False  # a column that sees no key gives zeros
+    elif mask_kind == ADDED:
         mask = np.where(
-            rng.random((rows, heads, columns, places)) > 0.4,
-            drawn(rng, rows, heads, columns, places),
+            rng.random((rows, heads, columns, keys)) > 0.4,
+            drawn(rng, rows, heads, columns, keys),
             np.finfo(np.float32).min,
         )
         seen = mask > -1e30
     scores = 0.3 * np.einsum(
         "rhcs,rhps->rhcp", query.astype(np.float64), key.astype(np.float64).repeat(heads // 2, axis=1)
     )
-    if looks == ADDED:
+    if mask_kind == ADDED:
         scores = scores + mask
     weights = np.where(seen, np.exp(np.where(seen, scores, 0)), 0)
     weights /= np.maximum(weights.sum(-1, keepdims=True), 1e-300)
     expected = np.einsum("rhcp,rhps->rchs", weights, value.astype(np.float64).repeat(heads // 2, axis=1))
-    found = attention(kind, looks, query, key, value, mask, threads)
+    found = attention(isa, mask_kind, query, key, value, mask, threads)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -271,7 +279,7 @@ SIZE, HEADS, GROUPS, HEAD, INNER = 48, 3, 1, 32, 80
 class Llama:
     """A decoder layer's weights, the kernels' outputs, and the same in double precision."""
 
-    def __init__(self, kind: int, biased: bool) -> None:
+    def __init__(self, isa: int, biased: bool) -> None:
         rng = np.random.default_rng(0)
         width, values = HEADS * HEAD, GROUPS * HEAD
         shapes = [
@@ -291,17 +299,19 @@ class Llama:
             for weight, bias in zip(self.weights, self.biases, strict=True)
         ]
         norms = (address(self.norms[0]), address(self.norms[1]))
-        self.layer = _kernels.Layer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), kind)
+        self.layer = _kernels.LlamaLayer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), isa)
 
     def before(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, threads: int) -> np.ndarray:
         x, to = x.copy(), np.full((len(x) + 1, HEADS + 2 * GROUPS, HEAD), 7, np.float32)
-        self.layer.before(address(x), len(x), address(cosines), address(sines), len(cosines), address(to), threads)
+        self.layer.before_attention(
+            address(x), len(x), address(cosines), address(sines), len(cosines), address(to), threads
+        )
         assert (to[-1] == 7).all(), "written beyond its end"
         return to[:-1]
 
     def after(self, x: np.ndarray, attended: np.ndarray, threads: int) -> np.ndarray:
         x, attended, to = x.copy(), attended.copy(), np.full((len(x) + 1, SIZE), 7, np.float32)
-        self.layer.after(address(x), address(attended), len(x), address(to), threads)
+        self.layer.after_attention(address(x), address(attended), len(x), address(to), threads)
         assert (to[-1] == 7).all(), "written beyond its end"
         return to[:-1]
 
@@ -317,10 +327,10 @@ class Llama:
         query, key, value = (self._product(i, normal).reshape(len(x), -1, HEAD) for i in range(3))
         cosine, sine = (np.resize(each, (len(x), HEAD))[:, None].astype(np.float64) for each in (cosines, sines))
 
-        def turned(given: np.ndarray) -> np.ndarray:
+        def rotated(given: np.ndarray) -> np.ndarray:
             return given * cosine + np.concatenate([-given[..., HEAD // 2 :], given[..., : HEAD // 2]], axis=-1) * sine
 
-        return np.concatenate([turned(query), turned(key), value], axis=1)
+        return np.concatenate([rotated(query), rotated(key), value], axis=1)
 
     def exactly_after(self, x: np.ndarray, attended: np.ndarray) -> np.ndarray:
         middle = x + self._product(3, attended.astype(np.float64).reshape(len(x), -1))
@@ -330,12 +340,10 @@ class Llama:
 
 
 @THREADS
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("biased", [False, True])
-def test_a_layer_is_that_of_double_precision_and_its_rows_keep_their_bits_in_any_company(
-    kind: int, biased: bool, threads: int
-) -> None:
-    rng, llama = np.random.default_rng(1), Llama(kind, biased)
+def test_a_layer_is_close_to_double_precision_and_batch_invariant(isa: int, biased: bool, threads: int) -> None:
+    rng, llama = np.random.default_rng(1), Llama(isa, biased)
     x, attended, cosines, sines = (
         drawn(rng, 39, SIZE),
         drawn(rng, 39, HEADS, HEAD),
@@ -355,9 +363,9 @@ def test_a_layer_is_that_of_double_precision_and_its_rows_keep_their_bits_in_any
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gates_far_from_zero_are_open_or_shut(kind: int) -> None:
-    llama = Llama(kind, True)
+@pytest.mark.parametrize("isa", ISAS)
+def test_gates_far_from_zero_are_open_or_shut(isa: int) -> None:
+    llama = Llama(isa, True)
     assert llama.biases[4] is not None
     for gate in (-1e4, -90.0, 90.0, 1e4):
         llama.biases[4][:] = gate
@@ -366,14 +374,14 @@ def test_gates_far_from_zero_are_open_or_shut(kind: int) -> None:
             for weight, bias in zip(llama.weights, llama.biases, strict=True)
         ]
         norms = (address(llama.norms[0]), address(llama.norms[1]))
-        llama.layer = _kernels.Layer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), kind)
+        llama.layer = _kernels.LlamaLayer(matrices, norms, (SIZE, HEADS, GROUPS, HEAD, INNER), (1e-5, 1e-3), isa)
         x, attended = np.ones((2, SIZE), np.float32), np.ones((2, HEADS, HEAD), np.float32)
         np.testing.assert_allclose(
             llama.after(x, attended, 1), llama.exactly_after(x, attended), rtol=1e-4, atol=abs(gate) * 1e-4
         )
 
 
-def test_threads_share_out_work_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:
+def test_threads_share_tasks_whatever_fails_and_in_a_forked_child(tmp_path: Path) -> None:
     """The pool alone, in C++: `tests/sanitize.sh` runs the same under ThreadSanitizer."""
     program = tmp_path / "pool"
     subprocess.run(
@@ -382,7 +390,7 @@ def test_threads_share_out_work_whatever_fails_and_in_a_forked_child(tmp_path: P
     subprocess.run([program], check=True, timeout=300)
 
 
-def test_a_daemon_thread_at_work_does_not_disturb_the_end_of_the_program() -> None:
+def test_a_busy_daemon_thread_does_not_disturb_the_end_of_the_program() -> None:
     program = """
 import threading, time
 import numpy as np

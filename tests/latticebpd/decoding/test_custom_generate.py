@@ -27,6 +27,7 @@ from transformers import (
 from latticebpd import (
     Exact,
     GoldDrafter,
+    Loaded,
     MinimumBlock,
     NoDrafter,
     PromptNgramDrafter,
@@ -34,8 +35,9 @@ from latticebpd import (
     TopK,
     TreeDrafter,
     custom_generate,
+    load,
 )
-from latticebpd.drafters.bundled import MODEL, Bundle, load_bundle
+from latticebpd.drafters.bundled import MODEL
 from latticebpd.drafters.pretrained import load_tokenizer
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters
@@ -49,8 +51,8 @@ NEW = 16
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return load_bundle()
+def bundle() -> Loaded:
+    return load()
 
 
 def assert_same_text(model: Any, prompts: dict[str, Any], **arguments: Any) -> torch.Tensor:
@@ -149,12 +151,12 @@ def test_decoder_may_begin_with_several_tokens() -> None:
 
 
 def test_streamers_are_given_the_prompt_once_and_every_token(
-    bundle: Bundle, capsys: pytest.CaptureFixture[str]
+    bundle: Loaded, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
     model: Any = bundle.model.base
     given = tokenizer("The history of the city", return_tensors="pt")
-    drafter = TreeDrafter(bundle.model, bundle.lm_file, num_nodes=16)
+    drafter = TreeDrafter(bundle.model, bundle.lm, num_nodes=16)
     arguments: dict[str, Any] = {
         **given,
         "max_new_tokens": 24,
@@ -288,11 +290,11 @@ def test_called_directly_it_decodes_as_well() -> None:
     assert found.tolist() == model.generate(PROMPT, do_sample=False).tolist()  # type: ignore[union-attr]
 
 
-def test_text_generation_pipeline_writes_the_same(bundle: Bundle) -> None:
+def test_text_generation_pipeline_writes_the_same(bundle: Loaded) -> None:
     tokenizer: Any = load_tokenizer(MODEL)
     tokenizer.padding_side, tokenizer.pad_token = "left", tokenizer.eos_token or "<|endoftext|>"
     pipe: Any = pipeline("text-generation", model=bundle.model.base, tokenizer=tokenizer)
-    decoding = custom_generate(TreeDrafter(bundle.model, bundle.lm_file, num_nodes=16))
+    decoding = custom_generate(TreeDrafter(bundle.model, bundle.lm, num_nodes=16))
     texts = ["The history of the city", "In the beginning", "def main("]
     for several in ({}, {"batch_size": 3}):
         arguments: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, **several}

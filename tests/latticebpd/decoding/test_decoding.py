@@ -162,15 +162,6 @@ def test_batch_writes_what_each_prompt_alone_would_write(model: BlockwiseLM) -> 
             assert single.num_calls == len(out.blocks(row)) - 1
 
 
-def test_two_call_form_writes_the_same_text_in_twice_the_calls(model: BlockwiseLM) -> None:
-    merged = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW)
-    two = generate(model, [7], VanillaDrafter(model), max_new_tokens=NEW, merged=False)
-    assert two.sequences.tolist() == merged.sequences.tolist()
-    assert two.accept_counts.tolist() == merged.accept_counts.tolist()
-    assert (two.num_calls, two.num_passes) == (2 * merged.num_calls, 2 * merged.num_passes)
-    assert two.block_efficiency == merged.block_efficiency / 2
-
-
 def test_streamer_hears_the_prompt_and_every_token_once(model: BlockwiseLM) -> None:
     class Recorder:
         def __init__(self) -> None:

@@ -145,9 +145,3 @@ def test_passes_of_greedy_decoding_jacobi_and_early_drafts_are_counted_alike() -
     assert solved.iteration_speedup == greedy.block_efficiency_with_prefill
     drafted = generate(model, source, GoldDrafter(expected, 2), max_new_tokens=NEW)
     assert drafted.block_efficiency_with_prefill == 3
-
-
-def test_two_call_form_drafts_behind_the_prefill(model: BlockwiseLM) -> None:
-    out = generate(model, [5, 8, 2], GoldDrafter([[1] * 20], 2), max_new_tokens=6, merged=False)
-    assert out.prefilled == (True,)
-    assert torch.equal(out.sequences, generate(model, [5, 8, 2], NoDrafter(), max_new_tokens=6).sequences)

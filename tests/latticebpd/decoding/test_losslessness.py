@@ -149,16 +149,16 @@ def check_case(number: int) -> None:
     expected = [begin + text + [0] * (longest - len(text)) for begin, text in zip(begins, texts, strict=True)]
     kinds = drafters(model, texts, rng)
     kind = list(kinds)[number % len(kinds)]
-    use_cache, merged = bool(rng.random() < 0.85), bool(rng.random() < 0.9)
+    use_cache = bool(rng.random() < 0.85)
     out = generate(
         model, ids, kinds[kind](), max_new_tokens=new, eos_token_id=[] if eos is None else eos, attention_mask=mask,
-        pad_token_id=0, merged=merged, use_cache=use_cache, logits_processor=processors,
+        pad_token_id=0, use_cache=use_cache, logits_processor=processors,
     )  # fmt: skip
-    what = f"case {number}: {family}, {kind}, {rows} rows, {model.dtype}, cache {use_cache}, merged {merged}"
+    what = f"case {number}: {family}, {kind}, {rows} rows, {model.dtype}, cache {use_cache}"
     assert out.sequences.tolist() == expected, what
     committed = int(np.arange(len(out.accept_counts)) @ out.accept_counts)
     assert committed == out.num_tokens - sum(out.prefilled), what
-    assert out.num_calls == out.accept_counts.sum() * (1 if merged else 2), what
+    assert out.num_calls == out.accept_counts.sum(), what
 
 
 @pytest.mark.parametrize("block", range(7))

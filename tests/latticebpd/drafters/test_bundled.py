@@ -8,23 +8,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fst import NgramModel
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import Loaded, load
 from latticebpd.drafters import bundled
-from latticebpd.drafters.bundled import Bundle, load_bundle
+from latticebpd.drafters.bundled import load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import lengths_of, ranks, run_system
-from latticebpd.measuring.replay import collect_lattices
+from latticebpd.measuring.collect import CollectOptions, collect
+from tests.helpers.drafters import oracle_drafter
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
-    return load_bundle()
+def bundle() -> Loaded:
+    return load()
 
 
 @pytest.fixture(scope="module")
-def lattices(bundle: Bundle) -> LatticeSet:
-    prompts = [bundle.tokenizer.encode(prompt.text).ids for prompt in bundle.prompts[:3]]
-    return collect_lattices(bundle.model, prompts, max_new_tokens=40)
+def lattices(bundle: Loaded) -> LatticeSet:
+    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[:3]]
+    return collect(bundle.model, Texts.of_rows(prompts, [*map(len, prompts)]), CollectOptions(max_new_tokens=40))[0]
 
 
 def test_bundle_keeps_its_size_limits() -> None:
@@ -33,42 +37,42 @@ def test_bundle_keeps_its_size_limits() -> None:
     assert bundled.LM.stat().st_size <= 2_000_000
 
 
-def test_parts_of_the_bundle_belong_together(bundle: Bundle) -> None:
+def test_parts_of_the_bundle_belong_together(bundle: Loaded) -> None:
     fingerprint = vocabulary_fingerprint(bundle.tokenizer.get_vocab())
-    assert bundle.model.tokenizer_fingerprint == bundle.lm.fingerprint == fingerprint
-    assert bundle.model.vocab_size == bundle.tokenizer.get_vocab_size() == 8192
+    assert bundle.model.tokenizer_fingerprint == NgramModel.load(bundled.LM).fingerprint == fingerprint
+    assert bundle.model.vocab_size == len(bundle.tokenizer) == 8192
     assert bundle.model.num_heads == 9
-    assert bundle.lm.order == 4
+    assert NgramModel.load(bundled.LM).order == 4
 
 
-def test_every_source_of_a_prompt_is_credited(bundle: Bundle) -> None:
+def test_every_source_of_a_prompt_is_credited(bundle: Loaded) -> None:
     credits = (bundled.ASSETS / "README.md").read_text()
-    for prompt in bundle.prompts:
+    for prompt in load_prompts():
         assert prompt.source in credits
         assert prompt.licence
 
 
 @pytest.mark.parametrize("name", ["vanilla", "1-best", "16-best:0-gram", "16-best", "64-tree"])
-def test_oracle_accepts_at_least_as_much_at_every_position(bundle: Bundle, lattices: LatticeSet, name: str) -> None:
-    lengths = run_system(name, lattices, bundle.lm_file).lengths
+def test_oracle_accepts_at_least_as_much_at_every_position(bundle: Loaded, lattices: LatticeSet, name: str) -> None:
+    lengths = run_system(name, lattices, bundle.lm).lengths
     oracle = lengths_of(ranks(lattices), 16)
     assert (oracle >= lengths).all()
     assert oracle.sum() > lengths.sum()
 
 
-def test_oracle_of_one_arc_is_vanilla_and_grows_with_k(bundle: Bundle, lattices: LatticeSet) -> None:
+def test_oracle_of_one_arc_is_vanilla_and_grows_with_k(bundle: Loaded, lattices: LatticeSet) -> None:
     np.testing.assert_array_equal(lengths_of(ranks(lattices), 1), run_system("vanilla", lattices, None).lengths)
     by_k = [lengths_of(ranks(lattices), k) for k in (1, 2, 4, 8, 16)]
     for fewer, more in pairwise(by_k):
         assert (fewer <= more).all()
 
 
-def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Bundle, lattices: LatticeSet) -> None:
+def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Loaded, lattices: LatticeSet) -> None:
     """Teacher forcing and decoding see the same heads: the label positions agree."""
-    from latticebpd import OracleDrafter, generate
+    from latticebpd import generate
 
-    prompt = bundle.tokenizer.encode(bundle.prompts[0].text).ids
-    reference = generate(bundle.model, prompt, OracleDrafter(bundle.model, []), max_new_tokens=40, trace=True)
+    prompt = bundle.encode(load_prompts()[0].text)
+    reference = generate(bundle.model, prompt, oracle_drafter(bundle.model, []), max_new_tokens=40, trace=True)
     assert reference.trace is not None
     first = lattices[0]
     assert lattices.context_of(0)[-1] == reference.sequences[0, len(prompt)]
@@ -76,11 +80,11 @@ def test_collected_lattice_is_the_one_the_loop_drafts_from(bundle: Bundle, latti
     assert reference.trace[0].tree.tokens.tolist() == first.top_arcs(1).tokens[:, 0].tolist()
 
 
-def test_prompts_are_held_out_documents(bundle: Bundle) -> None:
+def test_prompts_are_held_out_documents(bundle: Loaded) -> None:
     from lm_training.data.corpus import is_held_out
 
-    assert all(is_held_out(prompt.id) for prompt in bundle.prompts)
-    assert len({prompt.id for prompt in bundle.prompts}) == len(bundle.prompts) >= 8
+    assert all(is_held_out(prompt.id) for prompt in load_prompts())
+    assert len({prompt.id for prompt in load_prompts()}) == len(load_prompts()) >= 8
 
 
 def test_assets_are_all_packaged() -> None:

@@ -15,19 +15,14 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from latticebpd import BlockwiseLM, LatticeSet, TreeDrafter, generate
-from latticebpd.drafters import (
-    Drafter,
-    MixtureDrafter,
-    PreviousOutputDrafter,
-    PromptNgramDrafter,
-    SavedTopKDrafter,
-    State,
-    load_top_k,
-)
+from latticebpd.drafters import Drafter, MixtureDrafter, PreviousOutputDrafter, PromptNgramDrafter, State, load_top_k
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.measuring.replay import accept_length, collect_lattices
+from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.collect import CollectOptions, collect
+from latticebpd.measuring.replay import accept_length
 from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.drafters import saved_tree_drafter
 from tests.helpers.trigrams import trigram
 
 TOKENS = st.integers(0, 3)
@@ -194,13 +189,13 @@ def test_every_row_follows_its_own_output_and_a_row_without_one_is_named() -> No
 
 @pytest.fixture(scope="module")
 def saved(model: BlockwiseLM) -> LatticeSet:
-    return collect_lattices(model, [[3, 1, 4, 1, 5], [2, 7]], k=4, max_new_tokens=30)
+    return collect(model, Texts.of_rows([[3, 1, 4, 1, 5], [2, 7]], [5, 2]), CollectOptions(k=4, max_new_tokens=30))[0]
 
 
 def test_saved_lattices_draft_what_the_heads_would(model: BlockwiseLM, saved: LatticeSet, tmp_path: Path) -> None:
     saved.save(tmp_path / "l.npz")
     lattices = load_top_k(tmp_path / "l.npz")
-    drafter = SavedTopKDrafter(lattices, trigram(), num_nodes=12, alpha=0.7)
+    drafter = saved_tree_drafter(lattices, trigram(), num_nodes=12, alpha=0.7)
     for prompt in ([2, 7], [3, 1, 4, 1, 5]):
         heads = generate(model, prompt, TreeDrafter(model, trigram(), num_nodes=12, alpha=0.7, k=4), max_new_tokens=24)
         out = generate(model, prompt, drafter, max_new_tokens=24)
@@ -219,10 +214,10 @@ def test_saved_lattices_without_contexts_are_taken_by_position(
     lattices = load_top_k(tmp_path / "top.safetensors")
     prompt = [3, 1, 4, 1, 5]
     heads = generate(model, prompt, TreeDrafter(model, None, num_nodes=8, k=4), max_new_tokens=24)
-    out = generate(model, prompt, SavedTopKDrafter(lattices, num_nodes=8), max_new_tokens=24)
+    out = generate(model, prompt, saved_tree_drafter(lattices, num_nodes=8), max_new_tokens=24)
     assert out.sequences.tolist() == heads.sequences.tolist()
     assert out.num_calls <= heads.num_calls + 1  # half precision may reorder a near-tie
-    longer = generate(model, prompt, SavedTopKDrafter(lattices, num_nodes=8), max_new_tokens=40)
+    longer = generate(model, prompt, saved_tree_drafter(lattices, num_nodes=8), max_new_tokens=40)
     assert longer.sequences[0, 5:].tolist() == greedy(model, prompt, 40)  # past the last lattice: one token a call
 
 
@@ -240,7 +235,7 @@ def test_saved_transitions_are_drafted_by_and_change_no_text(
     lattices = load_top_k(file)
     assert np.array_equal(lattices.transitions, tied.transitions)
     prompt = [3, 1, 4, 1, 5]
-    out = generate(model, prompt, SavedTopKDrafter(lattices, trigram(), num_nodes=12), max_new_tokens=24, trace=True)
+    out = generate(model, prompt, saved_tree_drafter(lattices, trigram(), num_nodes=12), max_new_tokens=24, trace=True)
     assert out.sequences[0, 5:].tolist() == greedy(model, prompt, 24)
     trees = [step.tree for step in out.trace if step.tree.lattice is not None]
     assert trees
@@ -252,7 +247,7 @@ def test_repeated_contexts_are_read_in_order() -> None:
     lattices = LatticeSet(
         tokens, np.zeros((3, 1, 1), np.float32), np.full((3, 1), -1), np.array([[1, 2], [1, 2], [-1, 9]])
     )
-    drafter = SavedTopKDrafter(lattices)
+    drafter = saved_tree_drafter(lattices)
     assert drafter.propose([state([0, 1, 2], 2)])[0].tokens.tolist() == [5]
     assert drafter.propose([state([0, 1, 2, 1, 2], 2)])[0].tokens.tolist() == [6]
     assert len(drafter.propose([state([0, 1, 2, 1, 2, 9], 2)])[0]) == 0  # `9` with padding is a whole text
@@ -306,7 +301,8 @@ def check_copying_drafters(data: st.DataObject) -> None:
             edited[-1][place : place + data.draw(st.integers(0, 2))] = data.draw(
                 st.lists(st.integers(0, 22), max_size=2)
             )
-    lattices = collect_lattices(model, prompts, k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))
+    options = CollectOptions(k=3, max_new_tokens=12, context_length=data.draw(st.integers(1, 3)))
+    lattices, _ = collect(model, Texts.of_rows(prompts, [*map(len, prompts)]), options)
     copying = PromptNgramDrafter(max_ngram=data.draw(st.integers(1, 4)))
     width = max(map(len, prompts))
     ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
@@ -314,7 +310,7 @@ def check_copying_drafters(data: st.DataObject) -> None:
     for drafter in (
         copying,
         PreviousOutputDrafter(edited),
-        SavedTopKDrafter(lattices, trigram(), num_nodes=6),
+        saved_tree_drafter(lattices, trigram(), num_nodes=6),
         MixtureDrafter(
             copying,
             TreeDrafter(model, None, num_nodes=6, k=3),

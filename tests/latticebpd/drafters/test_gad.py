@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel
 
-from latticebpd import DraftTree, MixtureDrafter, State, TopBeta, generate
-from latticebpd.drafters import GadDrafter, GadPathsDrafter, GadTreeDrafter
+from latticebpd import Drafter, DraftTree, MixtureDrafter, State, TopBeta, generate
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import (
     DRAFTER_CONFIG,
@@ -26,7 +25,7 @@ from latticebpd.drafters.masks.mask_network import (
 )
 from latticebpd.target.tree_positions import ByEmbedding
 from latticebpd.target.verifier_choice import tree_placement
-from tests.helpers.drafters import ScriptedDrafter
+from tests.helpers.drafters import ScriptedDrafter, gad_drafter, gad_paths_drafter, gad_tree_drafter
 from tests.helpers.tiny_families import POSITIONS, VOCABULARY, tiny
 from tests.helpers.translators import END, MASK, NEW, SOURCES, greedy, padded, verifier_of
 from tests.helpers.trigrams import trigram
@@ -43,12 +42,12 @@ def random_drafter(
     )
 
 
-def kinds(model: NonAutoregressiveModel) -> dict[str, GadDrafter | GadPathsDrafter | GadTreeDrafter]:
+def kinds(model: NonAutoregressiveModel) -> dict[str, Drafter]:
     return {
-        "best tokens": GadDrafter(model),
-        "block of 3": GadDrafter(model, block_size=3),
-        "paths": GadPathsDrafter(model, trigram(), p=4, alpha=0.5, k=4),
-        "tree": GadTreeDrafter(model, trigram(), num_nodes=14, k=5),
+        "best tokens": gad_drafter(model),
+        "block of 3": gad_drafter(model, block_size=3),
+        "paths": gad_paths_drafter(model, trigram(), p=4, alpha=0.5, k=4),
+        "tree": gad_tree_drafter(model, trigram(), num_nodes=14, k=5),
     }
 
 
@@ -79,26 +78,26 @@ def test_an_untrained_anchored_drafter_says_first_what_its_verifier_would(family
         assert len(out.trace) > 4
         assert all(step.accepted for step in out.trace if step.tree.tokens.size)
     one = generate(
-        verifier, ids, GadDrafter(model, block_size=1), attention_mask=mask, max_new_tokens=NEW
+        verifier, ids, gad_drafter(model, block_size=1), attention_mask=mask, max_new_tokens=NEW
     )  # without any mask
     assert torch.equal(one.sequences, greedy(verifier, SOURCES))
     assert (
         one.num_calls
         < generate(
-            verifier, ids, GadDrafter(random_drafter(family), 1), attention_mask=mask, max_new_tokens=NEW
+            verifier, ids, gad_drafter(random_drafter(family), 1), attention_mask=mask, max_new_tokens=NEW
         ).num_calls
     )
 
 
 def test_a_verifier_of_another_kind_may_verify() -> None:
     verifier, (ids, mask) = tiny("t5", 4, eos=END), padded(SOURCES)
-    out = generate(verifier, ids, GadDrafter(random_drafter()), attention_mask=mask, max_new_tokens=NEW)
+    out = generate(verifier, ids, gad_drafter(random_drafter()), attention_mask=mask, max_new_tokens=NEW)
     assert torch.equal(out.sequences, greedy(verifier, SOURCES))
 
 
 def test_accepting_only_the_best_token_is_gad() -> None:
     verifier, (ids, mask) = verifier_of("bart", 1), padded(SOURCES)
-    drafter = GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8))
+    drafter = gad_drafter(NonAutoregressiveModel.like(verifier, MASK, 8))
     exact, tight, loose = (
         generate(verifier, ids, drafter, rule, attention_mask=mask, max_new_tokens=NEW).sequences
         for rule in (TopBeta(1, 9.0), TopBeta(5, 0.0), TopBeta(9, 50.0))
@@ -282,7 +281,9 @@ def test_an_anchor_is_the_verifiers_own_column_and_sees_no_mask(family: str) -> 
 @pytest.mark.parametrize(("anchored", "bidirectional"), LAYOUTS)
 def test_texts_up_to_the_last_position_are_drafted_for(anchored: bool, bidirectional: bool) -> None:
     verifier, (ids, mask) = tiny("marian", 4), padded(SOURCES[:2])
-    drafter = GadDrafter(NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored, bidirectional=bidirectional))
+    drafter = gad_drafter(
+        NonAutoregressiveModel.like(verifier, MASK, 8, anchored=anchored, bidirectional=bidirectional)
+    )
     out = generate(verifier, ids, drafter, attention_mask=mask, max_new_tokens=200)
     assert out.sequences.shape[1] == POSITIONS
     assert torch.equal(out.sequences, greedy(verifier, SOURCES[:2], POSITIONS - 1))
@@ -291,7 +292,7 @@ def test_texts_up_to_the_last_position_are_drafted_for(anchored: bool, bidirecti
 def test_drafts_end_where_their_best_token_ends_the_text() -> None:
     model = random_drafter()
     model.base.final_logits_bias[0, END] = 50.0
-    drafts = GadDrafter(model).propose([state(0, SOURCES[0], [1, 8])])
+    drafts = gad_drafter(model).propose([state(0, SOURCES[0], [1, 8])])
     assert drafts[0].tokens.tolist() == [END]
 
 
@@ -317,15 +318,15 @@ def test_each_encoder_runs_once_per_batch() -> None:
     verifier, (ids, mask) = tiny("marian", 4), padded(SOURCES)
     model = random_drafter()
     generate(
-        verifier, ids, GadDrafter(model), attention_mask=mask, max_new_tokens=3
+        verifier, ids, gad_drafter(model), attention_mask=mask, max_new_tokens=3
     )  # finds out how the verifier can be called
     runs: list[str] = []
     for name, base in (("verifier", verifier), ("drafter", model.base)):
         base.get_encoder().register_forward_hook(lambda *_, name=name: runs.append(name))
     for early in (False, True):
-        drafter = GadDrafter(model)
+        drafter = gad_drafter(model)
         if early:
-            drafter.read(SOURCES)
+            drafter.source.read(SOURCES)
         out = generate(verifier, ids, drafter, attention_mask=mask, max_new_tokens=NEW)
         assert out.num_passes > 1
         assert sorted(runs) == ["drafter", "verifier"]
@@ -334,8 +335,8 @@ def test_each_encoder_runs_once_per_batch() -> None:
 
 def test_a_mixture_may_leave_rows_out_for_a_while() -> None:
     verifier, (ids, mask) = verifier_of("bart", 0), padded(SOURCES)
-    first = GadTreeDrafter(random_drafter("bart", 1), None, num_nodes=6, k=3)
-    second = GadTreeDrafter(NonAutoregressiveModel.like(verifier, MASK, 8), None, num_nodes=6, k=3)
+    first = gad_tree_drafter(random_drafter("bart", 1), None, num_nodes=6, k=3)
+    second = gad_tree_drafter(NonAutoregressiveModel.like(verifier, MASK, 8), None, num_nodes=6, k=3)
     out = generate(verifier, ids, MixtureDrafter(first, second, 8, sure=0.3), attention_mask=mask, max_new_tokens=NEW)
     assert torch.equal(out.sequences, greedy(verifier, SOURCES))
 
@@ -382,7 +383,7 @@ def test_saved_drafters_draft_as_before(directories: tuple[Path, Path], tmp_path
     assert loaded.bidirectional
     assert not torch.equal(MaskFiller(loaded).logits([state(0, SOURCES[0], [1, 8])], 4), before)
     ids, mask = padded(SOURCES)
-    out = generate(verifier, ids, GadDrafter(loaded), attention_mask=mask, max_new_tokens=NEW)
+    out = generate(verifier, ids, gad_drafter(loaded), attention_mask=mask, max_new_tokens=NEW)
     assert torch.equal(out.sequences, greedy(verifier, SOURCES))
 
 
@@ -451,4 +452,4 @@ def test_a_drafter_of_other_tokens_is_refused() -> None:
     ):
         NonAutoregressiveModel(tiny("t5"), MASK, 8)
     with pytest.raises(ValueError, match=r"expected a block size from 1 to 8"):
-        GadDrafter(random_drafter(), block_size=9)
+        gad_drafter(random_drafter(), block_size=9)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from latticebpd import (
     DraftTree,
-    GadDrafter,
     GoldDrafter,
     LatticeDrafter,
     MixtureDrafter,
@@ -23,7 +22,6 @@ from latticebpd import (
     NoDrafter,
     PromptNgramDrafter,
     SausageLattice,
-    SavedTopKDrafter,
     State,
     VanillaDrafter,
     generate,
@@ -48,11 +46,14 @@ from latticebpd.drafters.strategies import GreedyChain, StoredPaths, StoredTrees
 from latticebpd.drafters.system_names import SystemName
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
+from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import run_system
-from latticebpd.measuring.replay import accept_length, collect_lattices
+from latticebpd.measuring.collect import CollectOptions, collect
+from latticebpd.measuring.replay import accept_length
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings
+from tests.helpers.drafters import gad_drafter, saved_tree_drafter
 from tests.helpers.lattice_sets import lattice_sets
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.trigrams import good_model, trigram
@@ -231,7 +232,7 @@ def test_only_drafters_that_read_hidden_states_need_them(model: BlockwiseLM) -> 
         LatticeSet(np.ones((1, 1, 1), int), np.zeros((1, 1, 1)), np.ones((1, 1), int), np.ones((1, 1), int))
     )
     masks = NonAutoregressiveModel.like(tiny("bart"), VOCABULARY - 1, 4)
-    free = [NoDrafter(), PromptNgramDrafter(), GoldDrafter([1]), LatticeDrafter(saved, Vanilla()), GadDrafter(masks)]
+    free = [NoDrafter(), PromptNgramDrafter(), GoldDrafter([1]), LatticeDrafter(saved, Vanilla()), gad_drafter(masks)]
     heads = VanillaDrafter(model)
     assert not any(map(needs_hidden, [*free, MixtureDrafter(free[1], free[4])]))
     assert needs_hidden(heads)
@@ -252,14 +253,15 @@ def test_copies_of_a_prompt_are_drafted_before_its_first_token_is_known() -> Non
 
 def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tmp_path: Path) -> None:
     """It was 1 whatever had been tuned."""
-    lm, saved = tmp_path / "lm.fst", collect_lattices(model, [[3, 1, 4]], k=4, max_new_tokens=20)
+    lm = tmp_path / "lm.fst"
+    saved, _ = collect(model, Texts.of_rows([[3, 1, 4]], [3]), CollectOptions(k=4, max_new_tokens=20))
     trigram().save(lm)
     store_tunings(lm, [Tuning(5.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")])
     trees = []
     for drafter in (
-        SavedTopKDrafter(saved, lm, 6),
-        SavedTopKDrafter(saved, trigram(), 6, 5.0),
-        SavedTopKDrafter(saved, trigram(), 6),
+        saved_tree_drafter(saved, lm, 6),
+        saved_tree_drafter(saved, trigram(), 6, 5.0),
+        saved_tree_drafter(saved, trigram(), 6),
     ):
         out = generate(model, [3, 1, 4], drafter, max_new_tokens=9, trace=True)
         assert out.trace is not None
@@ -267,7 +269,7 @@ def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tm
     assert trees[0] == trees[1] != trees[2]
     old = {name: value for name, value in asdict(replace(RECORD, alpha=5.0)).items() if name != "by"}
     alpha_path(lm).write_text(json.dumps(old))  # as earlier versions wrote it
-    again = generate(model, [3, 1, 4], SavedTopKDrafter(saved, lm, 6), max_new_tokens=9, trace=True).trace
+    again = generate(model, [3, 1, 4], saved_tree_drafter(saved, lm, 6), max_new_tokens=9, trace=True).trace
     assert [step.tree.tokens.tolist() for step in again or []] == trees[0]
 
 

@@ -19,18 +19,17 @@ from hypothesis import strategies as st
 
 from latticebpd import GoldDrafter
 from latticebpd.jacobi import (
-    Cell,
     Dependencies,
     DraftedInitial,
     RandomTokens,
+    TokenStatus,
     Wait,
     dependencies,
     gauss_seidel_jacobi,
     jacobi,
     trajectory,
 )
-from latticebpd.jacobi.sentence import Sentence, look_into
-from latticebpd.jacobi.wait_statistics import corpus_statistics
+from latticebpd.jacobi.analysis import Sentence, analyse, corpus_statistics
 from latticebpd.lattices.token_text import classes, piece
 from latticebpd.report.dependency_page import graphs_page
 from latticebpd.report.dependency_plots import picture
@@ -76,13 +75,13 @@ def test_heat_map_is_that_of_decoding_again_by_hand(family: str, seed: int) -> N
             right, was_right = token == found.tokens[place], values[place] == found.tokens[place]
             ahead = any(chosen[j][0] != found.tokens[j] for j in range(place + 1))
             expected = (
-                Cell.NOT_RIGHT
+                TokenStatus.NOT_RIGHT
                 if not right
-                else Cell.NEWLY_RIGHT
+                else TokenStatus.NEWLY_RIGHT
                 if not was_right
-                else Cell.AHEAD
+                else TokenStatus.AHEAD
                 if ahead
-                else Cell.SETTLED
+                else TokenStatus.SETTLED
             )
             assert found.cells[number, place] == expected
             if not np.isnan(found.probabilities[number, place]):
@@ -163,7 +162,7 @@ def test_graphs_of_known_rules_are_the_rules(
     model = RuleModel(rule)
     found = trajectory(jacobi(model, [1], length=8, max_new_tokens=8, trace=True))
     graph = dependencies(model, [1], found, max_new_tokens=8)
-    assert [(edge.on, edge.place) for edge in graph.edges] == edges
+    assert [(edge.on, edge.position) for edge in graph.edges] == edges
 
 
 def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
@@ -194,7 +193,7 @@ def test_a_token_may_wait_through_a_guess_that_is_not_right() -> None:
     found = trajectory(jacobi(model, [1], length=4, max_new_tokens=4, trace=True))
     assert found.values.tolist() == [[0] * 4, [60, 9, 5, 6], [60, 61, 70, 6], [60, 61, 62, 80], [60, 61, 62, 80]]
     graph = dependencies(model, [1], found, max_new_tokens=4)
-    assert [(wait.on, wait.place, wait.probability is None) for waits in graph.waits for wait in waits] == [
+    assert [(wait.on, wait.position, wait.probability is None) for waits in graph.waits for wait in waits] == [
         (0, 1, False),
         (1, 2, False),
         (0, 3, True),  # by way of the 70, though place 2 itself is right no sooner than place 3
@@ -208,8 +207,8 @@ def test_edges_keep_every_path_and_no_edge_beside_one(needs: list[set[int]]) -> 
     waits = [
         [Wait(place, on, 0.1) for on in sorted(on for on in each if on < place)] for place, each in enumerate(needs)
     ]
-    every = {(wait.on, wait.place) for each in waits for wait in each}
-    kept = {(edge.on, edge.place) for edge in Dependencies(waits, {}).edges}
+    every = {(wait.on, wait.position) for each in waits for wait in each}
+    kept = {(edge.on, edge.position) for edge in Dependencies(waits, {}).edges}
 
     def reachable(edges: set[tuple[int, int]]) -> set[tuple[int, int]]:
         found = set(edges)
@@ -236,7 +235,7 @@ def test_a_trajectory_of_another_prompt_is_refused() -> None:
 def sentences() -> list[Sentence]:
     model = tiny("marian", 5)
     return [
-        look_into(model, letters(), text, RandomTokens(VOCABULARY, 4), max_new_tokens=10)
+        analyse(model, letters(), text, RandomTokens(VOCABULARY, 4), max_new_tokens=10)
         for text in ("beg", "cab", "fad")
     ]
 
@@ -246,11 +245,11 @@ def test_drafts_that_were_right_all_along_are_nothing_that_a_pass_made_right() -
     drafted = DraftedInitial(GoldDrafter([list(range(2, 10))]))
     found = trajectory(jacobi(model, [1], drafted, length=8, max_new_tokens=8, trace=True))
     assert found.right_since.tolist() == [1] + [0] * 7
-    assert found.cells.tolist() == [[Cell.NEWLY_RIGHT] + [Cell.NOT_RIGHT] * 7, [Cell.SETTLED] * 8]
+    assert found.cells.tolist() == [[TokenStatus.NEWLY_RIGHT] + [TokenStatus.NOT_RIGHT] * 7, [TokenStatus.SETTLED] * 8]
     assert (found.frontier.tolist(), found.widths.tolist()) == ([0, 1, 8], [1, 0])
     assert dependencies(model, [1], found, max_new_tokens=8).edges == []
     for each in (found, trajectory(gauss_seidel_jacobi(model, [1], 3, drafted, max_new_tokens=8, trace=True))):
-        assert np.isfinite(each.probabilities[each.cells == Cell.NEWLY_RIGHT]).all()  # what the pictures print
+        assert np.isfinite(each.probabilities[each.cells == TokenStatus.NEWLY_RIGHT]).all()  # what the pictures print
 
 
 def test_statistics_are_the_sums_of_the_texts(sentences: list[Sentence]) -> None:
@@ -288,7 +287,7 @@ def test_pictures_are_written_with_every_token(sentences: list[Sentence], tmp_pa
     assert labels == sentences[0].pieces
     probabilities = [text.get_text() for text in drawn.axes[1].texts]
     found = sentences[0].trajectory
-    assert probabilities == [f"{p:.2f}" for p in found.probabilities[found.cells == Cell.NEWLY_RIGHT]]
+    assert probabilities == [f"{p:.2f}" for p in found.probabilities[found.cells == TokenStatus.NEWLY_RIGHT]]
     assert len(drawn.axes[0].patches) == len(sentences[0].dependencies.edges)
     for name in ("graph.png", "graph.svg"):
         save(drawn, tmp_path / name)

@@ -235,7 +235,7 @@ def test_every_pass_settles_a_token() -> None:
     model = tiny("llama", seed=6)
     found = jacobi(model, [4, 5, 6], RandomTokens(VOCABULARY, 3), max_new_tokens=NEW, trace=True)
     assert found.trace is not None
-    places = [iterate.place for iterate in found.trace]
+    places = [iterate.start for iterate in found.trace]
     assert all(iterate.settled >= 1 for iterate in found.trace)
     assert [later - sooner for sooner, later in pairwise(places)] == [each.settled for each in found.trace[:-1]]
     frontier = trajectory(found).frontier

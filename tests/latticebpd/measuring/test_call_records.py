@@ -18,12 +18,11 @@ from latticebpd import (
     VanillaDrafter,
     generate,
 )  # fmt: skip
-from latticebpd.drafters import GadTreeDrafter
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.measuring.call_records import Call, End, read_calls, scorer_of
 from latticebpd.scoring.posteriors import arc_posteriors
 from tests.helpers.blockwise_models import greedy
-from tests.helpers.drafters import ScriptedDrafter
+from tests.helpers.drafters import ScriptedDrafter, gad_tree_drafter
 from tests.helpers.translators import MASK, NEW, SOURCES, verifier_of
 from tests.helpers.trigrams import trigram
 
@@ -32,14 +31,14 @@ PROMPT = [3, 1, 4]
 
 def test_the_models_choice_is_what_it_would_write_behind_each_place() -> None:
     verifier, source = verifier_of("bart", 1), SOURCES[0]
-    drafter = GadTreeDrafter(NonAutoregressiveModel.like(verifier, MASK, 6), None, num_nodes=8, k=3)
+    drafter = gad_tree_drafter(NonAutoregressiveModel.like(verifier, MASK, 6), None, num_nodes=8, k=3)
     out = generate(verifier, torch.tensor([source]), drafter, TopBeta(3, 2.0), max_new_tokens=NEW, trace=True)
     text = out.sequences[0].tolist()
     calls = read_calls(verifier, source, out)
     assert len(calls) == out.num_calls
     checked = 0
     for call in calls:
-        for place, found in enumerate(call.places[: len(call.step.committed)]):
+        for place, found in enumerate(call.positions[: len(call.step.committed)]):
             prefix = text[: 1 + call.start + place]
             assert found.choice is not None
             assert found.written == text[len(prefix)]
@@ -50,7 +49,7 @@ def test_the_models_choice_is_what_it_would_write_behind_each_place() -> None:
             assert (found.choice.rank == 0) == (found.choice.best == found.written)
             assert found.state in (("lenient",) if found.choice.rank else ("kept", "refused", "own"))
             checked += 1
-        assert all(found.state == "void" for found in call.places[len(call.step.committed) :])
+        assert all(found.state == "void" for found in call.positions[len(call.step.committed) :])
     assert out.prefilled == (False,)
     assert checked == len(text) - 1
 
@@ -98,8 +97,8 @@ def test_each_cause_of_an_end_is_told_apart(model: BlockwiseLM) -> None:
         model, lambda text: DraftTree.from_paths([text[:3]]), max_new_tokens=9, eos_token_id=greedy(model, PROMPT)[2]
     )
     assert ended[-1].end is End.END_OF_TEXT
-    assert [place.state for place in calls_of(model, trees[End.OTHERS])[0].places] == ["refused", "void"]
-    assert [place.state for place in calls_of(model, trees[End.ALL_KEPT])[0].places] == ["kept", "own"]
+    assert [place.state for place in calls_of(model, trees[End.OTHERS])[0].positions] == ["refused", "void"]
+    assert [place.state for place in calls_of(model, trees[End.ALL_KEPT])[0].positions] == ["kept", "own"]
 
 
 def test_weights_after_rescoring_are_those_of_the_calls_own_text(model: BlockwiseLM) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from latticebpd import GoldDrafter, LatticeSet, OracleDrafter, PathsDrafter, TreeDrafter, VanillaDrafter, generate
+from latticebpd import GoldDrafter, LatticeSet, PathsDrafter, TreeDrafter, VanillaDrafter, generate
 from latticebpd.drafters import BlockLattices, HeadLattices, State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.drafts import DraftTree
@@ -21,10 +21,11 @@ from latticebpd.lattices.shards import SETTINGS, lattice_directory, shard_files,
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, tally
 from latticebpd.measuring.collect import CollectOptions, collect, collect_shards
-from latticebpd.measuring.lattice_files import answers_alone, num_lattices
+from latticebpd.measuring.lattice_files import num_lattices, without_prompts
 from latticebpd.measuring.model_decodes import decode, oracle_drafters
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.drafters import oracle_drafter
 from tests.helpers.tiny_families import tiny
 from tests.helpers.translators import verifier_of
 from tests.helpers.trigrams import trigram
@@ -62,7 +63,7 @@ def test_a_walk_through_lattices_makes_the_calls_of_a_decode(eos: int | None) ->
         "1-best": lambda _: PathsDrafter(model, lm, 1, 0.7, 4),
         "3-best": lambda _: PathsDrafter(model, lm, 3, 0.7, 4),
         "8-tree": lambda _: TreeDrafter(model, lm, 8, 0.7, 4),
-        "oracle": lambda continuation: OracleDrafter(model, continuation, 4),
+        "oracle": lambda continuation: oracle_drafter(model, continuation, 4),
     }
     decoded = decode(model, texts.items(), drafters)
     assert decoded.names == found.systems
@@ -254,7 +255,7 @@ def test_lattices_of_an_encoder_decoder_are_those_its_decoder_draws(family: str,
     decoded = decode(model, texts.items(), {
         "vanilla": lambda _: VanillaDrafter(model),
         "3-best": lambda _: PathsDrafter(model, None, 3, 0.0, 4),
-        "oracle": lambda continuation: OracleDrafter(model, continuation, 4),
+        "oracle": lambda continuation: oracle_drafter(model, continuation, 4),
     })  # fmt: skip
     assert decoded.differing.tolist() == [0] * 3
     assert decoded.tokens.tolist() == found.walked[:, 0].tolist()
@@ -295,10 +296,10 @@ def test_prompts_can_be_left_out_of_the_contexts(model: BlockwiseLM, block: int)
         for index, context in enumerate(contexts.tolist()):
             assert context == ([PADDING] * 4 + answer[: index + 1])[-4:]
     parts = [whole.take(np.arange(begin, min(begin + block, len(whole)))) for begin in range(0, len(whole), block)]
-    assert np.array_equal(LatticeSet.joined(list(answers_alone(parts))).context, alone.context)
+    assert np.array_equal(LatticeSet.joined(list(without_prompts(parts))).context, alone.context)
     assert not np.array_equal(whole.context, alone.context)
     with pytest.raises(ValueError, match="expected lattices that tell their texts, to leave prompts out"):
-        list(answers_alone([replace(whole, sequence=None)]))
+        list(without_prompts([replace(whole, sequence=None)]))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from latticebpd.drafters.strategies import Vanilla
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring import compare, comparison, lattice_files, lengths_of, ranks, run_system
-from latticebpd.measuring.fitted_records import exclude_examples
+from latticebpd.measuring.examples import exclude_examples
 from latticebpd.measuring.replay import accept_length
 from latticebpd.measuring.sweep import sweep_alpha
 from latticebpd.scoring.rescoring import Tuned, as_scorer

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import BatchEncoding
 
-from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter
-from latticebpd.drafters.bundled import MODEL, load_bundle
+from latticebpd import BlockwiseLM, GoldDrafter, NoDrafter, VanillaDrafter, load
+from latticebpd.drafters.bundled import MODEL
 from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.measuring import spec_bench
 from latticebpd.measuring.spec_bench import (
@@ -115,7 +115,7 @@ def test_results_average_questions_for_speed_and_calls_for_acceptance() -> None:
 
 
 def test_every_turn_is_asked_of_both_and_answers_go_into_the_next_prompt() -> None:
-    bundle = load_bundle()
+    bundle = load()
     prompts: list[list[int]] = []
 
     def recording(inputs: Any, *args: Any, **kwargs: Any) -> Any:

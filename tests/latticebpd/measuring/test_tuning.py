@@ -13,9 +13,10 @@ import fst
 from latticebpd import NeuralRescorer, SausageLattice, draft_tree, rescore
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks
+from latticebpd.measuring.examples import draw_examples, exclude_examples, lattices_fingerprint
 from latticebpd.measuring.lattice_files import text_numbers
 from latticebpd.measuring.systems import run_system
-from latticebpd.measuring.tuning import WIDENINGS, draw_examples, lattices_fingerprint, tune, without
+from latticebpd.measuring.tuning import WIDENINGS, tune
 from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings, stored_tunings, weight_for
 from tests.helpers.commands import Run
@@ -86,11 +87,12 @@ def test_examples_and_the_rest_are_all_lattices_and_share_none(files: list[Path]
     _, examples = draw_examples(files, 3, seed=4)
     assert examples == draw_examples(files, 3, seed=4)[1] != draw_examples(files, 3, seed=5)[1]
     record = replace(RECORD, examples=examples)
-    rest = [number for block in without(blocks(files), record) for number in block.sequence.tolist()]
+    rest = [number for block in exclude_examples(blocks(files), [record]) for number in block.sequence.tolist()]
     assert sorted(set(rest)) == sorted(set(range(8)) - set(examples))
     assert len(rest) == 5 * 5
     assert draw_examples(files, 100, 0)[1] == tuple(range(8))
-    assert not list(without(blocks(files), replace(RECORD, examples=tuple(range(8)))))
+    with pytest.raises(ValueError, match="besides those"):
+        list(exclude_examples(blocks(files), [replace(RECORD, examples=tuple(range(8)))]))
 
 
 def test_lattices_are_examples_where_files_do_not_tell_texts(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_lattices_are_examples_where_files_do_not_tell_texts(tmp_path: Path) -> 
     anonymous.save(tmp_path / "a.npz")
     found, swept = tune([tmp_path / "a.npz"], lm, "4-tree", examples=6)
     assert (found.unit, len(found.examples), int(swept.counts[0].sum()), found.by) == ("lattice", 6, 6, "position")
-    assert sum(len(block) for block in without(blocks([tmp_path / "a.npz"]), found)) == len(lattices) - 6
+    assert sum(len(block) for block in exclude_examples(blocks([tmp_path / "a.npz"]), [found])) == len(lattices) - 6
     lattices.save(tmp_path / "b.npz")
     with pytest.raises(ValueError, match="all number their texts, or none"):
         tune([tmp_path / "a.npz", tmp_path / "b.npz"], lm)

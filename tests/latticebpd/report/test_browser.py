@@ -17,8 +17,7 @@ import pytest
 
 from latticebpd import BlockwiseLM, TreeDrafter, generate
 from latticebpd.jacobi import RandomTokens
-from latticebpd.jacobi.sentence import look_into
-from latticebpd.jacobi.wait_statistics import corpus_statistics
+from latticebpd.jacobi.analysis import analyse, corpus_statistics
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.call_records import read_calls, scorer_of
 from latticebpd.measuring.collect import CollectOptions, collect_shards
@@ -58,7 +57,7 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     page_templates.write(directory / "trace.html", page.replace("<details", "<details open"))
     initial = RandomTokens(VOCABULARY, 4)
     sentences = [
-        look_into(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")
+        analyse(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")
     ]
     page_templates.write(
         directory / "graphs.html", graphs_page(sentences, corpus_statistics(sentences), "settings | of | some length")

@@ -13,18 +13,18 @@ import pytest
 import torch
 from rich.console import Console
 
+from latticebpd import Loaded, load
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.drafters.bundled import LM, MODEL, load_bundle
+from latticebpd.drafters.bundled import LM, MODEL
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.report.demo_table import (
     REAL,
     TOY,
     Demo,
-    Subject,
-    bundled_subject,
+    prompts_of,
     run_demo,
     show,
-    subject_named,
+    shown_prompt,
     system_names,
 )
 from tests.helpers.commands import Run
@@ -32,13 +32,13 @@ from tests.helpers.tokenizers import TEMPLATE
 
 
 @pytest.fixture(scope="module")
-def subject() -> Subject:
-    return bundled_subject()
+def loaded() -> Loaded:
+    return load()
 
 
 @pytest.fixture(scope="module")
-def demo(subject: Subject) -> Demo:
-    return run_demo(subject, replace(TOY, max_new_tokens=40), num_prompts=3)
+def demo(loaded: Loaded) -> Demo:
+    return run_demo(loaded, replace(TOY, max_new_tokens=40), num_prompts=3)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +77,9 @@ def test_every_system_writes_what_generate_writes(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(subject: Subject) -> None:
+def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(loaded: Loaded) -> None:
     """The demo's promises on all prompts at full length, one system against the next."""
-    result = run_demo(subject, replace(TOY, max_new_tokens=128))
+    result = run_demo(loaded, replace(TOY, max_new_tokens=128))
     assert result.exact
     efficiency = {system.name: system.block_efficiency for system in result.systems}
     order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
@@ -99,8 +99,8 @@ def test_json_has_the_promised_shape(demo: Demo) -> None:
     assert all(set(system) == keys for system in record["systems"])
 
 
-def test_a_text_that_differs_is_told(subject: Subject, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
-    stock = type(subject.model.base)  # type: ignore[union-attr]
+def test_a_text_that_differs_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    stock = type(loaded.model.base)  # type: ignore[union-attr]
     written = stock.generate
 
     def other(self: Any, *arguments: Any, **settings: Any) -> torch.Tensor:
@@ -115,46 +115,46 @@ def test_a_text_that_differs_is_told(subject: Subject, monkeypatch: pytest.Monke
     assert "a system's text differs from that of generate()" in err
 
 
-def test_the_text_shown_repeats_itself_least(subject: Subject) -> None:
+def test_the_text_shown_repeats_itself_least(loaded: Loaded) -> None:
     """By the share of its runs of three tokens that occur once only."""
 
     def variety(number: int) -> float:
-        _, found = show(replace(subject, shown=number), TOY, None)
+        _, found = show(loaded, prompts_of(loaded)[number], TOY, None)
         new = found.sequences[0, found.prompt_length :].tolist()
         runs = list(zip(new, new[1:], new[2:], strict=False))
         return len(set(runs)) / len(runs)
 
-    assert max(range(len(subject.prompts)), key=variety) == subject.shown
+    assert max(range(len(prompts_of(loaded))), key=variety) == shown_prompt(loaded)
 
 
-def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, subject: Subject) -> None:
+def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: Loaded) -> None:
     status, out, err = run("demo", "--prompts", 1, "--max-new-tokens", 8)
     assert status == 0, err
     first, _, _, *rest = out.splitlines()
     assert first.startswith("The bundled model is a toy: 6M parameters")
-    assert rest[0].startswith(subject.prompts[subject.shown].text[:40])
+    assert rest[0].startswith(prompts_of(loaded)[shown_prompt(loaded)].text[:40])
     assert out.count("┃") >= 3
     assert "Every system's text equals that of transformers' greedy generate()" in out
 
 
 @pytest.mark.parametrize("with_lm", [True, False])
 def test_a_model_with_heads_answers_a_question_of_each_task(tmp_path: Path, with_lm: bool) -> None:
-    load_bundle().model.save_pretrained(tmp_path)
+    load().model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", *(["lm.fst"] if with_lm else [])):
         (tmp_path / name).symlink_to((LM.parent if name == "lm.fst" else MODEL) / name)
-    subject = subject_named(tmp_path)
-    assert [prompt.title for prompt in subject.prompts] == [
+    loaded = load(tmp_path)
+    assert [prompt.title for prompt in prompts_of(loaded)] == [
         "instruction", "summary", "question", "translation", "arithmetic", "continuation",
     ]  # fmt: skip
     settings = replace(REAL, max_new_tokens=8, p=4)
-    result = run_demo(subject, settings, num_prompts=2)
+    result = run_demo(loaded, settings, num_prompts=2)
     assert result.exact
     names = [system.name for system in result.systems]
     best = ["4-gram", "4-best 0-gram", "4-best 4-gram"] if with_lm else ["4-best 0-gram"]
     calibrated = ["calibrated tree"] if with_lm else []
     assert names == ["greedy", "vanilla BPD", *best, "16-node tree", "copies", "copies + tree", *calibrated, "oracle"]
     assert ("4-gram" in result.signature["lm"]) == with_lm
-    assert "4-best 0-gram" not in system_names(subject, REAL)
+    assert "4-best 0-gram" not in system_names(loaded, REAL)
 
 
 def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> None:
@@ -171,10 +171,10 @@ def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> No
 
 
 def test_questions_go_through_the_chat_template(without_heads: Path) -> None:
-    subject = subject_named(without_heads)
-    prompt = subject.prompts[0]
-    assert subject.in_chat
-    assert subject.tokenizer.decode(prompt.ids).endswith(f"{prompt.text}</s>\n<s>assistant\n")
+    loaded = load(without_heads)
+    prompt = prompts_of(loaded)[0]
+    assert loaded.in_chat
+    assert loaded.tokenizer.decode(prompt.ids).endswith(f"{prompt.text}</s>\n<s>assistant\n")
 
 
 def test_a_character_waits_for_its_last_byte() -> None:

@@ -22,10 +22,9 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import blocks, compare, rescoring_latency, tally
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import CollectOptions, collect_shards
-from latticebpd.measuring.fitted_records import exclude_examples
+from latticebpd.measuring.examples import exclude_examples, lattices_fingerprint
 from latticebpd.measuring.hardware_cost import ModelShape
 from latticebpd.measuring.latency import _shaped
-from latticebpd.measuring.tuning import lattices_fingerprint, without
 from latticebpd.report import DataSet, Measurements, Options, machine_sections, make_report, measure
 from latticebpd.report.content import Column, Table, decimals
 from latticebpd.report.measurements import NODES, PATHS
@@ -79,10 +78,10 @@ def test_numbers_are_those_of_the_analyses_less_the_examples(
     assert {tuning.system for tuning in measured.tunings["other"]} == {"1-best", "16-best", "64-tree"}
     tuning = tunings["16-best"]
     assert len(tuning.examples) == 2
-    assert measured.set_aside == 2
+    assert measured.num_excluded == 2
     assert measured.texts == 6
     assert as_scorer(measured.models["3-gram"], system="64-tree").alpha == tunings["64-tree"].alpha
-    kept = list(without(blocks([lattices]), tuning))
+    kept = list(exclude_examples(blocks([lattices]), [tuning]))
     oracle, comparison = (
         tally(kept, [1, 2, 4], [3, 5]),
         compare(kept, ["16-best", "64-tree:0-gram"], trigram(), tuning.alpha),
@@ -211,11 +210,11 @@ def test_stored_weights_are_used_and_their_examples_left_out(found: Measurements
         measured = measure(
             [DataSet("tiny", (lattices,))], {"3-gram": Tuned(MODELS["3-gram"], (stored,))}, OPTIONS
         ).sets[0]
-        assert (measured.comparison.signature.alpha, measured.texts, measured.set_aside) == ("0.5", *left)
+        assert (measured.comparison.signature.alpha, measured.texts, measured.num_excluded) == ("0.5", *left)
     given = measure(
         [DataSet("tiny", (lattices,))], {"3-gram": MODELS["3-gram"]}, replace(OPTIONS, alpha=2.0, tuning_examples=0)
     ).sets[0]
-    assert (given.comparison.signature.alpha, given.texts, given.set_aside, given.tunings) == ("2", 8, 0, {})
+    assert (given.comparison.signature.alpha, given.texts, given.num_excluded, given.tunings) == ("2", 8, 0, {})
 
 
 def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
@@ -226,12 +225,12 @@ def test_calibrated_trees_have_rows_and_their_texts_are_left_out(
     found, _ = calibrate([lattices], trigram(), examples=3)
     found.save(calibration_path(lm))
     measured = measure([DataSet("tiny", (lattices,))], {"3-gram": lm, "other": MODELS["other"]}, OPTIONS).sets[0]
-    assert set(found.examples) <= {number for record in measured.aside for number in record.examples}
-    assert measured.texts == 8 - measured.set_aside
+    assert set(found.examples) <= {number for record in measured.fitted for number in record.examples}
+    assert measured.texts == 8 - measured.num_excluded
     assert not [
         tuning for tuning in measured.tunings["3-gram"] if "calibrated" in tuning.system
     ]  # they have no weight to tune
-    kept = list(exclude_examples(blocks([lattices]), measured.aside))
+    kept = list(exclude_examples(blocks([lattices]), measured.fitted))
     expected = compare(kept, [f"{n}-calibrated" for n in NODES], lm)
     for name, value in zip(expected.systems, expected.block_efficiency.tolist(), strict=True):
         assert measured.efficiency[name] == value

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from latticebpd import generate
+from latticebpd import generate, load
 from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
 from latticebpd.measuring.spec_bench import Question, forward_func, run
-from latticebpd.report.demo_table import REAL, run_demo, subject_named
+from latticebpd.report.demo_table import REAL, about, run_demo
 from latticebpd.target.catalogue import get_model, model_folder
 from latticebpd.target.chat import ChatTemplate
 from tests.helpers.blockwise_models import greedy
@@ -66,9 +66,9 @@ def test_a_second_turn_is_answered_as_greedily_as_the_first(smollm2: BlockwiseLM
 
 
 def test_the_demo_of_a_real_model_is_lossless(smollm2: BlockwiseLM) -> None:
-    subject = subject_named(NAME)
+    subject = load(NAME)
     assert subject.in_chat
-    assert "135M parameters, 8 heads" in subject.about
+    assert "135M parameters, 8 heads" in about(subject)
     result = run_demo(subject, replace(REAL, max_new_tokens=12), num_prompts=1)
     assert result.exact
     assert {system.name for system in result.systems} >= {

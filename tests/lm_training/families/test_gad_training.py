@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd import GadDrafter, generate
+from latticebpd import generate
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import Pair, encode_pairs, save_tokenizer, train_pair_tokenizer
@@ -28,6 +28,7 @@ from lm_training.families.masks import UNLABELLED, DrafterObjective, Windows, gl
 from lm_training.training.training_loop import STATE_WEIGHTS, Trainer
 from lm_training.training.training_options import DrafterTraining
 from tests.helpers.commands import Run
+from tests.helpers.drafters import gad_drafter
 from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 from tests.helpers.translators import verifier_of
 
@@ -281,13 +282,13 @@ def test_a_drafter_learns_to_draft_what_its_verifier_writes(tmp_path: Path) -> N
     config.init_std, config.dropout = 0.1, 0.0
     torch.manual_seed(0)
     drafter = NonAutoregressiveModel(type(verifier)(config), MASK, block_size=6)
-    untrained = generate(verifier, torch.tensor(sources), GadDrafter(drafter), max_new_tokens=12)
+    untrained = generate(verifier, torch.tensor(sources), gad_drafter(drafter), max_new_tokens=12)
     options = DrafterTraining(
         steps=50, batch_tokens=256, learning_rate=1e-2, muon_learning_rate=2e-2, warmup_steps=5, label_smoothing=0.0
     )
     train_drafter(drafter, verifier, data, data, tmp_path, options, progress=False)
     trained = generate(
-        verifier, torch.tensor(sources), GadDrafter(NonAutoregressiveModel.from_pretrained(tmp_path)), max_new_tokens=12
+        verifier, torch.tensor(sources), gad_drafter(NonAutoregressiveModel.from_pretrained(tmp_path)), max_new_tokens=12
     )
     assert torch.equal(trained.sequences, untrained.sequences)
     assert (untrained.num_passes, trained.num_passes) == (8, 2)  # the longest text has 8 tokens; a draft has 6

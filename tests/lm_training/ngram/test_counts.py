@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fst.table import BOS, EOS, UNK
-from lm_training.ngram.counts import PIECE, NgramCounts, Resources, count_sentences, count_stream
+from lm_training.ngram.counts import PIECE, NgramCounts, TokenStream, count_ngrams
+from tests.helpers.sentence_models import assert_same_counts, sentence_stream
+
+
+def count_stream(tokens: np.ndarray, order: int, end_of_text: int | None, *options: object) -> NgramCounts:
+    return count_ngrams(TokenStream.of(tokens, end_of_text), order, *options)
 
 
 def as_counter(counts: NgramCounts, order: int) -> dict[tuple[int, ...], int]:
-    rows = [tuple(row) for row in counts.ngrams[order - 1].tolist()]
+    rows = [tuple(row) for row in counts[order - 1].ngrams.tolist()]
     assert rows == sorted(set(rows))
-    return dict(zip(rows, counts.counts[order - 1].tolist(), strict=True))
+    return dict(zip(rows, counts[order - 1].counts.tolist(), strict=True))
 
 
 def windows(text: list[int], order: int) -> Counter:
@@ -25,11 +30,15 @@ def windows(text: list[int], order: int) -> Counter:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([0, 0, 1, 2, 3, 40_000, 2**31 - 3]), max_size=40), st.integers(1, 6), st.sampled_from([0, 2, None]))
+@given(
+    st.lists(st.sampled_from([0, 0, 1, 2, 3, 40_000, 2**31 - 3]), max_size=40),
+    st.integers(1, 6),
+    st.sampled_from([0, 2, None]),
+)
 def test_stream_counts_stop_at_the_end_of_each_document(ids, order, end_of_text):
     # Ids of 31 bits make windows of more than 64, so this runs the staged packing as well.
     counts = count_stream(np.array(ids, dtype=np.int64), order, end_of_text)
-    assert counts.order == order
+    assert len(counts) == order
     texts: list[list[int]] = [[]] if end_of_text is None else [[end_of_text]]
     for token in ids:
         texts[-1].append(token)
@@ -48,7 +57,7 @@ def test_stream_counts_stop_at_the_end_of_each_document(ids, order, end_of_text)
 @settings(deadline=None)
 @given(st.lists(st.lists(st.sampled_from([UNK, 0, 1, 2, 70_000]), max_size=6), max_size=8), st.integers(1, 5))
 def test_sentence_counts_have_boundaries_at_their_ends_only(sentences, order):
-    counts = count_sentences([np.array(s, dtype=np.int32) for s in sentences], order)
+    counts = count_ngrams(sentence_stream(sentences), order)
     for o in range(1, order + 1):
         expected: Counter = Counter()
         for sentence in sentences:
@@ -94,12 +103,6 @@ def test_order_below_one_is_refused():
         count_stream(np.array([1]), 0, 0)
 
 
-@pytest.mark.parametrize("marker", [BOS, EOS, -1])
-def test_sentence_that_brings_its_own_markers_is_refused(marker):
-    with pytest.raises(ValueError, match="without their <s> and </s>"):
-        count_sentences([np.array([1, marker, 2])], 2)
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.sampled_from([0, 0, 1, 2, 3, 2**31 - 3]), max_size=60),
@@ -111,19 +114,21 @@ def test_cutoffs_hide_rows_but_not_their_mass(ids, min_counts, end_of_text, thre
     """Whatever the cutoffs and the number of threads: totals, kinds and counts of counts are those of all n-grams."""
     tokens = np.array(ids, dtype=np.int64)
     everything = count_stream(tokens, 3, end_of_text)
-    cut = count_stream(tokens, 3, end_of_text, min_counts, Resources(threads=threads))
+    cut = count_stream(tokens, 3, end_of_text, min_counts, 4 << 30, threads)
     for order in range(1, 4):
         least = 1 if order == 1 else min_counts[min(order, len(min_counts)) - 1]
-        kept = everything.counts[order - 1] >= (least if order > 1 else 0)
-        rows = everything.ngrams[order - 1][kept]
-        assert cut.ngrams[order - 1].tolist() == rows.tolist()
-        assert cut.counts[order - 1].tolist() == everything.counts[order - 1][kept].tolist()
-        numbers = dict(zip(map(tuple, everything.ngrams[order - 1].tolist()), everything.counts[order - 1].tolist(), strict=True))
+        kept = everything[order - 1].counts >= (least if order > 1 else 0)
+        rows = everything[order - 1].ngrams[kept]
+        assert cut[order - 1].ngrams.tolist() == rows.tolist()
+        assert cut[order - 1].counts.tolist() == everything[order - 1].counts[kept].tolist()
+        numbers = dict(
+            zip(map(tuple, everything[order - 1].ngrams.tolist()), everything[order - 1].counts.tolist(), strict=True)
+        )
         contexts = list(dict.fromkeys(tuple(row[:-1]) for row in rows.tolist()))
         after = [[number for gram, number in numbers.items() if gram[:-1] == context] for context in contexts]
-        assert cut.totals[order - 1].tolist() == [sum(seen) for seen in after]
-        assert cut.types[order - 1].tolist() == [np.count_nonzero(seen) for seen in after]
-        assert cut.counts_of_counts[order - 1].tolist() == np.bincount(list(numbers.values()), minlength=1001).tolist()
+        assert cut[order - 1].totals.tolist() == [sum(seen) for seen in after]
+        assert cut[order - 1].types.tolist() == [np.count_nonzero(seen) for seen in after]
+        assert cut[order - 1].counts_of_counts.tolist() == np.bincount(list(numbers.values()), minlength=1001).tolist()
 
 
 def test_little_memory_means_more_passes_and_the_same_counts():
@@ -131,18 +136,12 @@ def test_little_memory_means_more_passes_and_the_same_counts():
     ids = rng.zipf(1.3, 300_000) % 5000
     passes = []
     one, many = (
-        count_stream(ids, 4, 0, (1, 1, 2), Resources(1, memory), lambda done, total: passes.append(total)) for memory in (4 << 30, 1 << 20)
+        count_stream(ids, 4, 0, (1, 1, 2), memory, 1, lambda done, total: passes.append(total))
+        for memory in (4 << 30, 1 << 20)
     )
     assert passes[0] == 1
     assert passes[-1] >= 3
-    for name in ("ngrams", "counts", "totals", "types", "counts_of_counts"):
-        for ours, theirs in zip(getattr(one, name), getattr(many, name), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
-def test_resources_that_are_none_are_refused():
-    with pytest.raises(ValueError, match="at least one thread and 1 MiB"):
-        Resources(threads=0)
+    assert_same_counts(many, one)
 
 
 def test_memory_stays_under_the_option():
@@ -151,7 +150,7 @@ def test_memory_stays_under_the_option():
     peaks = {}
     for memory in (1 << 30, 8 << 20):
         tracemalloc.start()
-        count_stream(ids, 4, 0, (1, 5, 50, 500), Resources(1, memory))
+        count_stream(ids, 4, 0, (1, 5, 50, 500), memory)
         peaks[memory] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peaks[1 << 30] > 8 * len(ids)

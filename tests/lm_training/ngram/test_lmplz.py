@@ -26,7 +26,7 @@ ARPA = "\\data\\\nngram 1=3\n\n\\1-grams:\n-0.5\t4\n-99\t<s>\n-0.3\t</s>\n\n\\en
 
 
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str) -> Path:
-    """An lmplz that does as it is told; returns the file in which it leaves its arguments."""
+    """An lmplz that runs ``action``; returns the file to which it writes its arguments."""
     log = tmp_path / "arguments"
     path = tmp_path / "bin" / "lmplz"
     path.parent.mkdir()
@@ -45,7 +45,9 @@ def test_program_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch: py
 def test_texts_are_written_a_line_each(tmp_path: Path) -> None:
     with open(tmp_path / "text", "w+b") as file:
         write_sentences(TokenStream.of(np.array([5, 6, 0, 7, 0], np.uint16), 0), None, file)
-        write_sentences(TokenStream.of(np.array([0, UNK, SEPARATOR, 1, SEPARATOR], np.int32), SEPARATOR), ["a", "b"], file)
+        write_sentences(
+            TokenStream.of(np.array([0, UNK, SEPARATOR, 1, SEPARATOR], np.int32), SEPARATOR), ["a", "b"], file
+        )
         file.seek(0)
         assert file.read() == b"5 6 0\n7 0\na <unk> \nb \n"
 
@@ -55,7 +57,9 @@ def test_options_reach_lmplz_and_its_arpa_comes_back(tmp_path: Path, monkeypatch
     options = KenlmOptions(order=3, prune=(0, 1), memory=1 << 30)
     estimate_arpa(TokenStream.of(np.array([4, 0]), 0), None, options, tmp_path / "lm.arpa", tmp_path)
     assert (tmp_path / "lm.arpa").read_text() == ARPA
-    assert log.read_text() == (f"-o 3 -S {1 << 30}b -T {tmp_path}/lmplz --arpa {tmp_path}/lm.arpa --discount_fallback --prune 0 1 1")
+    assert log.read_text() == (
+        f"-o 3 -S {1 << 30}b -T {tmp_path}/lmplz --arpa {tmp_path}/lm.arpa --discount_fallback --prune 0 1 1"
+    )
 
 
 def test_failure_of_lmplz_ends_with_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +68,9 @@ def test_failure_of_lmplz_ends_with_its_last_line(tmp_path: Path, monkeypatch: p
         estimate_arpa(TokenStream.of(np.array([4, 0]), 0), None, KenlmOptions(), tmp_path / "lm.arpa", tmp_path)
 
 
-@pytest.mark.skipif(shutil.which("lmplz") is None, reason="lmplz is not on the PATH; `latticebpd lm kenlm` says how to get it")
+@pytest.mark.skipif(
+    shutil.which("lmplz") is None, reason="lmplz is not on the PATH; `latticebpd lm kenlm` says how to get it"
+)
 def test_automaton_of_lmplz_scores_held_out_text_as_kenlm_does(tmp_path: Path) -> None:
     """The oracle is kenlm.Model with the same ARPA file."""
     kenlm = pytest.importorskip("kenlm", reason="the extra is not installed: pip install 'latticebpd[kenlm]'")

@@ -1,7 +1,7 @@
-"""The product of a lattice and a backoff model as OpenFst sees it: the slow, independent reference of `fst.search`.
+"""The product of a sausage and a backoff model as OpenFst sees it: a slow reference that shares no code with the core.
 
-OpenFst's Python interface has no matcher for failure arcs, and composing with epsilons in their place is wrong: it lets
-a path back off where an explicit arc exists. So the product is built here with failure resolved,
+OpenFst's Python interface has no matcher for failure arcs, and composing with epsilons instead is wrong: it lets a path
+back off where an explicit arc exists. So the product is built here with failure resolved,
 
     states    (slot, history), where the lattice has transitions (slot, history, column before): the histories are states of the model
     arcs      for each token of the slot from each history: cost = -(log_prob + transition + alpha * ln p(token | history)), leading
@@ -14,36 +14,31 @@ and OpenFst finds its shortest paths. With distinct tokens in every slot it is d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pywrapfst
 
+from fst import NgramModel
 from fst.automaton import LOG_ZERO, Automaton
-from fst.lattices import START, followers
+from fst.lattices import slots_of
+
+START = -1
 
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 
-class HasAutomaton(Protocol):
-    """`fst.NgramModel`."""
-
-    @property
-    def automaton(self) -> Automaton: ...
-
-
 def product(
     tokens: npt.ArrayLike,
     log_probs: npt.ArrayLike,
-    lm: HasAutomaton | None = None,
+    lm: NgramModel | None = None,
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: npt.ArrayLike | None = None,
 ) -> pywrapfst.VectorFst:
     """The failure-resolved product of ``tokens, log_probs [slots, k]`` with ``lm`` after the tokens of ``context``."""
-    walk = _Walk(lm.automaton) if lm is not None and alpha != 0 else None
+    walk = ModelWalk(lm.automaton) if lm is not None and alpha != 0 else None
     history = 0
     if walk is not None:
         history = walk.automaton.unigram_state
@@ -52,8 +47,16 @@ def product(
     result = pywrapfst.VectorFst()
     layer = {(history, START): result.add_state()}
     result.set_start(layer[history, START])
-    arcs = followers(tokens, log_probs, transitions)
-    for slot in range(len(np.asarray(tokens))):
+    ids, slots = np.asarray(tokens).tolist(), slots_of(tokens, log_probs)
+
+    def arcs(slot: int, before: int) -> list[tuple[int, float, int]]:
+        columns = [(token, log_prob, ids[slot].index(token)) for token, log_prob in sorted(slots[slot])]
+        if transitions is None or slot == 0:
+            return columns
+        gains = np.asarray(transitions, np.float32)[slot - 1, before].astype(float).tolist()
+        return [(token, weight + gains[at], at) for token, weight, at in columns if gains[at] > -1e30]
+
+    for slot in range(len(slots)):
         following: dict[tuple[int, int], int] = {}
         for (history, before), state in layer.items():
             for token, log_prob, column in arcs(slot, before):
@@ -71,23 +74,25 @@ def product(
 def shortest_paths(automaton: pywrapfst.Fst, p: int) -> tuple[Ints, Floats]:
     """OpenFst's p shortest paths of an acyclic acceptor: ``tokens [p', slots]`` and ``scores [p']``, best first."""
     tree = pywrapfst.shortestpath(automaton, nshortest=p)
-    found: list[tuple[float, tuple[int, ...]]] = []
+    paths: list[tuple[float, tuple[int, ...]]] = []
 
     def descend(state: int, cost: float, tokens: tuple[int, ...]) -> None:
         final = float(tree.final(state))
         if final != np.inf:
-            found.append((cost + final, tokens))
+            paths.append((cost + final, tokens))
         for arc in tree.arcs(state):
             descend(arc.nextstate, cost + float(arc.weight), (*tokens, arc.ilabel - 1) if arc.ilabel else tokens)
 
     if tree.start() >= 0:
         descend(tree.start(), 0.0, ())
-    found.sort()
-    slots = len(found[0][1]) if found else 0
-    return np.array([tokens for _, tokens in found], np.int32).reshape(-1, slots), np.array([-cost for cost, _ in found])
+    paths.sort()
+    slots = len(paths[0][1]) if paths else 0
+    return np.array([tokens for _, tokens in paths], np.int32).reshape(-1, slots), np.array(
+        [-cost for cost, _ in paths]
+    )
 
 
-class _Walk:
+class ModelWalk:
     """Follows an automaton token by token, in plain Python: nothing is shared with the compiled core."""
 
     def __init__(self, automaton: Automaton) -> None:

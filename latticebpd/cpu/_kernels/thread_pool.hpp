@@ -1,4 +1,4 @@
-// Threads that share out a piece of work, for kernels that take some tens of microseconds.
+// Threads for kernels that take some tens of microseconds.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 
 #include <pthread.h>
 
-namespace latticebpd {
+namespace cpu_kernels {
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -21,35 +21,34 @@ inline void pause() {
 #endif
 }
 
-// Threads that share out the numbers 0 .. count - 1.  They look out for work for a moment before they sleep, since a model's layers
-// come one right after the other.  The caller works too and never waits for one that has not begun.
+// Threads that share the tasks 0 .. count - 1. They spin for a moment before they sleep, since a model's layers follow
+// each other at once. The caller takes tasks too, and never waits for a thread that has not begun.
 //
-// A child of os.fork() has none of them, nor knows what they were doing: it begins with a new pool, whose threads start with its first
-// work (PyTorch's data loaders, which compute on one thread, start none).  Nobody ends them: at exit they sleep or look out, touch
-// nothing but the pool, which is never deleted, and go with the process.
-class Pool {
+// A child of os.fork() gets a new pool, whose threads start with its first tasks. Nobody joins the threads: at exit
+// they touch nothing but the pool, which is never deleted, and end with the process.
+class ThreadPool {
   public:
-    static Pool& instance() {
+    static ThreadPool& instance() {
         static std::once_flag once;
         std::call_once(once, [] {
-            pool_ = new Pool;  // never deleted: threads may look at it until the process is gone
-            pthread_atfork(nullptr, nullptr, [] { pool_ = new Pool; });  // a child has none of its parent's threads
+            pool_ = new ThreadPool;
+            pthread_atfork(nullptr, nullptr, [] { pool_ = new ThreadPool; });
         });
         return *pool_;
     }
 
-    // work(i) for every i.  Where some fail, the first failure is thrown once nobody works any more; numbers not begun are left out.
-    void run(std::size_t threads, std::size_t count, const std::function<void(std::size_t)>& work) {
+    // task(i) for every i. After a failure no further task begins; the first is rethrown when all threads are done.
+    void run(std::size_t threads, std::size_t count, const std::function<void(std::size_t)>& task) {
         std::unique_lock<std::mutex> own(busy_, std::try_to_lock);
-        if (threads <= 1 || count <= 1 || !own) {  // another thread's work has the pool
-            for (std::size_t i = 0; i < count; ++i) work(i);
+        if (threads <= 1 || count <= 1 || !own) {  // not own: the pool is in use by another caller
+            for (std::size_t i = 0; i < count; ++i) task(i);
             return;
         }
         try {
             for (; size_ + 1 < threads; ++size_) std::thread([this, number = size_ + 1] { serve(number); }).detach();
-        } catch (const std::system_error&) {  // the system has no more of them: those there are do it
+        } catch (const std::system_error&) {  // the system has no more threads: those that there are do it
         }
-        work_ = &work;
+        task_ = &task;
         count_ = count;
         helpers_ = threads - 1;
         next_.store(0);
@@ -64,7 +63,7 @@ class Pool {
   private:
     void take() {
         try {
-            for (std::size_t i; (i = next_.fetch_add(1)) < count_;) (*work_)(i);
+            for (std::size_t i; (i = next_.fetch_add(1)) < count_;) (*task_)(i);
         } catch (...) {
             next_.store(count_);
             const std::lock_guard<std::mutex> lock(failing_);
@@ -85,16 +84,14 @@ class Pool {
         }
     }
 
-    static inline Pool* pool_ = nullptr;
-    std::mutex busy_;
-    std::size_t size_ = 0;
-    const std::function<void(std::size_t)>* work_ = nullptr;
-    std::size_t count_ = 0, helpers_ = 0;
-    std::mutex failing_;
+    static inline ThreadPool* pool_ = nullptr;
+    std::mutex busy_, failing_;
+    std::size_t size_ = 0, count_ = 0, helpers_ = 0;
+    const std::function<void(std::size_t)>* task_ = nullptr;
     std::exception_ptr failure_;
     std::atomic<std::size_t> next_{0};
     std::atomic<std::uint32_t> round_{0};
     std::atomic<int> inside_{0};
 };
 
-}  // namespace latticebpd
+}  // namespace cpu_kernels

@@ -1,4 +1,4 @@
-"""Counts of parts of the data that add up to the counts of the whole, exactly: every sum is of integers."""
+"""Counts of parts of the data that add up to the counts of all of it, exactly: every sum is of integers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,29 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from latticebpd.measuring.signature import Signature
+from latticebpd.scoring.weights import DECODE
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """NaN where ``below`` is 0."""
+    above, below = np.broadcast_arrays(above, below)
+    quotient: np.ndarray = np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+    return quotient
+
+
+def block_efficiency(by: str | None, counts: np.ndarray, walked: np.ndarray) -> np.ndarray:
+    """``[...]`` tokens per call of decodes; by position the mean accepted length, and the token that comes free.
+
+    counts: ``[..., slots + 1]`` steps by accepted drafted tokens. walked: ``[..., 3]`` of ``DecodeReplay``.
+    """
+    if by == DECODE:
+        return ratio(walked[..., 0], walked[..., 1])
+    return ratio(counts @ np.arange(counts.shape[-1]), counts.sum(axis=-1)) + 1
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
-    """Sums over lattices.  Subclasses add *keys*, tuples of what is counted, and arrays of int64 with an axis for each.
+class MergeableCounts:
+    """Sums over lattices. Subclasses add *keys*, tuples of what is counted, and int64 arrays with an axis for each.
 
     signature: what the numbers depend on.
     """
@@ -21,43 +39,39 @@ class Counts:
     KIND: ClassVar[str]
     """Name of the record."""
     COMMAND: ClassVar[str]
-    """Who writes it."""
+    """The command that writes it."""
 
     signature: Signature
 
     @classmethod
     def shapes(cls, keys: Mapping[str, tuple[Any, ...]], slots: int) -> dict[str, tuple[int, ...]]:
-        """Of every array."""
+        """The shape of every array."""
         raise NotImplementedError
 
     @classmethod
     def zero(cls, signature: Signature, **keys: tuple[Any, ...]) -> Self:
-        """Nothing counted yet."""
         shapes = cls.shapes(keys, signature.heads - 1)
         return cls(signature, **keys, **{name: np.zeros(shape, np.int64) for name, shape in shapes.items()})
 
     def __add__(self, other: Self) -> Self:
         if type(self) is not type(other) or self._keys() != other._keys() or self.signature != other.signature:
-            raise ValueError(f"expected counts of one kind, got {self._described()} and {other._described()}")
-        sums = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in self.shapes(self._keys(), self.signature.heads - 1)
-        }
-        return type(self)(self.signature, **self._keys(), **sums)
+            raise ValueError(f"expected counts of one kind, got {self._description()} and {other._description()}")
+        names = self.shapes(self._keys(), self.signature.heads - 1)
+        return type(self)(
+            self.signature, **self._keys(), **{name: getattr(self, name) + getattr(other, name) for name in names}
+        )
 
     def _keys(self) -> dict[str, tuple[Any, ...]]:
         return {field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), tuple)}
 
-    def _described(self) -> str:
+    def _description(self) -> str:
         keys = (f"{name} {' '.join(map(str, values))}" for name, values in self._keys().items())
         return f"{self.KIND} of {', '.join(keys)}, {self.signature}"
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers; ``from_json`` reads them back exactly."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "signature"}
-        lists = {
-            name: value.tolist() if isinstance(value, np.ndarray) else list(value) for name, value in values.items()
-        }
+        lists = {name: value.tolist() if isinstance(value, np.ndarray) else [*value] for name, value in values.items()}
         return {"kind": self.KIND, "signature": asdict(self.signature), **lists}
 
     @classmethod
@@ -67,9 +81,7 @@ class Counts:
             if record["kind"] != cls.KIND:
                 raise KeyError(record["kind"])
             signature = Signature(**record["signature"])
-            keys = {
-                field.name: tuple(record[field.name]) for field in fields(cls) if str(field.type).startswith("tuple")
-            }
+            keys = {each.name: tuple(record[each.name]) for each in fields(cls) if str(each.type).startswith("tuple")}
             shapes = cls.shapes(keys, signature.heads - 1)
             arrays = {name: np.array(record[name], dtype=np.int64) for name in shapes}
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -1,0 +1,75 @@
+"""OpenFst's own objects, of pynini and pywrapfst, to records and back.
+
+Records travel through the bytes of a ``const`` file in memory: OpenFst writes and reads them in C++, and `fst.const_file`
+checks what comes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import pywrapfst
+
+from fst.const_file import FstFile, Records, SymbolTable, const_blocks, parse_fst
+
+OpenFst: TypeAlias = pywrapfst.Fst
+"""An automaton of pywrapfst or pynini."""
+
+
+def is_openfst(candidate: object) -> bool:
+    """Whether it is an automaton of pynini or pywrapfst."""
+    return isinstance(candidate, pywrapfst.Fst)
+
+
+def records_of(automaton: Any) -> FstFile:
+    """The states and arcs of an acceptor; ValueError for other objects, other semirings, transducers, NaN and labels below 0."""
+    if not is_openfst(automaton):
+        raise ValueError(f"expected an FST of pynini or pywrapfst, got {type(automaton).__name__}")
+    if automaton.arc_type() != "standard":
+        raise ValueError(
+            f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to convert them"
+        )
+    if automaton.start() < 0:
+        raise ValueError("expected an automaton with paths, got one without a start state")
+    file = parse_fst(pywrapfst.convert(automaton, "const").write_to_string(), "FST")
+    arcs, states = file.arcs, file.states
+
+    def refuse(bad: np.ndarray, what: str) -> None:
+        if bad.any():
+            arc = int(np.argmax(bad))
+            state = int(np.searchsorted(states["pos"], arc, side="right")) - 1
+            raise ValueError(what.format(arc=arcs[arc], state=state))
+
+    refuse(arcs["ilabel"] < 0, "expected labels of 0 and above, got {arc[ilabel]} at state {state}")
+    refuse(
+        np.isnan(arcs["weight"]) | (arcs["weight"] == -np.inf),
+        "expected weights above -inf, got {arc[weight]} at state {state}",
+    )
+    if (bad := np.isnan(states["final"]) | (states["final"] == -np.inf)).any():
+        raise ValueError(
+            f"expected final weights above -inf, got {states['final'][bad][0]} at state {int(np.argmax(bad))}"
+        )
+    return file
+
+
+def refuse_transducer(file: FstFile) -> None:
+    """ValueError unless every arc has one label."""
+    differ = file.arcs["ilabel"] != file.arcs["olabel"]
+    if differ.any():
+        arc = int(np.argmax(differ))
+        state = int(np.searchsorted(file.states["pos"], arc, side="right")) - 1
+        labels = f"{file.arcs['ilabel'][arc]}:{file.arcs['olabel'][arc]}"
+        raise ValueError(f"expected an acceptor, got an arc {labels} at state {state}; project it")
+
+
+def to_openfst(
+    states: Records, arcs: Records, start: int, symbols: SymbolTable | None, properties: int | None = None
+) -> Any:
+    """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``; the arguments are those of `const_blocks`."""
+    data = b"".join(const_blocks(states, arcs, start, symbols, properties))
+    try:
+        from pynini import Fst
+    except ImportError:
+        return pywrapfst.convert(pywrapfst.Fst.read_from_string(data), "vector")
+    return Fst.read_from_string(data)

@@ -1,0 +1,345 @@
+"""Word lattices of speech recognition and translation: acyclic acceptors of any shape, arcs of any span, epsilons.
+
+A lattice has states ``0..states - 1`` in topological order, start state 0.  Arcs ``offsets[s]`` to ``offsets[s + 1]`` leave
+state ``s``; an arc has a token (-1: epsilon), a log-probability and a target above its state.  A path is complete in a
+final state, whose log-probability counts; its score under a language model is that of `fst.search`, epsilons leaving the
+history as it is.  A sausage is the case in which every arc of a state leads to the next one.
+
+    >>> import pynini, fst
+    >>> lattice = fst.Lattice.from_fst(pynini.union("ab", pynini.accep("c", weight=0.5)).optimize())
+    >>> tokens, scores = lattice.nbest_paths(p=2)  # a label is the token id + 1
+    >>> tokens.tolist(), scores.tolist()
+    ([[96, 97], [98, -1]], [0.0, -0.5])
+
+Several paths may carry the same tokens: the best of them stands for all in `Lattice.nbest_paths`, posteriors count each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fst import _core
+from fst.automaton import LARGEST_TOKEN
+from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE
+from fst.lattices import checked_transitions, slots_of
+from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
+from fst.openfst import records_of, refuse_transducer, to_openfst
+
+EPSILON = -1
+LARGEST_WEIGHT = _core.LARGEST_WEIGHT
+Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """offsets: ``[states + 1]`` int64; tokens, targets: ``[arcs]`` int32; log_probs: ``[arcs]`` float64, natural logs.
+
+    finals: ``[states]`` float64, -inf where no path ends; symbols: the word of every id, or None.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    tokens: Ints
+    log_probs: Floats
+    targets: Ints
+    finals: Floats
+    symbols: list[str] | None = None
+
+    @classmethod
+    def from_arcs(
+        cls,
+        arcs: Iterable[tuple[int, int, int, float]],
+        finals: Iterable[tuple[int, float]],
+        start: int = 0,
+        symbols: list[str] | None = None,
+    ) -> Lattice:
+        """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, numbered in any order.
+
+        ValueError for cycles, lattices without a path, numbers that are none and ids that no token has.
+        """
+        rows = np.array(list(arcs), np.dtype([("source", "i8"), ("target", "i8"), ("token", "i8"), ("log_prob", "f8")]))
+        ends = np.array(list(finals), np.dtype([("state", "i8"), ("log_prob", "f8")]))
+        if len(rows) and not EPSILON <= rows["token"].min() <= rows["token"].max() <= LARGEST_TOKEN:
+            bad = rows["token"][(rows["token"] < EPSILON) | (rows["token"] > LARGEST_TOKEN)][0]
+            raise ValueError(f"expected token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon, got {bad}")
+        for weights in (rows["log_prob"], ends["log_prob"]):
+            if (bad_weights := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
+                raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad_weights][0]}")
+        rows, ends = rows[rows["log_prob"] > -LARGEST_WEIGHT], ends[ends["log_prob"] > -LARGEST_WEIGHT]
+        order = _topological(start, rows["source"], rows["target"], ends["state"])
+        number = np.full(
+            max(int(array.max(initial=start)) for array in (rows["source"], rows["target"], ends["state"])) + 1, -1
+        )
+        number[order] = np.arange(len(order))
+        rows = rows[(number[rows["source"]] >= 0) & (number[rows["target"]] >= 0)]
+        rows = rows[np.lexsort((number[rows["target"]], rows["token"], number[rows["source"]]))]
+        weights = np.full(len(order), -np.inf)
+        ends = ends[number[ends["state"]] >= 0]
+        np.maximum.at(weights, number[ends["state"]], ends["log_prob"])
+        offsets = np.searchsorted(number[rows["source"]], np.arange(len(order) + 1))
+        targets = number[rows["target"]].astype(np.int32)
+        return cls(offsets, rows["token"].astype(np.int32), rows["log_prob"].copy(), targets, weights, symbols)
+
+    @classmethod
+    def from_fst(cls, automaton: Any, symbols: Sequence[str] | None = None) -> Lattice:
+        """The lattice that an acyclic acceptor of pynini or pywrapfst spells: a label is a token id + 1, 0 is epsilon.
+
+        symbols: the words of a language model (`NgramModel.symbols`); the acceptor's labels are then words by its own input
+            symbol table, and words that the model lacks get ids of their own.
+        """
+        file = records_of(automaton)
+        refuse_transducer(file)
+        arcs, states = file.arcs, file.states
+        tokens, words = arcs["ilabel"].astype(np.int64) - 1, embedded_symbols(file.symbols)[0]
+        if symbols is not None:
+            if file.symbols is None:
+                raise ValueError(
+                    "expected an FST with an input symbol table, whose words the model's are compared with, got none"
+                )
+            vocabulary, word_of = Vocabulary(symbols), file.symbols.of_label()
+            missing = set(np.unique(arcs["ilabel"]).tolist()) - set(word_of) - {0}
+            if missing:
+                raise ValueError(
+                    f"expected a symbol for every label, got none for {min(missing)}; the symbol table does not fit"
+                )
+            labels, index = np.unique(arcs["ilabel"], return_inverse=True)
+            ids = [vocabulary.token(word_of[label]) if label else EPSILON for label in labels.tolist()]
+            tokens, words = np.array(ids, np.int64)[index], vocabulary.words
+        source = np.repeat(np.arange(len(states)), states["narcs"])
+        log_probs = -arcs["weight"].astype(np.float64)
+        finals = [(state, -final) for state, final in enumerate(states["final"].tolist()) if final < np.inf]
+        return cls.from_arcs(
+            zip(source.tolist(), arcs["nextstate"].tolist(), tokens.tolist(), log_probs.tolist(), strict=True),
+            finals,
+            file.start,
+            words,
+        )
+
+    @classmethod
+    def from_sausage(
+        cls, tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None
+    ) -> Lattice:
+        """A sausage, arguments as for `fst.nbest_paths`: a state for each slot; with transitions for each slot and column."""
+        slots = slots_of(tokens, log_probs)
+        ids = np.asarray(tokens)
+        if transitions is None:
+            sizes, arcs = [len(slot) for slot in slots], [arc for slot in slots for arc in sorted(slot)]
+            targets = np.repeat(np.arange(1, len(slots) + 1), sizes)
+            finals = np.append(np.full(len(slots), -np.inf), 0.0)
+            offsets = np.concatenate([[0], np.cumsum(sizes), [sum(sizes)]])
+        else:
+            gains = checked_transitions(transitions, (ids != -1) & (np.asarray(log_probs) > -LARGEST_WEIGHT)).astype(
+                np.float64
+            )
+            columns = [
+                [(token, weight, ids[t].tolist().index(token)) for token, weight in sorted(slot)]
+                for t, slot in enumerate(slots)
+            ]
+            first = np.cumsum([1, *map(len, slots)])  # state of each slot's first column
+            arcs, target_list, counts = [arc[:2] for arc in columns[0]], [*range(1, int(first[1]))], [len(columns[0])]
+            for t in range(1, len(slots)):
+                for _, _, before in columns[t - 1]:
+                    reached = [(arc, to) for to, arc in enumerate(columns[t]) if gains[t - 1, before, arc[2]] > -np.inf]
+                    arcs += [
+                        (token, weight + float(gains[t - 1, before, column])) for (token, weight, column), _ in reached
+                    ]
+                    target_list += [int(first[t]) + to for _, to in reached]
+                    counts.append(len(reached))
+            counts += [0] * len(slots[-1])
+            offsets, targets = np.cumsum([0, *counts]), np.array(target_list)
+            finals = np.where(np.arange(len(counts)) >= first[-2], 0.0, -np.inf)
+        return cls(
+            offsets.astype(np.int64),
+            np.array([token for token, _ in arcs], np.int32),
+            np.array([weight for _, weight in arcs], np.float64),
+            targets.astype(np.int32),
+            finals,
+        )
+
+    @property
+    def num_states(self) -> int:
+        return len(self.finals)
+
+    @property
+    def sources(self) -> Ints:
+        """``[arcs]`` the state that each arc leaves."""
+        return np.repeat(np.arange(self.num_states, dtype=np.int32), np.diff(self.offsets))
+
+    def arcs(self, state: int) -> list[tuple[int, float, int]]:
+        """Token, log-probability and target of each arc of a state."""
+        rows = slice(int(self.offsets[state]), int(self.offsets[state + 1]))
+        return list(
+            zip(self.tokens[rows].tolist(), self.log_probs[rows].tolist(), self.targets[rows].tolist(), strict=True)
+        )
+
+    def words(self, tokens: Sequence[int] | Ints) -> str:
+        """A path's words, joined by spaces; ids where the lattice has no symbols."""
+        return " ".join(self.symbols[token] if self.symbols else str(token) for token in tokens if token >= 0)
+
+    def nbest_paths(
+        self, lm: NgramModel | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
+    ) -> tuple[Ints, Floats]:
+        """The p best token sequences, exactly: ``tokens [p', longest]``, -1 after a sequence's end, and ``scores [p']``.
+
+        lm, p, alpha, context: as for `fst.nbest_paths`; ties go to the smaller sequence, a prefix before its continuations.
+        """
+        if not 1 <= p < 2**31:
+            raise ValueError(f"expected p from 1 to 2^31 - 1, got {p}")
+        tokens, scores = _core.lattice_nbest(
+            self._deterministic, self._core_of(lm), p, alpha, np.asarray(context, np.int64)
+        )
+        return tokens[:, : int((tokens >= 0).sum(axis=1).max(initial=0))], scores
+
+    def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
+        """``[arcs]`` natural log of the probability of the paths through each arc; -inf where there are none."""
+        found = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        posteriors: Floats = found[self._with_ends[3] >= 0]
+        return posteriors
+
+    def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
+        """The path with the fewest edits (insertions, deletions, substitutions) to a reference: its tokens, the edits."""
+        tokens = np.asarray(reference, np.int64)
+        if tokens.ndim != 1:
+            raise ValueError(f"expected a reference as one sequence of token ids, got {tokens.ndim} axes")
+        far, steps = np.iinfo(np.int32).max // 2, np.arange(len(tokens) + 1)
+        edits = np.full((self.num_states, len(steps)), far)  # of the best path to a state against each prefix
+        arrived = np.full(edits.shape, -1)  # the arc by which it comes
+        edits[0, 0] = 0
+        sources = self.sources.tolist()
+        for state in range(self.num_states):
+            edits[state] = np.minimum.accumulate(edits[state] - steps) + steps
+            for arc in range(int(self.offsets[state]), int(self.offsets[state + 1])):
+                target, cost = self.targets[arc], self._edits(edits[state], int(self.tokens[arc]), tokens)
+                better = cost < edits[target]
+                edits[target], arrived[target] = (
+                    np.where(better, cost, edits[target]),
+                    np.where(better, arc, arrived[target]),
+                )
+        ends = np.flatnonzero(self.finals > -np.inf)
+        state, q = int(ends[np.argmin(edits[ends, -1])]) if len(ends) else 0, len(tokens)
+        fewest, path = int(edits[state, q]), []
+        if not len(ends) or fewest >= far:
+            raise ValueError("expected a lattice with a complete path, got none")
+        while (state, q) != (0, 0):
+            arc = int(arrived[state, q])
+            if arc < 0 or edits[state, q] < self._edits(edits[sources[arc]], int(self.tokens[arc]), tokens)[q]:
+                q -= 1  # a deletion
+                continue
+            before, token = edits[sources[arc]], int(self.tokens[arc])
+            if token != EPSILON:
+                path.append(token)
+                q -= int(q > 0 and before[q - 1] + (token != tokens[q - 1]) == edits[state, q])
+            state = sources[arc]
+        return np.array(path[::-1], np.int32), fewest
+
+    @staticmethod
+    def _edits(before: npt.NDArray[np.int64], token: int, reference: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """``[reference + 1]`` the edits to each prefix after an arc, given those before it."""
+        if token == EPSILON:
+            return before
+        return np.minimum(before + 1, np.append(before[0] + 1, before[:-1] + (reference != token)))
+
+    def to_fst(self) -> Any:
+        """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``: label = token + 1, weight = -log p."""
+        states, arcs = np.zeros(self.num_states, STATE), np.zeros(len(self.tokens), ARC)
+        states["final"], states["pos"], states["narcs"] = -self.finals, self.offsets[:-1], np.diff(self.offsets)
+        states["niepsilons"] = states["noepsilons"] = np.bincount(
+            self.sources[self.tokens == EPSILON], minlength=len(states)
+        )
+        arcs["ilabel"] = arcs["olabel"] = self.tokens + 1
+        arcs["weight"], arcs["nextstate"] = -self.log_probs, self.targets
+        words = {token + 1: word for token, word in enumerate(self.symbols or []) if word}
+        return to_openfst(states, arcs, 0, ("words", {0: "<epsilon>", **words}) if words else None, EXPANDED | ACCEPTOR)
+
+    def to_sausage(
+        self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()
+    ) -> tuple[Ints, Floats]:
+        """The confusion network around the best path: a sausage's ``tokens [slots, k]`` and ``log_probs``, natural logs.
+
+        `fst.confusion` has the method.  A sausage has no epsilons: slots that more likely hold nothing than a token are left
+        out, and in the others the probability of nothing is missing.
+        """
+        from fst.confusion import confusion_network
+
+        return confusion_network(self, lm, alpha, context)
+
+    @cached_property
+    def _with_ends(self) -> tuple[Any, Any, Any, Any]:
+        """Offsets, tokens, log-probabilities and targets for the core, which has an arc to -1 where a path may end."""
+        ends = np.flatnonzero(self.finals > -np.inf)
+        at = self.offsets[ends]
+        return (
+            self.offsets + np.searchsorted(ends, np.arange(self.num_states + 1)),
+            np.insert(self.tokens, at, np.int32(EPSILON)),
+            np.insert(self.log_probs, at, self.finals[ends]),
+            np.insert(self.targets, at, np.int32(-1)),
+        )
+
+    @cached_property
+    def _deterministic(self) -> tuple[Any, Any, Any, Any]:
+        """The same of the lattice that has every token sequence once."""
+        sources = self.sources.astype(np.int64)
+        pairs = np.sort(sources << 32 | self.tokens.astype(np.int64) & 0xFFFFFFFF)
+        if (self.tokens != EPSILON).all() and (np.diff(pairs) > 0).all():
+            return self._with_ends
+        return _core.determinize(self._with_ends)
+
+    def _core_of(self, lm: NgramModel | None) -> _core.Model | None:
+        if lm is None:
+            return None
+        refuse_other_words(lm, self.symbols, self.tokens)
+        return lm.core
+
+
+def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> Any:
+    """A sausage as an OpenFst acceptor, ``tokens [slots, k]`` ids and ``log_probs [slots, k]`` natural logs: `Lattice.to_fst` of it."""
+    return Lattice.from_sausage(tokens, log_probs, transitions).to_fst()
+
+
+def _topological(start: int, source: Any, target: Any, finals: Any) -> npt.NDArray[np.int64]:
+    """The states on paths from the start to a final state, in topological order; ValueError where there is a cycle or no path."""
+    count = max(int(array.max(initial=start)) for array in (source, target, finals)) + 1
+    if min(int(array.min(initial=0)) for array in (source, target, finals)) < 0:
+        raise ValueError("expected states numbered from 0, got a number below it")
+    if count > 8 * (len(source) + len(finals)) + 1024:
+        raise ValueError(f"expected states numbered without large gaps, got state {count - 1} with {len(source)} arcs")
+    useful = _reached(np.array([start]), source, target, count) & _reached(finals, target, source, count)
+    if not useful[start]:
+        raise ValueError("expected a lattice with a path from its start to a final state, got none")
+    inside = useful[source] & useful[target]
+    source, target = source[inside], target[inside]
+    begin, by_source = np.searchsorted(np.sort(source), np.arange(count + 1)), target[np.argsort(source, kind="stable")]
+    waiting, order, frontier = np.bincount(target, minlength=count), [], np.array([start])
+    while len(frontier):
+        order.append(frontier)
+        following = by_source[_ranges(begin[frontier], begin[frontier + 1])]
+        np.subtract.at(waiting, following, 1)
+        frontier = np.unique(following[waiting[following] == 0])
+    found = np.concatenate(order)
+    if waiting[start] or len(found) < useful.sum():
+        state = int(np.flatnonzero(useful & (waiting > 0))[0])
+        raise ValueError(f"expected an acyclic lattice, got a cycle through state {state} or before it")
+    return found
+
+
+def _reached(states: Any, source: Any, target: Any, count: int) -> npt.NDArray[np.bool_]:
+    """``[count]`` the states that arcs lead to from some."""
+    begin, by_source = np.searchsorted(np.sort(source), np.arange(count + 1)), target[np.argsort(source, kind="stable")]
+    reached = np.zeros(count, bool)
+    while len(states):
+        reached[states] = True
+        states = np.unique(by_source[_ranges(begin[states], begin[states + 1])])
+        states = states[~reached[states]]
+    return reached
+
+
+def _ranges(begin: Any, end: Any) -> npt.NDArray[np.int64]:
+    """The integers of all ranges, one range after another."""
+    sizes = end - begin
+    return np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))

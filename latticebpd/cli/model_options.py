@@ -1,0 +1,67 @@
+"""The options by which commands load a model, and what they check."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from latticebpd.decoding.front_door import Loaded
+    from latticebpd.drafters.drafter import Drafter
+
+LM: Any = typer.Option(
+    None, help="Language model, FST or ARPA or a neural rescorer's directory; the bundled one with the bundled model."
+)
+ALPHA: Any = typer.Option(
+    None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."
+)
+K: Any = typer.Option(
+    None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
+)
+CHAT: Any = typer.Option(
+    None,
+    "--chat/--no-chat",
+    help="The text is a user's turn, in the tokenizer's chat template; by default where it has one.",
+)
+SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
+DRAFTER_MODEL: Any = typer.Option(
+    None,
+    help=(
+        "Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash or DSpark"
+        " checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model that fills masks"
+        " (`latticebpd train drafter`)."
+    ),
+)
+BIGRAM: Any = typer.Option(
+    True,
+    "--bigram/--no-bigram",
+    help="Use the bigram head and the confidence head of a block drafter that has them (DSpark).",
+)
+IGNORE_BEAMS: Any = typer.Option(
+    False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
+)
+NARROW: Any = typer.Option(
+    False,
+    "--narrow",
+    help="Compute the model by CPU kernels for few tokens, in float32: quicker, greedy decoding as well.",
+)
+
+
+def named_drafter(loaded: Loaded, system: str, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:
+    """The drafter of a system; ``--lm`` and ``--alpha`` are refused where they have no effect."""
+    from latticebpd.drafters.system_names import rescores
+
+    if loaded.source is None and lm is not None:
+        raise ValueError(
+            "expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads"
+        )
+    for option, value in (("--lm", lm), ("--alpha", alpha)):
+        if value is not None and not rescores(system):
+            raise ValueError(
+                f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {system!r}; leave"
+                " it out"
+            )
+    return loaded.drafter(system, alpha=alpha, **options)

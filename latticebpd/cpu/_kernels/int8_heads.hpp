@@ -1,0 +1,53 @@
+// Feed-forward block heads, x + D_i silu(U_i x), with int8 weights: one call for all of them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "instruction_sets.hpp"
+#include "int8_linear.hpp"
+#include "simd_lanes.hpp"
+
+namespace cpu_kernels {
+
+// silu(x) in place, [rows, kLanes].
+struct Silu {
+    float* numbers;
+
+    [[gnu::always_inline]] void row(std::size_t number) const { silu(lanes(numbers + number * kLanes)); }
+};
+
+class Int8Heads {
+  public:
+    // up: [heads, inner, size]; down: [heads, size, inner]; they are copied.
+    Int8Heads(const float* up, const float* down, std::size_t heads, std::size_t size, std::size_t inner)
+        : size_(size), inner_(inner) {
+        for (std::size_t head = 0; head < heads; ++head) {
+            up_.emplace_back(up + head * inner * size, inner, size, 0);
+            down_.emplace_back(down + head * inner * size, size, inner, 0);
+        }
+    }
+
+    // x: [rows, size]; to: [rows, heads, size] of the first `heads` heads.
+    void states(const float* x, std::size_t rows, std::size_t heads, float* to, std::size_t threads) const {
+        const std::size_t vectors = (rows * inner_ + kLanes - 1) / kLanes;
+        thread_local std::vector<float> inner, product;  // kept: an allocation costs more than filling it
+        inner.resize(std::max(inner.size(), vectors * kLanes));
+        product.resize(std::max(product.size(), rows * size_));
+        for (std::size_t head = 0; head < heads; ++head) {
+            up_.at(head).multiply(x, rows, inner.data(), threads);
+            for_each_row(Silu{inner.data()}, vectors, 1, isas().front());
+            down_.at(head).multiply(inner.data(), rows, product.data(), threads);
+            for (std::size_t row = 0; row < rows; ++row)
+                for (std::size_t i = 0; i < size_; ++i)
+                    to[(row * heads + head) * size_ + i] = x[row * size_ + i] + product[row * size_ + i];
+        }
+    }
+
+  private:
+    std::size_t size_, inner_;
+    std::vector<Int8Weights> up_, down_;
+};
+
+}  // namespace cpu_kernels

@@ -1,0 +1,169 @@
+"""The family of assistants: a small causal LM of the target's vocabulary drafts (``assistant_model`` of transformers).
+
+An assistant says what follows every prefix that it is asked about. It is asked level by level about the best ``width``
+prefixes of each length, by tree attention over its own cache, and the answers make a lattice whose transitions hold
+what it said behind each of them. With w(i) the probability, normalised, of the prefixes that end with token i,
+
+    log_probs[s, j]          = log sum_i w(i) p(j | prefix of i)
+    transitions[s - 1, i, j] = log p(j | prefix of i) - log_probs[s, j]      0 where prefix i was not among the best
+
+so that the score of a path of expanded prefixes is its probability under the assistant. Best-first search over the
+lattice then grows the draft tree, alone or with n-gram models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.cpu.kernels import use_cpu_kernels
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.pretrained import load_stock, load_tokenizer
+from latticebpd.drafters.text_states import lattices_by_states
+from latticebpd.lattices.drafts import ROOT
+from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.scoring.neural.causal_rescorer import first_kept
+from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
+from latticebpd.target.catalogue import CATALOGUE
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.gguf import is_gguf
+from latticebpd.target.stock_model import BaseModel, Model
+
+DRAFTS_ONLY = None
+SLOTS, WIDTH = 6, 4
+"""Tokens that a draft is long, and prefixes of each length that the assistant is asked about."""
+
+
+def recognises(path: Path) -> bool:
+    """Whether a path holds a model of transformers, or is the name of one."""
+    return (path / "config.json").is_file() or is_gguf(path) or str(path) in CATALOGUE
+
+
+def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
+    """The assistant of a path, which must share the target's vocabulary."""
+    assistant = load_stock(path)
+    for role, base in (("--model", BaseModel.of(target.model)), ("drafter", BaseModel.of(assistant))):
+        if base.is_encoder_decoder:
+            raise ValueError(
+                f"{path}: expected decoder-only models to draft with an assistant, got an encoder–decoder as {role}"
+            )
+    ours, theirs = (vocabulary_fingerprint(each.get_vocab()) for each in (target.tokenizer, load_tokenizer(path)))
+    if ours != theirs:
+        raise ValueError(f"{path}: expected an assistant over the target's vocabulary ({ours}), got one over {theirs}")
+    if options.cpu_kernels:
+        use_cpu_kernels(assistant)
+    return AssistantLattices(assistant, target.model)
+
+
+class AssistantLattices:
+    """The outputs of an assistant behind its own best prefixes.
+
+    Args:
+        assistant: a decoder-only causal LM.
+        target: the model that decodes.
+        k: arcs per slot.
+        slots: tokens that a draft is long; each costs a pass of the assistant.
+        width: prefixes of each length that it is asked about.
+    """
+
+    needs_hidden = False
+    has_transitions = True
+    shares_lm = False
+    owner = "the assistant"
+
+    def __init__(
+        self, assistant: PreTrainedModel, target: Model, k: int = 16, slots: int | None = None, width: int = WIDTH
+    ) -> None:
+        base = BaseModel.of(assistant)
+        self.num_tokens = min(base.vocab_size, BaseModel.of(target).vocab_size)
+        if not 1 <= k <= self.num_tokens:
+            raise ValueError(f"expected 1 to {self.num_tokens} arcs per slot (the assistant's tokens), got {k}")
+        self.assistant, self.target, self.k, self.num_slots, self.width = assistant, target, k, slots or SLOTS, width
+        self.fingerprint: str | None = getattr(target, "tokenizer_fingerprint", None)
+        self.vocab_size = BaseModel.of(target).vocab_size
+        self.reader: Reader = reader_for(assistant)
+
+    @property
+    def weights(self) -> str:
+        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.assistant)}"
+
+    def default_system(self, rescored: bool) -> str:
+        return "{n}-tree"
+
+    def with_shape(self, k: int, slots: int | None = None) -> Self:
+        return type(self)(self.assistant, self.target, k, slots, self.width)
+
+    def lattices_of_text(
+        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
+    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+        yield from lattices_by_states(self.lattices, text, positions, self.num_slots)
+
+    @torch.inference_mode()
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        slots = min(self.num_slots, max(state.max_depth for state in states))
+        limit = BaseModel.of(self.assistant).max_positions
+        texts = [np.asarray(state.tokens, np.int64) for state in states]
+        if limit is not None:
+            texts = [text[first_kept(len(text), limit - slots) :] for text in texts]
+        outputs, grown = self.reader.read(texts), 0
+        rows = np.arange(len(texts))  # of the prefixes asked about: their texts, arcs that they end with, weights
+        arcs, weights = np.zeros(len(texts), np.int64), np.zeros(len(texts))
+        numbers = np.full(len(texts), ROOT)
+        slot_tokens, slot_log_probs, slot_transitions = [], [], []
+        for slot in range(slots):
+            logits = outputs.verified.logits_of(outputs.rows, outputs.columns)[:, : self.num_tokens]
+            given = logits.float().log_softmax(dim=-1).cpu().numpy()  # [prefixes, vocab]
+            tokens, log_probs, following = self._slot(given, rows, weights, len(texts))
+            slot_tokens.append(tokens)
+            slot_log_probs.append(log_probs)
+            if slot:
+                transitions = np.zeros((len(texts), self.k, self.k), np.float32)
+                transitions[rows, arcs] = following - log_probs[rows]
+                slot_transitions.append(transitions)
+            if slot + 1 == slots:
+                break
+            parents, arcs = self._best(following + weights[:, None], rows, len(texts))
+            above, weights = numbers[parents], (following + weights[:, None])[parents, arcs]
+            rows = rows[parents]
+            outputs = self.reader.grow(rows, above, tokens[rows, arcs])
+            numbers, grown = np.arange(grown, grown + len(rows)), grown + len(rows)
+        stacked = [np.stack(each, axis=1) for each in (slot_tokens, slot_log_probs)]
+        tied = np.stack(slot_transitions, axis=1) if slot_transitions else np.zeros((len(texts), 0, self.k, self.k))
+        return [
+            SausageLattice(stacked[0][row], stacked[1][row], tied[row]).first_slots(state.max_depth)
+            for row, state in enumerate(states)
+        ]
+
+    def _slot(
+        self, given: np.ndarray, rows: np.ndarray, weights: np.ndarray, texts: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A slot's arcs of every text, best first: tokens and log-probabilities ``[texts, k]``; and ``[prefixes, k]``
+        the log-probabilities of those tokens behind each prefix."""
+        marginal = np.full((texts, given.shape[1]), -np.inf, np.float32)
+        for text in range(texts):
+            own = rows == text
+            share = weights[own] - np.logaddexp.reduce(weights[own])
+            marginal[text] = np.logaddexp.reduce(given[own] + share[:, None].astype(np.float32), axis=0)
+        tokens = np.sort(np.argpartition(-marginal, self.k - 1, axis=1)[:, : self.k], axis=1)
+        order = np.argsort(-np.take_along_axis(marginal, tokens, axis=1), axis=1, kind="stable")
+        tokens = np.take_along_axis(tokens, order, axis=1)
+        return tokens, np.take_along_axis(marginal, tokens, axis=1), np.take_along_axis(given, tokens[rows], axis=1)
+
+    def _best(self, scores: np.ndarray, rows: np.ndarray, texts: int) -> tuple[np.ndarray, np.ndarray]:
+        """The prefixes to go on with: each text's ``width`` best, one for each arc; their parents and arcs."""
+        parents, arcs = [], []
+        for text in range(texts):
+            own = np.flatnonzero(rows == text)
+            best = own[scores[own].argmax(axis=0)]  # of the prefixes that end with one arc, the best
+            chosen = np.argsort(-scores[best, np.arange(self.k)], kind="stable")[: self.width]
+            parents.append(best[chosen])
+            arcs.append(chosen)
+        return np.concatenate(parents), np.concatenate(arcs)

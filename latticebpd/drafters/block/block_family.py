@@ -1,0 +1,121 @@
+"""The family of block drafters (DFlash, JetSpec, DSpark): they read what layers of their target return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.cpu.kernels import use_cpu_kernels
+from latticebpd.drafters.block.block_cache import BlockFiller
+from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
+from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
+from latticebpd.drafters.block.block_network import BlockDrafter, check_target
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
+from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.stock_model import BaseModel, Model
+
+DRAFTS_ONLY = "a block drafter"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a directory holds a block drafter."""
+    return is_block_drafter(path)
+
+
+def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
+    """The block drafter of a directory, for the target that it was trained for."""
+    drafter = load_block_drafter(path)
+    if options.cpu_kernels:
+        use_cpu_kernels(drafter)
+    check_target(drafter, target.model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
+    return BlockLattices(drafter, target.model, heads=DrafterHeads(options.bigram, options.bigram))
+
+
+class BlockLattices:
+    """The outputs of a block drafter, which reads what layers of the target handed on (DFlash, JetSpec, DSpark).
+
+    Args:
+        drafter: fills the blocks.
+        target: the model that it was trained for, which decodes.
+        k: arcs per slot.
+        slots: the first so many only; the drafter still fills a whole block, as it was trained to.
+        heads: which of the drafter's further heads are used, all by default.
+
+    Raises:
+        ValueError: a drafter of another target, or more arcs than it has tokens.
+    """
+
+    needs_hidden = True
+    owner = "the target"
+    shares_lm = False
+
+    def __init__(
+        self,
+        drafter: BlockDrafter,
+        target: Model,
+        k: int = 16,
+        slots: int | None = None,
+        heads: DrafterHeads = ALL_HEADS,
+    ) -> None:
+        if slots is not None and slots < 1:
+            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
+        self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
+        self.filler = BlockFiller(drafter, target, self.fingerprint)
+        self.drafter, self.target, self.k, self.slots, self.heads = drafter, target, k, slots, heads
+        self.vocab_size = drafter.config.vocab_size
+        self.needs_layers = drafter.config.target_layer_ids
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        reachable = max(state.max_depth for state in states)
+        hidden = self.filler.states(states)[:, : reachable if self.slots is None else min(reachable, self.slots)]
+        anchors = [state.tokens[-1] for state in states]
+        found = block_lattices(self.drafter, self.filler.output, hidden, anchors, self.k, self.heads)
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
+
+    @property
+    def num_slots(self) -> int:
+        number = self.drafter.config.slots
+        return number if self.slots is None else min(self.slots, number)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.drafter.config.draft_vocab_size or self.drafter.config.vocab_size
+
+    @property
+    def has_transitions(self) -> bool:
+        return self.heads.of(self.drafter).bigram
+
+    @property
+    def weights(self) -> str:
+        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.drafter)}"
+
+    def default_system(self, rescored: bool) -> str:
+        return "{n}-tree"
+
+    def with_shape(self, k: int, slots: int | None = None) -> Self:
+        return type(self)(self.drafter, self.target, k, slots, self.heads)
+
+    @torch.inference_mode()
+    def lattices_of_text(
+        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
+    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+        states, own = text_states(self.target, text, positions, source)
+        layers = torch.cat([states[layer + 1][0, : positions.stop] for layer in self.needs_layers], dim=-1)
+        anchors = [position + 1 for position in positions]
+        softmaxes = self.k if self.has_transitions else 1  # of a slot
+        together, begin = max(1, MAX_LOGITS // (self.num_slots * self.num_tokens * softmaxes)), 0
+        for hidden in self.filler.states_of_text(text, layers, anchors, together):
+            hidden = hidden[:, : self.num_slots]
+            rows = slice(begin, begin + len(hidden))
+            begin = rows.stop
+            tokens = [text[anchor] for anchor in anchors[rows]]
+            found = block_lattices(self.drafter, self.filler.output, hidden, tokens, self.k, self.heads)
+            yield found, torch.cat([own[rows], entropy(self.filler.output(hidden))], dim=1)

@@ -1,0 +1,133 @@
+"""What a drafter family is: from a path to lattices after growing or finished texts.
+
+A family is a module with two functions, ``recognises`` and ``load``, and a class of *sources*, which ``load`` returns.
+``registry.py`` lists the families; nothing else names one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from latticebpd.drafters.drafter import State
+from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.target.stock_model import Model
+
+
+class Target(Protocol):
+    """The model that decodes, and its tokenizer; ``latticebpd.Loaded`` is one."""
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How drafters are loaded.
+
+    bigram: use the bigram and confidence heads of drafters that have them.
+    cpu_kernels: compute the drafter by CPU kernels for few tokens.
+    """
+
+    bigram: bool = True
+    cpu_kernels: bool = False
+
+
+class LatticeSource(Protocol):
+    """Lattices for the rows of a batch while texts grow."""
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether states must carry the hidden state that predicted their last token."""
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Hash of the vocabulary of the lattices' tokens, if it is known."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Its size, if it is known."""
+
+    @property
+    def owner(self) -> str:
+        """Whose tokens they are, in words."""
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        """The lattice right after each state's tokens, at most as long as the length limit allows; None: no lattice."""
+
+
+class FamilySource(LatticeSource, Protocol):
+    """Lattices by a trained drafter, next to its target.
+
+    target: the model that decodes.
+    k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
+    has_transitions: whether its lattices have transitions.
+    shares_lm: whether a language model that lies next to the target is calibrated for these lattices.
+    default_system: its system without a calibration; ``{n}`` stands for the number of nodes.
+    """
+
+    k: int
+    shares_lm: bool
+
+    @property
+    def target(self) -> Model: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def has_transitions(self) -> bool: ...
+
+    @property
+    def weights(self) -> str:
+        """Hash of the model's and the drafter's weights."""
+
+    def default_system(self, rescored: bool) -> str:
+        """The system's name without a calibration, ``{n}`` for its nodes; rescored: by a language model of one's own."""
+
+    def with_shape(self, k: int, slots: int | None = None) -> Self:
+        """The same drafter with ``k`` arcs per slot and its first ``slots`` slots; None: all."""
+
+    def lattices_of_text(
+        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
+    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+        """The lattices at some positions of a finished text, in order, a few at a time.
+
+        Position ``p`` is that of a hidden state: the one that predicted token ``p + 1``. The lattice drawn there covers
+        the tokens from ``p + 2`` on, as in a decode that has committed ``p + 1``.
+
+        Args:
+            source: what an encoder–decoder's encoder reads.
+
+        Yields:
+            Lattices, and the entropies of the outputs, ``[lattices, slots + 1]`` nats, the target's first; None where
+            they are unknown.
+        """
+
+
+class Family(Protocol):
+    """A module of ``latticebpd.drafters``."""
+
+    @property
+    def DRAFTS_ONLY(self) -> str | None:  # noqa: N802  # a module's constant
+        """What such a directory holds, in words, if it cannot decode by itself; else None."""
+
+    def recognises(self, path: Path) -> bool:
+        """Whether a path holds a drafter of this family."""
+
+    def load(self, path: Path, target: Target, options: LoadOptions) -> FamilySource:
+        """The drafter of a path, next to its target.
+
+        Raises:
+            ValueError: it cannot be read, or does not fit the target.
+        """

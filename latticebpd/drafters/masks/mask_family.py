@@ -1,0 +1,140 @@
+"""The family of mask-filling models (GAD; Xia 2022): a non-autoregressive encoder–decoder drafts for another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from torch import Tensor
+
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.family import FamilySource, LoadOptions, Target
+from latticebpd.drafters.masks.mask_filler import MaskFiller
+from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, is_drafter
+from latticebpd.drafters.text_states import lattices_by_states
+from latticebpd.drafters.top_k import lattices_from_logits
+from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.stock_model import BaseModel, Model
+
+DRAFTS_ONLY = "a non-autoregressive drafter"
+
+
+def recognises(path: Path) -> bool:
+    """Whether a directory holds a mask-filling model."""
+    return is_drafter(path)
+
+
+def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
+    """The mask-filling model of a directory, for an encoder–decoder."""
+    verifier = BaseModel.of(target.model)
+    if not verifier.is_encoder_decoder:
+        raise ValueError(
+            f"{path}: expected a drafter of a decoder-only model, found a mask-filling model, which drafts for"
+            " encoder–decoders"
+        )
+    model = NonAutoregressiveModel.from_pretrained(path)
+    check_pair(verifier.model, model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
+    return MaskLattices(model, target=target.model)
+
+
+class MaskLattices:
+    """The outputs of a non-autoregressive model that fills masks behind the text in one pass (GAD; Xia 2022, sections 3
+    and 4).
+
+    A lattice ends where its best token ends the text.
+
+    Args:
+        model: fills the masks.
+        k: arcs per slot.
+        block_size: masks per draft, at most the model's own block size, which is the default.
+    """
+
+    needs_hidden = False
+    owner = "the drafter"
+    has_transitions = False
+    shares_lm = False
+
+    def __init__(
+        self, model: NonAutoregressiveModel, k: int = 16, block_size: int | None = None, target: Model | None = None
+    ) -> None:
+        if block_size is not None and not 1 <= block_size <= model.block_size:
+            raise ValueError(
+                f"expected a block size from 1 to {model.block_size} (what the drafter was trained for), got"
+                f" {block_size}"
+            )
+        self.model, self.k, self.block_size = model, k, block_size or model.block_size
+        self._target = target
+        self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
+        self._reading: Future[None] | None = None
+
+    @cached_property
+    def filler(self) -> MaskFiller:
+        return MaskFiller(self.model)
+
+    def read(self, sources: Sequence[Sequence[int]]) -> None:
+        """Begin to encode the sources of the next ``generate``, beside whatever happens meanwhile.
+
+        Called right before ``generate`` it has drafter and verifier encode at the same time; without it the drafter
+        encodes when it is first asked.
+        """
+        worker = ThreadPoolExecutor(1)
+        self._reading = worker.submit(self.filler.encode, sources)
+        worker.shutdown(wait=False)
+
+    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        ends = BaseModel.of(self.model).eos_ids
+        return [
+            None if lattice is None else _cut(lattice, state.max_depth, ends)
+            for lattice, state in zip(self._whole_blocks(states), states, strict=True)
+        ]
+
+    def _whole_blocks(self, states: Sequence[State]) -> list[SausageLattice | None]:
+        """Lattices that do not stop where the text ends."""
+        if self._reading is not None:
+            self._reading.result()
+            self._reading = None
+        logits = self.filler.logits(states, min(self.block_size, max(state.max_depth for state in states)))
+        if not logits.shape[1]:  # the model has no position left
+            return [None] * len(states)
+        return list(lattices_from_logits(logits, self.k))
+
+    @property
+    def target(self) -> Model:
+        if self._target is None:
+            raise ValueError("expected masks with the target that they draft for, got none")
+        return self._target
+
+    @property
+    def num_slots(self) -> int:
+        return self.block_size
+
+    @property
+    def num_tokens(self) -> int:
+        return self.vocab_size
+
+    @property
+    def weights(self) -> str:
+        return f"{weights_fingerprint(BaseModel.of(self.target).model)} with {weights_fingerprint(self.model)}"
+
+    def default_system(self, rescored: bool) -> str:
+        return "{n}-tree" if rescored else "vanilla"
+
+    def with_shape(self, k: int, slots: int | None = None) -> Self:
+        return type(self)(self.model, k, slots, self._target)
+
+    def lattices_of_text(
+        self, text: Sequence[int], positions: range, source: Sequence[int] = ()
+    ) -> Iterator[tuple[list[SausageLattice], Tensor | None]]:
+        yield from lattices_by_states(self._whole_blocks, text, positions, self.block_size, source)
+
+
+def _cut(lattice: SausageLattice, slots: int, ends: Sequence[int]) -> SausageLattice:
+    """The first ``slots`` slots, up to the first whose best token is among ``ends``."""
+    ended = np.flatnonzero(np.isin(lattice.tokens[:, 0], ends))
+    return lattice.first_slots(min(slots, int(ended[0]) + 1) if ended.size else slots)
