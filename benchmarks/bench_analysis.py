@@ -1,12 +1,14 @@
-"""A million lattices in one streaming pass: speed of the oracle and of comparisons, and peak memory against the number of files.
+"""A million lattices in one streaming pass: speed of the oracle and of comparisons, and peak memory against the
+number of files.
 
     python -m benchmarks.bench_analysis --lm latticebpd/assets/lm.fst
 
-Lattices are synthetic: 9 slots x 16 arcs, tokens of a vocabulary of 8,192, falling log-probabilities, texts of 128 positions; the
-right token of a slot is its r-th arc with probability 0.36 * 0.6^r, or is missing. They are written as a directory of shards
-first (`--lattices` in all, in `--files` files), then read back by the same functions that `latticebpd oracle` and `compare` call,
-each pass in a process of its own, whose peak memory is the operating system's figure. Every pass must count every lattice, and
-passes over other numbers of files must count the same, or the run ends with an error.
+Lattices are synthetic: 9 slots x 16 arcs, tokens of a vocabulary of 8,192, falling log-probabilities, texts of 128
+positions; the right token of a slot is its r-th arc with probability 0.36 * 0.6^r, or is missing. They are written as
+a directory of shards first (`--lattices` in all, in `--files` files), then read back by the same functions that
+`latticebpd oracle` and `compare` call, each pass in a process of its own, whose peak memory is the operating system's
+figure. Every pass must count every lattice, and passes over other numbers of files must count the same, or the run
+ends with an error.
 """
 
 from __future__ import annotations

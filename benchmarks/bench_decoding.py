@@ -2,44 +2,28 @@
 
     python -m benchmarks.bench_decoding                              # the bundled model: batch 1, 4, 16; context 128, 1024
     python -m benchmarks.bench_decoding --batch 1 --context 128 --budget
-    python -m benchmarks.bench_decoding --shape gpt2-xl              # what verifying n nodes costs, random weights
 
-Systems take turns within a repetition, so that a drift of the machine's speed affects all alike.  A number is the median over
-repetitions after one warm-up.  Tokens per second include the prefill, as a user sees them.  Every text is compared with
-generate()'s, token for token, and the program ends with an error if one differs.  On a busy machine `--clock cpu` counts CPU time: with
-one thread the two agree on an idle one.  `--budget` shows where a call's time goes, by a run of its own.
+Systems take turns within a repetition, so that a drift of the machine's speed affects all alike.  A number is the
+median over repetitions after one warm-up.  Tokens per second include the prefill, as a user sees them.  Every text is
+compared with generate()'s, token for token, and the program ends with an error if one differs.  On a busy machine
+`--clock cpu` counts CPU time: with one thread the two agree on an idle one.  `--budget` shows where a call's time
+goes, by a run of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import transformers
 
-from benchmarks.common import (
-    Clock,
-    Stopwatch,
-    clock_options,
-    err,
-    options,
-    run,
-    selected,
-    set_up,
-    signature,
-    table,
-    write_json,
-)
+from benchmarks import common
 from latticebpd import (
     BlockwiseLM,
-    DraftTree,
     Loaded,
     NoDrafter,
     PathsDrafter,
@@ -50,13 +34,11 @@ from latticebpd import (
 )
 from latticebpd.decoding import loop as decoding
 from latticebpd.decoding.loop import Generated
-from latticebpd.drafters import BestTree, Drafter, MixtureDrafter, NBestPaths, PromptNgramDrafter, lattice_sources
+from latticebpd.drafters import BestTree, Drafter, MixtureDrafter, NBestPaths, PromptNgramDrafter
 from latticebpd.drafters.bundled import load_prompts
+from latticebpd.drafters.heads import head_family
 from latticebpd.target.tree_attention import TreeVerifier
-from latticebpd.target.verifier_choice import verifier_for
 
-SHAPES = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
-"""Layers, attention heads, width; 50,257 tokens each."""
 PARTS = ("forward", "project", "heads", "lattice", "search", "draft", "verify", "cache", "loop")
 COLUMNS = {
     "tokens/s": ("tokens_per_second", "{:.0f}"),
@@ -96,20 +78,22 @@ def systems(bundle: Loaded, slots: int | None) -> dict[str, Callable[[], Drafter
     }
 
 
-def budget(model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_tokens: int, clock: Clock) -> list[float]:
+def budget(
+    model: BlockwiseLM, prompts: torch.Tensor, drafter: Drafter, new_tokens: int, clock: common.Clock
+) -> list[float]:
     """Milliseconds per pass by part, in `PARTS`' order; the prefill is left out.
 
-    forward: the transformer layers.  project: the accepted path's hidden states to the vocabulary.  heads: block heads and
-    their projection.  lattice: top k.  search: rescoring and tree.  draft: the rest of drafting.  verify: masks,
-    positions, walking the tree.  cache: keeping what was accepted.  loop: all else.
+    forward: the transformer layers.  project: the accepted path's hidden states to the vocabulary.  heads: block
+    heads and their projection.  lattice: top k.  search: rescoring and tree.  draft: the rest of drafting.  verify:
+    masks, positions, walking the tree.  cache: keeping what was accepted.  loop: all else.
     """
-    watch, base = Stopwatch(clock, whole=frozenset({"prefill", "heads"})), model.base
+    watch, base = common.Stopwatch(clock, whole=frozenset({"prefill", "heads"})), model.base
     with contextlib.ExitStack() as patches:
         for owner, attribute, name in (
             (base.base_model, "forward", "forward"),
             (base.get_output_embeddings(), "forward", "project"),
             (model, "head_logits", "heads"),
-            (lattice_sources, "lattices_from_logits", "lattice"),
+            (head_family, "lattices_from_logits", "lattice"),
             (BestTree, "draft", "search"),
             (NBestPaths, "draft", "search"),
             (drafter, "propose", "draft"),
@@ -140,7 +124,7 @@ def compare(
     chosen: Mapping[str, Callable[[], Drafter]],
     new_tokens: int,
     repeats: int,
-    clock: Clock,
+    clock: common.Clock,
 ) -> list[dict[str, Any]]:
     """One row for every system on the same prompts; the first is stock ``generate()``.
 
@@ -154,12 +138,12 @@ def compare(
     for repetition in range(-1, repeats):  # the first warms up, on one batch
         for number, (prompts, mask) in enumerate(batches if repetition >= 0 else batches[:1]):
             at = f"repetition {repetition + 1} of {repeats}, batch {number + 1} of {len(batches)}"
-            err.print(at, style="dim")
+            common.err.print(at, style="dim")
             started = clock()
             reference = base.generate(prompts, attention_mask=mask, **stock)
             elapsed = {"generate()": clock() - started}
             for name, drafter_of in chosen.items():
-                watch, drafter = Stopwatch(clock), drafter_of()
+                watch, drafter = common.Stopwatch(clock), drafter_of()
                 started = clock()
                 with watch.around(NBestPaths, "draft", "rescoring"), watch.around(BestTree, "draft", "rescoring"):
                     out = generate(
@@ -198,15 +182,15 @@ def compare(
 def show(title: str, rows: Sequence[Mapping[str, Any]], headings: Sequence[str]) -> None:
     """Some of `COLUMNS`."""
     cells = [[row["system"], *(COLUMNS[each][1].format(row[COLUMNS[each][0]]) for each in headings)] for row in rows]
-    table(title, ("system", *headings), cells)
+    common.table(title, ("system", *headings), cells)
 
 
-def bundled(arguments: argparse.Namespace, device: torch.device, clock: Clock) -> dict[str, Any]:
+def bundled(arguments: argparse.Namespace, device: torch.device, clock: common.Clock) -> dict[str, Any]:
     """Everything about the bundled model."""
     bundle = load()
     model, new_tokens, groups = bundle.model, arguments.new_tokens, arguments.groups
     model.to(device)
-    chosen = selected(systems(bundle, arguments.slots), arguments.systems)
+    chosen = common.selected(systems(bundle, arguments.slots), arguments.systems)
     record: dict[str, Any] = {"decoding": [], "budget": []}
     headings = [name for name in COLUMNS if "ms/pass" not in name]
     for context in arguments.context:
@@ -227,51 +211,8 @@ def bundled(arguments: argparse.Namespace, device: torch.device, clock: Clock) -
                     values = dict(zip(PARTS, parts, strict=True))
                     record["budget"].append({"system": name, "batch": batch, "context": fitting, **values})
                     lines.append([name, *parts, sum(parts), f"{1 - sum(parts[:3]) / sum(parts):.0%}"])
-                table(f"milliseconds a pass, {at}", ("system", *PARTS, "sum", "not forward"), lines)
+                common.table(f"milliseconds a pass, {at}", ("system", *PARTS, "sum", "not forward"), lines)
     return record
-
-
-def shaped(arguments: argparse.Namespace, device: torch.device, clock: Clock) -> dict[str, Any]:
-    """What verifying ``n`` nodes costs, against one token, on a model with random weights."""
-    layers, attention_heads, width = SHAPES[arguments.shape]
-    dtype = getattr(torch, arguments.dtype)
-    parameters = 12 * layers * width * width + 50257 * width
-    needed, free = parameters * torch.finfo(dtype).bits // 8, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info()[0]
-    if needed > 0.8 * free:
-        sizes = f"{needed / 2**30:.1f} GiB of free memory for {arguments.shape}, got {free / 2**30:.1f}"
-        raise ValueError(f"expected {sizes}; take a smaller shape")
-    err.print(f"making {arguments.shape}: {parameters / 1e9:.2f}B random parameters", style="dim")
-    shape = {"n_layer": layers, "n_head": attention_heads, "n_embd": width, "n_positions": 4096}
-    torch.set_default_dtype(dtype)
-    with torch.device(device):
-        config = transformers.GPT2Config(**shape, bos_token_id=None, eos_token_id=None)
-        model = transformers.GPT2LMHeadModel(config).eval()
-    torch.set_default_dtype(torch.float32)
-    rng, record = np.random.default_rng(0), list[dict[str, Any]]()
-    for batch in arguments.batch:
-        for context in arguments.context:
-            verifier = verifier_for(model)
-            verifier.prefill(rng.integers(0, 50257, (batch, context)).tolist())
-            seconds: dict[int, list[float]] = {n: [] for n in arguments.nodes}
-            for repetition in range(arguments.repeats + 1):  # the first warms up; sizes take turns
-                for n in arguments.nodes:
-                    nodes = np.arange(n, dtype=np.int32)
-                    trees = [DraftTree(nodes, (nodes - 1) // 2)] * batch  # any tree costs the same
-                    started = clock()
-                    verified = verifier.verify([0] * batch, trees)
-                    verified.logits_of(list(range(batch)), [0] * batch).argmax(dim=-1).tolist()
-                    verifier.forget()
-                    if repetition:
-                        seconds[n].append(clock() - started)
-            ms = {n: 1e3 * statistics.median(values) for n, values in seconds.items()}
-            rows = [{"nodes": n, "ms": value, "against_one_token": value / ms[min(ms)]} for n, value in ms.items()]
-            record += [{"batch": batch, "context": context, **row} for row in rows]
-            head = ("nodes", "ms", "against one token: speculation pays off above, tokens/call")
-            title = f"{arguments.shape}, {arguments.dtype}: one pass, batch {batch}, context {context}"
-            table(title, head, [[*row.values()] for row in rows])
-    return {"passes": record, "parameters": parameters}
 
 
 def numbers(text: str) -> list[int]:
@@ -288,31 +229,26 @@ def decoding_options(parser: argparse.ArgumentParser) -> None:
     all_names = "names separated by semicolons; all by default"
     parser.add_argument("--systems", type=lambda text: text.split(";"), help=all_names)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    clock_options(parser)
+    common.clock_options(parser)
     parser.add_argument("--json", type=Path, help="write everything as JSON")
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = common.options(__doc__)
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16], help="rows, separated by commas")
     parser.add_argument("--context", type=numbers, default=[128, 1024], help="prompt tokens, separated by commas")
     parser.add_argument("--groups", type=int, default=3, help="batches of different prompts, pooled")
     parser.add_argument("--slots", type=int, help="heads that trees draft with; all by default")
     parser.add_argument("--budget", action="store_true", help="show where a call's time goes")
-    parser.add_argument("--shape", choices=SHAPES, help="measure passes of a random model of this shape instead")
-    sizes = [0, 1, 4, 8, 16, 32, 64, 128]
-    parser.add_argument("--nodes", type=numbers, default=sizes, help="sizes of tree for --shape")
-    types = ["float32", "bfloat16", "float16"]
-    parser.add_argument("--dtype", choices=types, default="float32", help="weights for --shape")
     decoding_options(parser)
     arguments = parser.parse_args()
-    set_up(arguments.threads)
+    common.set_up(arguments.threads)
     device = torch.device(arguments.device)
-    record = {"signature": signature(device=arguments.device, clock=arguments.clock)}
-    record |= (shaped if arguments.shape else bundled)(arguments, device, Clock(arguments.clock, device))
+    record = {"signature": common.signature(device=arguments.device, clock=arguments.clock)}
+    record |= bundled(arguments, device, common.Clock(arguments.clock, device))
     if arguments.json:
-        write_json(arguments.json, record)
+        common.write_json(arguments.json, record)
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

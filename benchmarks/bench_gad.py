@@ -1,12 +1,13 @@
-"""GAD and GAD++ on a translation test set (Xia 2022, tables 1 to 5, 7 to 9 and 11, figure 4).
+"""GAD and GAD++ on a translation test set (Xia 2022, tables 1 to 5, 7, 9, figure 4).
 
-    python -m benchmarks.bench_gad multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst -o found
+    python -m benchmarks.bench_gad multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst \\
+        -o found
 
-`gad.md` has the commands that make the models.  Tables come as Markdown on standard output; in the directory: everything as JSON,
-the speed-up of every sentence as CSV and PNG, the drafts of a few sentences call by call as a page.  Systems take turns sentence by
-sentence, so that a drift of the machine's speed affects all alike.  *Iterations* are calls of the verifier after the prefill, a
-draft each; *tok.* is the tokens that a call commits, the end of text being one.  Under exact acceptance every text must equal
-`generate()`'s; the program stops if one does not.
+`gad.md` has the commands that make the models; `latticebpd generate --trace` shows drafts call by call.  Tables come
+as Markdown on standard output; the directory gets everything as JSON, and the speed-up of every sentence as CSV.
+Systems take turns sentence by sentence, so that a drift of the machine's speed affects all alike.  *Iterations* are
+calls of the verifier after the prefill, a draft each; *tok.* is the tokens that a call commits, the end of text being
+one.  Under exact acceptance every text must equal `generate()`'s; the program stops if one does not.
 """
 
 from __future__ import annotations
@@ -21,36 +22,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sacrebleu
 import torch
-from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
-from benchmarks.common import (
-    Clock,
-    Stopwatch,
-    clock_options,
-    named,
-    options,
-    pair_options,
-    read_lines,
-    run,
-    set_up,
-    signature,
-    table,
-    write_csv,
-    write_json,
-)
+from benchmarks import common
 from benchmarks.decodes import Decoded, System, decode
 from fst import NgramModel
-from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import Drafter, Exact, NoDrafter, State, TopBeta, drafter_named, generate
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, load_verifier
-from latticebpd.measuring.call_records import read_calls, scorer_of
-from latticebpd.report import TracedDecode, page_templates, trace_page
 from latticebpd.target.stock_model import BaseModel
 
 MODULES = ("verifier's encoder", "drafter's encoder", "drafter's decoder", "verifier's decoder", "others")
@@ -64,12 +46,8 @@ def gad_drafter(model: Any, block: int) -> LatticeDrafter:
     return LatticeDrafter(MaskLattices(model, 1, block), Vanilla())
 
 
-def gad_paths_drafter(model: Any, lm: Any, p: int, alpha: float | None, k: int, block: int) -> Drafter:
-    return drafter_named(f"{p}-best", MaskLattices(model, k, block), lm, alpha)
-
-
-def gad_tree_drafter(model: Any, lm: Any, num_nodes: int, alpha: float | None) -> Drafter:
-    return drafter_named(f"{num_nodes}-tree", MaskLattices(model, 16), lm, alpha)
+def gad_lattice_drafter(name: str, model: Any, lm: Any, alpha: float | None, block: int | None = None) -> Drafter:
+    return drafter_named(name, MaskLattices(model, 16, block), lm, alpha)
 
 
 @dataclass
@@ -85,7 +63,7 @@ class Setting:
     block_size: int
     lm: Path | None
     alpha: float
-    clock: Clock
+    clock: common.Clock
 
     def first(self, count: int | None) -> Setting:
         """The same with fewer sentences."""
@@ -120,7 +98,9 @@ def systems(setting: Setting) -> dict[str, System]:
         f"GAD, k = {block}": setting.gad(),
     }
     if setting.lm is not None:
-        tree = partial(gad_tree_drafter, setting.drafter, NgramModel.load(setting.lm), block, setting.alpha)
+        tree = partial(
+            gad_lattice_drafter, f"{block}-tree", setting.drafter, NgramModel.load(setting.lm), setting.alpha
+        )
         found[f"GAD, tree of {block} nodes, n-gram"] = tree, Exact()
     for beta, tau in GAD_PLUS:
         found[f"GAD++, k = {block}, β = {beta}, τ = {tau:g}"] = setting.gad(rule=TopBeta(beta, tau))
@@ -156,7 +136,7 @@ def alone(setting: Setting) -> Decoded:
 
 def modules(setting: Setting, system: System) -> dict[str, float]:
     """Milliseconds per sentence by module (table 7), by a run of its own."""
-    watch, verifier, base = Stopwatch(setting.clock), setting.verifier, setting.drafter.base
+    watch, verifier, base = common.Stopwatch(setting.clock), setting.verifier, setting.drafter.base
     with ExitStack() as patches:
         for owner, name in (
             (verifier.get_encoder(), MODULES[0]),
@@ -199,7 +179,7 @@ def timed(setting: Setting, rows: int) -> tuple[dict[str, Decoded], list[list[An
         over = [seconds[other] / seconds[name] for other in (BEAM, GREEDY)]
         lines.append([name, *calls_of(each), *over, 1e3 * seconds[name] / len(each.seconds)])
     head = ("system", "iterations", "tok.", "over beam 5", "over greedy", "ms a sentence")
-    table(f"Batches of {rows}, {len(setting.sources)} sentences:", head, lines)
+    common.table(f"Batches of {rows}, {len(setting.sources)} sentences:", head, lines)
     return found, lines
 
 
@@ -210,7 +190,7 @@ def quality(setting: Setting) -> list[list[Any]]:
     check_exact(chosen, found)
     found["drafter alone"] = alone(setting)
     lines = [[name, *calls_of(each), setting.bleu(each.rows), repetition(each.rows)] for name, each in found.items()]
-    table("Calls and texts:", ("system", "iterations", "tok.", "BLEU", "repeats, %"), lines)
+    common.table("Calls and texts:", ("system", "iterations", "tok.", "BLEU", "repeats, %"), lines)
     return lines
 
 
@@ -221,12 +201,14 @@ def sweeps(setting: Setting) -> dict[str, list[list[Any]]]:
         runs = [setting.decoded(setting.gad(block, rule)) for rule in (Exact(), TopBeta(3, 1.0))]
         blocks.append([block, *(value for each in runs for value in calls_of(each)), setting.bleu(runs[1].rows)])
     head = ("k", "GAD iterations", "GAD tok.", "GAD++ (3, 1) iterations", "GAD++ tok.", "GAD++ BLEU")
-    table("Block sizes:", head, blocks)
+    common.table("Block sizes:", head, blocks)
     grid: list[list[Any]] = []
     for tau in TAUS:
         runs = [setting.decoded(setting.gad(rule=TopBeta(beta, tau))) for beta in BETAS]
         grid.append([tau, *(value for each in runs for value in (each.tokens_per_call, setting.bleu(each.rows)))])
-    table("GAD++ by β and τ:", ("τ", *(f"β = {beta}: {what}" for beta in BETAS for what in ("tok.", "BLEU"))), grid)
+    common.table(
+        "GAD++ by β and τ:", ("τ", *(f"β = {beta}: {what}" for beta in BETAS for what in ("tok.", "BLEU"))), grid
+    )
     return {"block sizes": blocks, "beta and tau": grid}
 
 
@@ -240,110 +222,68 @@ def lattices(setting: Setting) -> list[list[Any]]:
             chosen[f"best tokens, k = {block}"] = partial(gad_drafter, model, block)
         for name, lm in models.items():
             if block <= model.block_size:
-                chosen[f"best path, {name}, k = {block}"] = partial(gad_paths_drafter, model, lm, 1, alpha, 16, block)
-            chosen[f"tree of {block} nodes, {name}"] = partial(gad_tree_drafter, model, lm, block, alpha)
+                chosen[f"best path, {name}, k = {block}"] = partial(
+                    gad_lattice_drafter, "1-best", model, lm, alpha, block
+                )
+            chosen[f"tree of {block} nodes, {name}"] = partial(gad_lattice_drafter, f"{block}-tree", model, lm, alpha)
         for name, drafter in chosen.items():
             found = setting.decoded((drafter, Exact()))
             rows.append([name, found.verified / sum(found.calls), found.tokens_per_call, found.iterations])
-    table(f"Lattices and trees, exact (α = {alpha:g}):", ("drafts", "verified a call", "tok.", "iterations"), rows)
+    common.table(
+        f"Lattices and trees, exact (α = {alpha:g}):", ("drafts", "verified a call", "tok.", "iterations"), rows
+    )
     return rows
 
 
-def memory(setting: Setting) -> list[list[Any]]:
-    """The drafter's memory (table 8): weights, and what it keeps of a sentence at the end of its decode."""
-    kept = []
-    for source in setting.sources:
-        masks = MaskLattices(setting.drafter, 1, setting.block_size)
-        drafter, filler, mask = LatticeDrafter(masks, Vanilla()), masks.filler, [[1] * len(source)]
-        generate(setting.verifier, torch.tensor([source]), drafter, Exact(), MAX_NEW, attention_mask=mask)
-        past = filler.read.cache.past
-        layers = [*past.self_attention_cache.layers, *past.cross_attention_cache.layers]
-        kept.append(sum(layer.keys.nbytes + layer.values.nbytes for layer in layers) + filler.source.hidden.nbytes)
-    sizes = {"verifier's weights": setting.verifier, "drafter's weights": setting.drafter.base}
-    rows = [[name, sum(weight.nbytes for weight in model.parameters()) / 2**20] for name, model in sizes.items()]
-    rows.append(["drafter's states, a sentence", float(np.mean(kept)) / 2**20])
-    table("Memory:", ("what", "MiB"), rows)
-    return rows
-
-
-def histogram(found: Mapping[str, Decoded], name: str, directory: Path) -> None:
+def save_speedups(found: Mapping[str, Decoded], name: str, path: Path) -> None:
     """Speed-up of every sentence over beam 5 and greedy decoding (figure 4)."""
-    ours = np.array(found[name].seconds)
-    ratios = {
-        label: np.array(found[of].seconds) / ours for label, of in (("over_beam_5", BEAM), ("over_greedy", GREEDY))
-    }
-    rows: list[dict[str, Any]] = [{"sentence": n, "tokens": len(row)} for n, row in enumerate(found[name].rows)]
-    for label, values in ratios.items():
-        rows = [row | {label: value} for row, value in zip(rows, values.tolist(), strict=True)]
-    write_csv(directory / "speedups.csv", rows)
-    figure = Figure(figsize=(7, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for (label, values), colour in zip(ratios.items(), ("#0072b2", "#e69f00"), strict=True):
-        bins = np.arange(0, values.max() + 0.25, 0.25)
-        axes.hist(values, bins=bins, alpha=0.65, label=label.replace("_", " "), color=colour)
-    axes.axvline(1.0, color="0.4", linewidth=1)
-    axes.set(xlabel="speed-up of a sentence", ylabel="sentences", title=name)
-    axes.legend(frameon=False)
-    with replacing(directory / "speedups.png") as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
-
-
-def trace(setting: Setting, path: Path, count: int) -> None:
-    """Table 11, for sentences that took several calls."""
-    decodes = []
-    for name, rule in (("GAD", Exact()), ("GAD++ (3, 1)", TopBeta(3, 1.0))):
-        for row, source in enumerate(setting.sources[:count]):
-            drafter = gad_drafter(setting.drafter, setting.block_size)
-            out = generate(setting.verifier, torch.tensor([source]), drafter, rule, MAX_NEW, trace=True)
-            calls, title = read_calls(setting.verifier, source, out, scorer_of(drafter)), f"{name}, sentence {row + 1}"
-            decodes.append(TracedDecode(title, setting.texts[row], out.sequences[0, 1:].tolist(), calls))
-
-    def decoded(tokens: Sequence[int]) -> str:
-        return setting.tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-    page = trace_page("GAD, call by call", f"{count} sentences", decodes, decoded, lambda token: decoded([token]))
-    page_templates.write(path, page)
+    rows: list[dict[str, Any]] = []
+    for n, seconds in enumerate(found[name].seconds):
+        ratios = {
+            f"over_{label}": found[of].seconds[n] / seconds for label, of in (("beam_5", BEAM), ("greedy", GREEDY))
+        }
+        rows.append({"sentence": n, "tokens": len(found[name].rows[n]), **ratios})
+    common.write_csv(path, rows)
 
 
 def read(arguments: argparse.Namespace, drafter: Path) -> Setting:
     verifier, model = load_verifier(arguments.verifier), NonAutoregressiveModel.from_pretrained(drafter)
     tokenizer = Tokenizer.from_file(str(arguments.verifier / "tokenizer.json"))
     check_pair(verifier, model, vocabulary_fingerprint(tokenizer.get_vocab()))
-    lines = [line for path in arguments.pairs for line in read_lines(path)][: arguments.limit]
+    lines = [line for path in arguments.pairs for line in common.read_lines(path)][: arguments.limit]
     texts, references = ([line[name] for line in lines] for name in (arguments.source, arguments.target))
     sources = [encoded.ids for encoded in tokenizer.encode_batch(texts)]
-    block, clock = min(arguments.block_size, model.block_size), Clock(arguments.clock, verifier.device)
+    block, clock = min(arguments.block_size, model.block_size), common.Clock(arguments.clock, verifier.device)
     return Setting(verifier, model, tokenizer, sources, texts, references, block, arguments.lm, arguments.alpha, clock)
 
 
 def parser() -> argparse.ArgumentParser:
-    found = options(__doc__)
+    found = common.options(__doc__)
     found.add_argument("pairs", type=Path, nargs="+", help="JSONL, a sentence and its translation a line")
     found.add_argument("--verifier", type=Path, required=True)
     found.add_argument("--drafter", type=Path, required=True)
     about_other = "another drafter of the same verifier instead of the first (table 5); may come several times"
-    found.add_argument("--other", type=named, action="append", default=[], metavar="NAME=DIR", help=about_other)
+    found.add_argument("--other", type=common.named, action="append", default=[], metavar="NAME=DIR", help=about_other)
     found.add_argument("--lm", type=Path, help="n-gram model of the verifier's text, for the drafts of lattices")
     found.add_argument("--alpha", type=float, default=0.5, help="its weight")
-    pair_options(found)
+    common.pair_options(found)
     found.add_argument("--limit", type=int, help="number of sentences")
     found.add_argument("--timed", type=int, help="number of them in timed tables; the other tables take all")
     found.add_argument("--block-size", type=int, default=15, help="masks per draft, where it is not what is varied")
     sizes = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     found.add_argument("--batch", type=sizes, default=[1, 8], help="sentences at once")
-    found.add_argument("--trace", type=int, default=3, help="sentences to show call by call")
     found.add_argument("--systems-only", action="store_true", help="stop after the comparison of systems")
-    clock_options(found)
+    common.clock_options(found)
     found.add_argument("--output", "-o", type=Path, help="directory for what is not a table")
     return found
 
 
 def main() -> None:
     arguments = parser().parse_args()
-    set_up(arguments.threads)
+    common.set_up(arguments.threads)
     setting = read(arguments, arguments.drafter)
     bleu = f"BLEU|nrefs:1|case:mixed|tok:13a|smooth:exp|version:{sacrebleu.__version__}"
-    record: dict[str, Any] = {"signature": signature(sacrebleu=bleu, clock=arguments.clock)}
+    record: dict[str, Any] = {"signature": common.signature(sacrebleu=bleu, clock=arguments.clock)}
     sizes = {"verifier": setting.verifier, "drafter": setting.drafter.base}
     record["parameters"] = {name: sum(p.numel() for p in model.parameters()) for name, model in sizes.items()}
     print(f"{len(setting.sources)} sentences | parameters {record['parameters']}")
@@ -354,8 +294,10 @@ def main() -> None:
         return
     parts = {name: modules(few, system) for name, system in chosen.items() if name.startswith("GAD")}
     record["modules"] = [[name, *times.values(), sum(times.values())] for name, times in parts.items()]
-    table("Milliseconds a sentence by module, one after another:", ("system", *MODULES, "total"), record["modules"])
-    record |= {"memory": memory(few), "quality": quality(setting), **sweeps(setting), "lattices": lattices(setting)}
+    common.table(
+        "Milliseconds a sentence by module, one after another:", ("system", *MODULES, "total"), record["modules"]
+    )
+    record |= {"quality": quality(setting), **sweeps(setting), "lattices": lattices(setting)}
     if arguments.other:
         record["swap"] = []
         for label, each in (("drafter", setting), *((name, read(arguments, path)) for name, path in arguments.other)):
@@ -364,14 +306,14 @@ def main() -> None:
                     found = each.decoded(system)
                     bleu_of = each.bleu(found.rows)
                     record["swap"].append([f"{name}, {label}", found.tokens_per_call, found.iterations, bleu_of])
-        table("Another drafter:", ("system", "tok.", "iterations", "BLEU"), record["swap"])
+        common.table("Another drafter:", ("system", "tok.", "iterations", "BLEU"), record["swap"])
     if arguments.output:
         arguments.output.mkdir(parents=True, exist_ok=True)
         if 1 in by_rows:
-            histogram(by_rows[1], next(name for name in reversed(chosen) if "++" not in name), arguments.output)
-        trace(setting, arguments.output / "trace.html", arguments.trace)
-        write_json(arguments.output / "gad.json", record)
+            system = next(name for name in reversed(chosen) if "++" not in name)
+            save_speedups(by_rows[1], system, arguments.output / "speedups.csv")
+        common.write_json(arguments.output / "gad.json", record)
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

@@ -4,9 +4,10 @@
     python -m benchmarks.bench_lm_training corpus.npy --sizes 73000000 --min-count 1 --only sort
 
 Every program runs as a process of its own, from its input file to its output file. Wall time is the least of the
-repeats, which take turns; memory is the most that the process ever had (its own, not the page cache's). lmplz, which must be on the
-PATH, gets ready-made text of ids in decimal, which is not timed, and ends with an ARPA file; it estimates modified Kneser-Ney with
-its own cutoffs, so compare times only. Our model is checked: it sums to 1 after sampled contexts.
+repeats, which take turns; memory is the most that the process ever had (its own, not the page cache's). lmplz, which
+must be on the PATH, gets ready-made text of ids in decimal, which is not timed, and ends with an ARPA file; it
+estimates modified Kneser-Ney with its own cutoffs, so compare times only. Our model is checked: it sums to 1 after
+sampled contexts.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m benchmarks.bench_neural --rescorer rescorer
 
-`neural.md` has the commands that train and tune a rescorer.  Every system drafts from the same heads, top 16 each; systems take turns
-on each batch of prompts.  Every text is compared with generate()'s, token for token, and the program ends with an error if one differs.
-*Rescoring* is the time from lattices to drafts; tokens a second include everything, the prefill too.
+`neural.md` has the commands that train and tune a rescorer.  Every system drafts from the same heads, top 16 each;
+systems take turns on each batch of prompts.  Every text is compared with generate()'s, token for token, and the
+program ends with an error if one differs. *Rescoring* is the time from lattices to drafts; tokens a second include
+everything, the prefill too.
 """
 
 from __future__ import annotations

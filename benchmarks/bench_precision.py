@@ -9,13 +9,12 @@ few round differently; plain ``generate()`` shows how many of them are no matter
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 
+from benchmarks.common import options, set_up, signature, table
 from latticebpd import BlockwiseLM, Loaded, NoDrafter, TreeDrafter, check_lossless, generate, load
 from latticebpd.drafters.bundled import MODEL, load_prompts
 
@@ -34,34 +33,29 @@ def decodes(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--device", default="cpu")
-    options = parser.parse_args()
-    transformers.utils.logging.disable_progress_bar()
-    bundle = load()
-    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: options.prompts]]
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {options}")
-    print(
-        f"{'precision':>9} {'decoded by':>12} {'rows that diverge':>18} {'tokens compared':>16} {'greatest margin':>16}"
-    )
+    given = parser.parse_args()
+    set_up(torch.get_num_threads())
+    bundle, rows = load(), list[list[str]]()
+    prompts = [bundle.encode(prompt.text) for prompt in load_prompts()[: given.prompts]]
+    signature(nodes=given.nodes)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        model = BlockwiseLM.from_pretrained(MODEL, dtype).to(options.device)
-        for name, decode in decodes(model, bundle, options.nodes, options.max_new_tokens).items():
-            margins: list[float] = []
-            compared = 0
+        model = BlockwiseLM.from_pretrained(MODEL, dtype).to(given.device)
+        for name, decode in decodes(model, bundle, given.nodes, given.max_new_tokens).items():
+            margins, compared = list[float](), 0
             for prompt in prompts:
-                report = check_lossless(model, decode(torch.tensor([prompt], device=options.device)), len(prompt))
+                report = check_lossless(model, decode(torch.tensor([prompt], device=given.device)), len(prompt))
                 margins += [divergence.margin for divergence in report.divergences]
                 compared += report.tokens
             assert not margins or dtype != torch.float32, f"float32 text of {name} diverges"
-            rows, greatest = f"{len(margins)} of {len(prompts)}", f"{max(margins):.4f}" if margins else "-"
-            print(
-                f"{str(dtype).removeprefix('torch.'):>9} {name:>12} {rows:>18} {compared:>16} {greatest:>16}",
-                flush=True,
-            )
+            greatest = f"{max(margins):.4f}" if margins else "-"
+            precision = str(dtype).removeprefix("torch.")
+            rows.append([precision, name, f"{len(margins)} of {len(prompts)}", f"{compared:,}", greatest])
+    table("", ("precision", "decoded by", "rows that diverge", "tokens compared", "greatest logit margin"), rows)
 
 
 if __name__ == "__main__":

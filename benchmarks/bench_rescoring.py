@@ -1,15 +1,10 @@
 """Rescoring side by side: the compiled core, OpenFst in C++, and a layered dynamic programme.
 
     python -m benchmarks.bench_rescoring --lm lm.fst --lattices flat.npz --lattices trained.npz
-    python -m benchmarks.bench_rescoring --corpus tokens.npy --max-ngrams 1000000
-
-The second form makes its own: a Katz 4-gram of the corpus, and lattices of eight *skip-gram heads* (head j predicts the
-token j ahead from the current token alone, by counts on the first nine tenths of the corpus; contexts come from the last
-tenth). Such heads are weak and their lattices flat: the hard case.
 
 Every method must give the same p best scores, or the run ends with an error. Times are microseconds; each is the
-least of the repetitions for one lattice, and a table gives the median over lattices (p95 where it says so). The grids are
-those of Tables 12 and 13 of Kim et al. 2024: p = 1..16 on 8 x 16, and slots x k.
+least of the repetitions for one lattice, and a table gives the median over lattices (p95 where it says so). The grids
+are those of Tables 12 and 13 of Kim et al. 2024: p = 1..16 on 8 x 16, and slots x k.
 """
 
 from __future__ import annotations
@@ -29,7 +24,6 @@ import numpy as np
 import fst
 from benchmarks.common import options, signature, table
 
-HEADS, K = 8, 16
 PS, KS, SLOTS, NODES = (1, 2, 4, 8, 16, 64, 256, 1024), (2, 4, 8, 16), (4, 8, 16), (16, 64, 256)
 
 
@@ -66,25 +60,6 @@ def read_lattices(path: Path, count: int) -> Lattices:
         tokens = np.take_along_axis(file["tokens"][:count], order, -1).astype(np.int32)
         log_probs = np.take_along_axis(file["log_probs"][:count], order, -1).astype(np.float64)
         return Lattices(path.stem, tokens, log_probs, file["context"][:count].astype(np.int64))
-
-
-def skip_gram_lattices(corpus: np.ndarray, count: int) -> Lattices:
-    corpus = corpus.astype(np.int64)
-    split = len(corpus) * 9 // 10
-    train, held = corpus[:split], corpus[split:]
-    vocab = int(corpus.max()) + 1
-    unigrams = np.bincount(train, minlength=vocab) / len(train)
-    at = np.sort(np.random.default_rng(0).choice(len(held) - 40, count, replace=False)) + 20
-    tokens, log_probs = np.empty((count, HEADS, K), np.int32), np.empty((count, HEADS, K))
-    for head in range(HEADS):
-        pairs = np.sort(train[: -head - 1] * vocab + train[head + 1 :])
-        for i, last in enumerate(held[at - 1]):
-            begin, end = np.searchsorted(pairs, [last * vocab, (last + 1) * vocab])
-            seen = np.bincount(pairs[begin:end] - last * vocab, minlength=vocab)
-            p = (seen + 50 * unigrams) / (seen.sum() + 50)
-            tokens[i, head] = np.argsort(-p, kind="stable")[:K]
-            log_probs[i, head] = np.log(p[tokens[i, head]])
-    return Lattices("skip-gram", tokens, log_probs, np.stack([held[a - 8 : a] for a in at]))
 
 
 def microseconds(work: Callable[[int], object], n: int, repeats: int) -> np.ndarray:
@@ -210,34 +185,23 @@ def bench(lm: fst.NgramModel, lm_path: Path, lattices: Lattices, binary: Path | 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
-    parser.add_argument("--lm", type=Path, help="an OpenFst const file, as NgramModel.save writes it")
-    parser.add_argument("--lattices", type=Path, action="append", default=[], help="lattice files (.npz); repeatable")
-    about = "token ids (.npy) to make model and lattices from, where these are not given"
-    parser.add_argument("--corpus", type=Path, help=about)
-    parser.add_argument("--max-ngrams", type=int, help="size of the model made from the corpus")
+    parser.add_argument("--lm", type=Path, required=True, help="an OpenFst const file, as NgramModel.save writes it")
+    about = "lattice file (.npz); may come several times"
+    parser.add_argument("--lattices", type=Path, action="append", required=True, help=about)
     parser.add_argument("--count", type=int, default=300, help="lattices of a file to use")
     parser.add_argument("--slow-count", type=int, default=40, help="lattices for the slow methods")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of the batches")
     args = parser.parse_args()
-    if not (args.corpus or (args.lm and args.lattices)):
-        parser.error("expected --lm and --lattices, or --corpus")
     with tempfile.TemporaryDirectory() as scratch:
-        corpus, lm_path = np.load(args.corpus) if args.corpus else None, args.lm or Path(scratch, "lm.fst")
-        if args.lm is None:
-            from lm_training.ngram.estimation import estimate
-
-            counted = estimate(corpus, 4, vocab_size=int(corpus.max()) + 1, max_ngrams=args.max_ngrams)
-            fst.NgramModel.from_table(counted).save(lm_path)
-        sets = [read_lattices(path, args.count) for path in args.lattices] or [skip_gram_lattices(corpus, args.count)]
         begin = time.perf_counter()
-        lm = fst.NgramModel.load(lm_path)
+        lm = fst.NgramModel.load(args.lm)
         milliseconds = 1e3 * (time.perf_counter() - begin)
         signature()
-        print(f"{lm_path.name}: {sum(lm.num_ngrams):,} n-grams {lm.num_ngrams}, loaded in {milliseconds:.1f} ms")
+        print(f"{args.lm.name}: {sum(lm.num_ngrams):,} n-grams {lm.num_ngrams}, loaded in {milliseconds:.1f} ms")
         binary = compiled(Path(scratch))
-        for lattices in sets:
-            bench(lm, lm_path, lattices, binary, args)
+        for path in args.lattices:
+            bench(lm, args.lm, read_lattices(path, args.count), binary, args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import csv
 import json
-import os
 import platform
 import shlex
 import subprocess
@@ -24,6 +23,7 @@ from rich.console import Console
 
 import latticebpd as package
 from fst.files import replacing
+from latticebpd.machine import machine_settings, processor
 
 RESAMPLES = 2000
 NOTE = "settings.json"
@@ -209,25 +209,14 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
     print(f"\n{title}\n" if title else "", markdown(head, rows), sep="\n", flush=True)
 
 
-def processor() -> str:
-    """The processor's name."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return platform.processor() or platform.machine()
-
-
 def signature(**about: Any) -> dict[str, Any]:
     """What the numbers depend on: command, machine and versions; printed as one line."""
     found = {
         "command": shlex.join(["python", "-m", program(), *sys.argv[1:]]),
         "processor": processor(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **machine_settings(),
         **about,
         "latticebpd": package.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
         "python": platform.python_version(),
     }
     print(" | ".join(f"{name} {value}" for name, value in found.items()), flush=True)

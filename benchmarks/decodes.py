@@ -28,8 +28,9 @@ System = tuple[Callable[[], Any], Any] | dict[str, Any]
 class Decoded:
     """One system on all texts.
 
-    rows: new tokens of each text.  tokens, calls: ``[texts]``, what the calls after the prefill committed, and their number; without
-    a trace ``[batches]``.  verified: drafted tokens in all.  seconds: of each text; a batch's are shared equally.
+    rows: new tokens of each text.  tokens, calls: ``[texts]``, what the calls after the prefill committed, and their
+    number; without a trace ``[batches]``.  verified: drafted tokens in all.  seconds: of each text; a batch's are
+    shared equally.
     """
 
     rows: list[list[int]] = field(default_factory=list)

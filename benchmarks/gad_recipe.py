@@ -1,18 +1,20 @@
-"""GAD by its paper's recipe (Xia 2022, sections 3.1 and 4.1), and what each of our changes adds to it: one resumable command.
+"""GAD by its paper's recipe (Xia 2022, sections 3.1 and 4.1), and what each of our changes adds to it: one resumable
+command.
 
     python -m benchmarks.gad_recipe --train multi30k-train.jsonl --validation multi30k-val.jsonl --test multi30k-test_2016_flickr.jsonl \
         --work WORK --updates 3000
 
-A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught further, and a
-drafter that begins with its weights learn from that text.  The drafter of the run `paper` has the paper's layout (text and masks see
-each other, every token of a block is a mask's), one prefix of each target an update, glancing from 0.5 to 0.3, all tokens of a
-block weighing alike, the teacher's dropout, and nothing changed midway.  Every other run is the same with one of our changes; the last
-has them all.  A stage whose result is in WORK is not done again, and one that was killed goes on.
+A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught
+further, and a drafter that begins with its weights learn from that text.  The drafter of the run `paper` has the
+paper's layout (text and masks see each other, every token of a block is a mask's), one prefix of each target an
+update, glancing from 0.5 to 0.3, all tokens of a block weighing alike, the teacher's dropout, and nothing changed
+midway.  Every other run is the same with one of our changes; the last has them all.  A stage whose result is in WORK
+is not done again, and one that was killed goes on.
 
-The table, Markdown on standard output and `table.csv` in WORK, has a line for every run and block size.  *tok.* is what a call
-of the verifier commits; *passes* are the verifier's, a sentence, the first among them: it reads the source and verifies a draft
-already.  Times are one sentence at a time, systems in turns; *peak* is what the process held at most, weights and libraries included.
-Under exact acceptance every text must equal `generate()`'s; the program stops if one does not.
+The table, Markdown on standard output and `table.csv` in WORK, has a line for every run and block size.  *tok.* is
+what a call of the verifier commits; *passes* are the verifier's, a sentence, the first among them: it reads the
+source and verifies a draft already.  Times are one sentence at a time, systems in turns. Under exact acceptance every
+text must equal `generate()`'s; the program stops if one does not.
 """
 
 from __future__ import annotations
@@ -20,30 +22,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks import common
 from benchmarks.bench_gad import BEAM, GAD_PLUS, GREEDY, Setting, check_exact, compared, read
-from benchmarks.common import (
-    claim,
-    clock_options,
-    latticebpd,
-    options,
-    pair_options,
-    read_json,
-    run,
-    set_up,
-    slug,
-    stage,
-    table,
-    write_csv,
-    write_json,
-)
-from benchmarks.decodes import Decoded, System
+from benchmarks.decodes import System
 from fst.files import replacing
 from latticebpd import Exact, NoDrafter, TopBeta
 from lm_training.training.training_plots import PNG
@@ -69,12 +55,12 @@ BLOCKS = (3, 5, 10, 15, 20, 25)
 MADE_WITH = "train validation updates teacher_updates verifier_updates written batch_tokens block_size shape vocab_size source target"
 MEASURED_WITH = "test limit timed threads clock"
 """The options that the models depend on, and those that only the table does."""
-COLUMNS = ["run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5", "peak, MiB"]
+COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5")
 
 
 def trained(directory: Path, *arguments: object) -> Path:
     """What `latticebpd train` makes; its picture comes last."""
-    stage(directory / PNG, lambda: latticebpd("train", *arguments, "-o", directory))
+    common.stage(directory / PNG, lambda: common.latticebpd("train", *arguments, "-o", directory))
     return directory
 
 
@@ -96,20 +82,20 @@ def taught(arguments: argparse.Namespace) -> Path:
     work, teacher = arguments.work, teacher_of(arguments)
     rewritten = arguments.train if arguments.written is None else work / "rewritten.jsonl"
     if rewritten != arguments.train:
-        stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
+        common.stage(rewritten, lambda: cut(arguments.train, rewritten, arguments.written))
     for name, text in (("written", rewritten), ("written-val", arguments.validation)):
         encoded, corpus = work / f"{name}-sources.npz", work / f"{name}.npy"
 
         def encode(text: Path = text, encoded: Path = encoded) -> None:
             fields = f"--prompt-template {{{arguments.source}}} --answer-field {arguments.target}"
-            latticebpd("train", "encode", text, fields, "--tokenizer", teacher / "tokenizer.json", "-o", encoded)
+            common.latticebpd("train", "encode", text, fields, "--tokenizer", teacher / "tokenizer.json", "-o", encoded)
 
         def distill(encoded: Path = encoded, corpus: Path = corpus) -> None:
             beams = "--num-beams 5 --max-new-tokens 64 --corpus"
-            latticebpd("distill", encoded, "--model", teacher, "-o", corpus.with_suffix(""), beams, corpus)
+            common.latticebpd("distill", encoded, "--model", teacher, "-o", corpus.with_suffix(""), beams, corpus)
 
-        stage(encoded, encode)
-        stage(corpus, distill)
+        common.stage(encoded, encode)
+        common.stage(corpus, distill)
     second = arguments.verifier_updates or max(1, teacher_updates(arguments) * 2 // 9)
     further = f"--steps {second} --learning-rate 1e-3 --muon-learning-rate 2e-3 --batch-tokens {arguments.batch_tokens}"
     return trained(work / "verifier", "translation", *written(work), "--model", teacher, further)
@@ -133,24 +119,7 @@ def run_of(arguments: argparse.Namespace, name: str, verifier: Path) -> Path:
 
 
 def folder(name: str) -> str:
-    return f"drafter-{slug(name)}"
-
-
-def peak_memory(device: torch.device, work: Callable[[], object]) -> float | None:
-    """MiB held at most while something is done: by tensors on a GPU, else by the process, where Linux tells."""
-    on_gpu = device.type == "cuda"
-    try:
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(device)
-        else:
-            Path("/proc/self/clear_refs").write_text("5")  # forgets the highest so far
-        work()
-        if on_gpu:
-            return torch.cuda.max_memory_allocated(device) / 2**20
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    except OSError:
-        return None
+    return f"drafter-{common.slug(name)}"
 
 
 def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
@@ -158,10 +127,8 @@ def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
     sizes = [size for size in BLOCKS if size <= setting.drafter.block_size] or [setting.drafter.block_size]
     gad: dict[str, System] = {str(k): setting.gad(k) for k in sizes}
     chosen: dict[str, System] = {GREEDY: {}, "this loop": (NoDrafter, Exact()), **gad, BEAM: {"num_beams": 5}}
-    few, peaks, found = setting.first(timed), dict[str, float | None](), dict[str, Decoded]()
-    for name, system in chosen.items():  # by ascending need of memory, since a process gives little back
-        peaks[name] = peak_memory(setting.verifier.device, lambda system=system: few.decoded(system, 1))
-        found[name] = setting.decoded(system)
+    few = setting.first(timed)
+    found = {name: setting.decoded(system) for name, system in chosen.items()}
     check_exact(chosen, found)
     seconds = {name: sum(each.seconds) for name, each in compared(few, chosen, 1).items()}
     lines: list[dict[str, Any]] = []
@@ -172,7 +139,7 @@ def measured(setting: Setting, timed: int) -> list[dict[str, Any]]:
             loose, passes = setting.decoded(setting.gad(int(name), TopBeta(*GAD_PLUS[0]))), each.iterations
             line |= {"k": int(name), "tok.": each.tokens_per_call}
             line |= {"GAD++ tok.": loose.tokens_per_call, "GAD++ BLEU": setting.bleu(loose.rows)}
-        line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows), "peak, MiB": peaks[name]}
+        line |= {"run": name, "passes": passes, "BLEU": setting.bleu(each.rows)}
         line |= {f"over {what}": seconds[of] / seconds[name] for what, of in (("greedy", GREEDY), ("beam 5", BEAM))}
         lines.append(line | {"ms": 1e3 * seconds[name] / len(few.sources)})
     return lines
@@ -186,13 +153,13 @@ def show(work: Path, runs: Sequence[str], about: str) -> None:
     """The table: what needs no drafter once, then every run."""
     rows: list[dict[str, Any]] = []
     for name in runs:
-        for line in read_json(result_of(work, name)):
+        for line in common.read_json(result_of(work, name)):
             if line["k"] is not None or name == runs[0]:
                 rows.append(
                     {column: line[column] for column in COLUMNS} | {"run": line["run"] if line["k"] is None else name}
                 )
-    table(about, COLUMNS, [[*row.values()] for row in rows])
-    write_csv(work / "table.csv", rows, digits=17)
+    common.table(about, COLUMNS, [[*row.values()] for row in rows])
+    common.write_csv(work / "table.csv", rows, digits=17)
 
 
 def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -213,25 +180,25 @@ def recipe_options(parser: argparse.ArgumentParser, required: bool = True) -> No
     parser.add_argument("--block-size", type=int, default=25, help="masks that a drafter learns to fill")
     parser.add_argument("--shape", default="base", help="of all models, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    pair_options(parser)
+    common.pair_options(parser)
     parser.add_argument("--limit", type=int, help="number of test sentences")
 
 
 def claim_options(directory: Path, arguments: argparse.Namespace, names: str) -> None:
     """Note options in a directory; ValueError where it was begun with others."""
-    claim(directory, {name: str(getattr(arguments, name)) for name in names.split()})
+    common.claim(directory, {name: str(getattr(arguments, name)) for name in names.split()})
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = common.options(__doc__)
     recipe_options(parser)
     about = f"among: {'; '.join(RUNS)}"
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=[*RUNS], metavar="RUN", help=about)
-    parser.add_argument("--timed", type=int, default=200, help="number of them that clock and memory are measured on")
-    clock_options(parser)
+    parser.add_argument("--timed", type=int, default=200, help="number of them that are timed")
+    common.clock_options(parser)
     parser.add_argument("--measure", choices=[*RUNS], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    set_up(arguments.threads)
+    common.set_up(arguments.threads)
     work, measure = arguments.work, arguments.measure
     if measure is not None:  # in a process of its own
         arguments.pairs, arguments.verifier, arguments.lm, arguments.alpha = (
@@ -240,7 +207,7 @@ def main() -> None:
             None,
             0.0,
         )
-        write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
+        common.write_json(result_of(work, measure), measured(read(arguments, work / folder(measure)), arguments.timed))
         return
     claim_options(work, arguments, MADE_WITH)
     claim_options(work / "measured", arguments, MEASURED_WITH)
@@ -248,7 +215,7 @@ def main() -> None:
     for name in arguments.runs:
         run_of(arguments, name, verifier)
         command = [sys.executable, "-m", "benchmarks.gad_recipe", *sys.argv[1:], "--measure", name]
-        stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
+        common.stage(result_of(work, name), lambda command=command: subprocess.run(command, check=True))
     sentences = min(arguments.limit or sys.maxsize, len(arguments.test.read_text(encoding="utf-8").splitlines()))
     show(
         work, arguments.runs, f"{sentences} sentences, {arguments.updates} updates of {arguments.batch_tokens} tokens:"
@@ -256,4 +223,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

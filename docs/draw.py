@@ -103,7 +103,7 @@ def rooms() -> str:
 def flow() -> str:
     """One call of a decode, and where its numbers go."""
     parts = [
-        box(20, 30, 170, 84, "room", "source", "heads · masks", "saved top-k"),
+        box(20, 30, 170, 84, "room", "source", "heads · block · masks", "assistant · saved top-k"),
         box(250, 30, 150, 84, "box", "lattices", "k arcs a slot"),
         box(460, 30, 170, 84, "room", "strategy", "vanilla · p best", "tree · oracle"),
         box(690, 30, 140, 84, "box", "draft tree", "distinct prefixes"),
@@ -114,7 +114,7 @@ def flow() -> str:
         box(250, 280, 150, 70, "box", "committed tokens", "stop rules"),
         box(20, 280, 170, 70, "box", "states", "text, hidden state"),
         box(250, 410, 150, 60, "end", "calls, counts", "block efficiency"),
-        box(460, 410, 170, 60, "end", "analysis", "oracle, comparisons"),
+        box(460, 410, 170, 60, "end", "measuring", "oracle, comparisons"),
         box(690, 410, 140, 60, "end", "report", "pages, CSV, PNG"),
         arrow("M190 72H248"), arrow("M400 72H458"), arrow("M630 72H688"), arrow("M545 160V116"), arrow("M760 114V278"),
         arrow("M400 190H430V246H720V116"), arrow("M690 315H632"), arrow("M460 315H402"), arrow("M250 315H192"),

@@ -1,4 +1,5 @@
-"""Finite-state backend: backoff n-gram models and token lattices as weighted automata. Imports numpy and OpenFst, never torch.
+"""Finite-state backend: backoff n-gram models and token lattices as weighted automata. Imports numpy and OpenFst,
+never torch.
 
 Overview
     NgramModel          a backoff model: an OpenFst file mapped into memory, or built from ARPA text or arrays
@@ -30,9 +31,9 @@ Example
     >>> tokens.tolist()
     [[0, 1], [0, 0]]
 
-The modules: `fst.automaton` defines the automaton, `fst.arpa`, `fst.const_file` and `fst.kaldi` the formats, `fst.openfst` the
-way to pynini and pywrapfst, `fst.search` and `fst.word_lattices` the searches, `fst.drawing` pictures. The compiled part is
-``fst._core``.
+The modules: `fst.automaton` defines the automaton, `fst.arpa`, `fst.const_file` and `fst.kaldi` the formats,
+`fst.openfst` the way to pynini and pywrapfst, `fst.search` and `fst.word_lattices` the searches, `fst.drawing`
+pictures. The compiled part is ``fst._core``.
 """
 
 from fst import drawing

@@ -9,11 +9,12 @@
     ...
     \\end\\
 
-The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, a byte order mark, blank lines, n-grams in
-any order, missing backoff weights, ``-99`` for log 0, no ``<unk>``, suffixes that pruning took away. It is strict where a
-file would be misread, and names the line: numbers that are none, a wrong number of words or n-grams, words that are no
-unigrams, n-grams without their context or given twice, positive or infinite log-probabilities, a missing end. Backoff
-weights above 1 are legal. It reads once, from the first line to the last, into less memory than the automaton takes.
+The reader is tolerant where tools differ: text before ``\\data\\``, any white space, CRLF, gzip, a byte order mark,
+blank lines, n-grams in any order, missing backoff weights, ``-99`` for log 0, no ``<unk>``, suffixes that pruning
+took away. It is strict where a file would be misread, and names the line: numbers that are none, a wrong number of
+words or n-grams, words that are no unigrams, n-grams without their context or given twice, positive or infinite
+log-probabilities, a missing end. Backoff weights above 1 are legal. It reads once, from the first line to the last,
+into less memory than the automaton takes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ MARKER_NAMES = {BOS: "<s>", EOS: "</s>", UNK: "<unk>"}
 
 @dataclass(frozen=True)
 class ParsedArpa:
-    """parser: holds the automaton; tokens: the ids of the unigrams; symbols: the word of every id, None where words are ids."""
+    """parser: holds the automaton; tokens: ids of the unigrams; symbols: the words of ids, None where words are ids."""
 
     parser: _core.ArpaParser
     tokens: list[int]
@@ -54,8 +55,9 @@ def parse_arpa(
 ) -> ParsedArpa:
     """Read an ARPA file, plain or gzip, in one pass.
 
-    vocab: the id of every word. Without it words that are all decimal numbers are ids; other words are numbered in order
-        of appearance and kept as symbols. ``<s>``, ``</s>`` and ``<unk>`` are markers whatever the vocabulary says.
+    vocab: the id of every word. Without it words that are all decimal numbers are ids; other words are numbered in
+        order of appearance and kept as symbols. ``<s>``, ``</s>`` and ``<unk>`` are markers whatever the vocabulary
+        says.
     strict: refuse a section whose length is not the announced one; warn otherwise.
     progress: called with the bytes read so far and in all.
 
@@ -141,8 +143,8 @@ def write_arpa(
 ) -> None:
     """Write a model in canonical form, whole or not at all; gzip where the name ends in ``.gz``.
 
-    Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams in
-    order of their ids. symbols: the word of every id; without it the ids themselves are written.
+    Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams
+    in order of their ids. symbols: the word of every id; without it the ids themselves are written.
     markers: as for `NgramModel.to_arpa`. Raises ValueError for
     a word that ARPA cannot hold.
     """

@@ -4,8 +4,9 @@ States are the contexts that matter: the empty one (the *unigram state*), and ev
 continues or whose backoff weight is not 1. Any other history is represented by its longest suffix that is a state.
 
     arcs      (h, w, cost of w after h, longest suffix of hw that is a state) for every n-gram hw
-    failure   (h, 0, cost of h's backoff weight, longest proper suffix of h that is a state), one for each h but the empty
-    final     cost of ``</s>`` after h; infinite where there is no such n-gram
+    failure   (h, 0, cost of h's backoff weight, longest proper suffix of h that is a state), one for each h but
+              the empty one
+    final     cost of ``</s>`` after h, infinite where there is no such n-gram; 0 everywhere in a model without ``</s>``
     start     the history ``<s>``; the unigram state where the model has no such context
 
 The label of a token is its id + 1, that of ``<unk>`` follows the largest one. A cost is -log p, natural, float32.
@@ -42,12 +43,12 @@ MAX_ORDER = 255
 
 
 def most_labels(words: int) -> int:
-    """How many labels a table of so many words may reach over; a damaged one might reach to 2^63, and ask for memory for all of it."""
+    """The largest label accepted in a table of so many words: a damaged one could ask for memory up to 2^63."""
     return max(1 << 20, 64 * words)
 
 
 class Automaton(NamedTuple):
-    """states: ``[s]`` of `STATE`; arcs: ``[a]`` of `ARC`; unk_label: the label of ``<unk>``, 0 where the model has none."""
+    """states: ``[s]`` of `STATE`; arcs: ``[a]`` of `ARC`; unk_label: that of ``<unk>``, 0 where there is none."""
 
     states: Records
     arcs: Records
@@ -81,7 +82,8 @@ def build(table: NgramTable) -> tuple[_core.AutomatonBuilder, int]:
                 )
             if rows.max() >= num_tokens:
                 raise ValueError(
-                    f"order {order}: expected tokens of the unigrams, whose highest id is {num_tokens - 1}, got {rows.max()}"
+                    f"order {order}: expected tokens of the unigrams, whose highest id is {num_tokens - 1}, got "
+                    f"{rows.max()}"
                 )
             if (rows[:, 1:] == BOS).any() or (rows[:, :-1] == EOS).any():
                 raise ValueError(
@@ -115,7 +117,7 @@ def collect(builder: _core.AutomatonBuilder | _core.ArpaParser, unk_label: int) 
 
 
 def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
-    """Bring the records of any OpenFst backoff model into the form above: an acceptor, sorted, with failure arcs labelled 0.
+    """Bring the records of any backoff model into the form above: an acceptor, sorted, failure arcs labelled 0.
 
     Failure arcs may be transductions of one label to epsilon, as Kaldi's ``#0:<eps>`` are. Records that are in form
     already come back as they are. Raises ValueError for other transducers.
@@ -145,7 +147,7 @@ def conventional(states: Records, arcs: Records) -> tuple[Records, Records]:
 
 
 def refuse_other_automata(automaton: Automaton) -> None:
-    """ValueError unless it is deterministic and every state but one backs off, at last to that one, the unigram state."""
+    """ValueError unless it is deterministic and every state but the unigram state backs off, at last to that one."""
     labels, unigram_state = automaton.arcs["ilabel"], automaton.unigram_state
     source = np.repeat(np.arange(len(automaton.states)), automaton.states["narcs"])
     repeated = (np.diff(labels) == 0) & (np.diff(source) == 0)
@@ -159,7 +161,8 @@ def refuse_other_automata(automaton: Automaton) -> None:
     target[source[failure]] = automaton.arcs["nextstate"][failure]
     if (missing := np.flatnonzero((target < 0) & (np.arange(len(target)) != unigram_state))).size:
         raise ValueError(
-            f"expected a backoff model, got state {missing[0]} without a failure arc (label 0), although failure arcs lead to "
+            f"expected a backoff model, got state {missing[0]} without a failure arc (label 0), although failure "
+            "arcs lead to "
             f"state {unigram_state} as that of the unigrams"
         )
     target[unigram_state] = unigram_state
@@ -172,7 +175,8 @@ def refuse_other_automata(automaton: Automaton) -> None:
     unknown = ~np.isin(labels, labels[source == unigram_state]) & ~failure
     if unknown.any():
         raise ValueError(
-            f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state {source[unknown][0]}, which the unigram "
+            f"expected arcs of the unigrams' labels, got label {labels[unknown][0]} at state "
+            f"{source[unknown][0]}, which the unigram "
             f"state {unigram_state} lacks; this is no backoff model"
         )
 

@@ -1,8 +1,9 @@
 """Confusion networks: a lattice's tokens aligned with its best path, slot by slot (Xu, Povey, Mangu and Zhu 2011).
 
-Every path is aligned with the best one by edit distance, in expectation over the paths that meet in a state.  The network
-has a slot for each token of the best path and one for the insertions between two; a token's probability in a slot is that
-of the paths that are aligned so.  Over all slots a token's probabilities sum to the expected number of its occurrences.
+Every path is aligned with the best one by edit distance, in expectation over the paths that meet in a state.  The
+network has a slot for each token of the best path and one for the insertions between two; a token's probability in a
+slot is that of the paths that are aligned so.  Over all slots a token's probabilities sum to the expected number of its
+occurrences.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def confusion_network(
     for row, slot in enumerate(slots):
         ranked = sorted(slot.items(), key=lambda item: (-item[1], item[0]))
         tokens[row, : len(ranked)] = [token for token, _ in ranked]
-        log_probs[row, : len(ranked)] = np.log([probability for _, probability in ranked])
+        mass = max(1.0, sum(slot.values()))  # two insertions may share a slot
+        log_probs[row, : len(ranked)] = np.log([probability / mass for _, probability in ranked])
     return tokens, log_probs
 
 
@@ -66,20 +68,20 @@ def aligned_slots(lattice: Lattice, lm: NgramModel | None, alpha: float, context
     )  # expected edits of a state's paths against each prefix of the best
     distances[0] = steps
     of_arc = {}
-    for arc in taken:  # sorted by source
+    for arc in taken.tolist():  # sorted by source
         of_arc[arc] = np.minimum.accumulate(np.minimum(substitutions(arc), insertions(arc)) - steps) + steps
         distances[targets[arc]] += shares[arc] * of_arc[arc]
 
     slots: Slots = [defaultdict(float) for _ in range(2 * len(best) + 1)]
     mass = np.zeros(distances.shape)
     mass[-1, -1] = 1
-    for arc in taken[np.argsort(targets[taken], kind="stable")][::-1]:
+    for arc in taken[np.argsort(targets[taken], kind="stable")][::-1].tolist():
         source, token, here = sources[arc], int(labels[arc]), shares[arc] * mass[targets[arc]]
         substituted, inserted = substitutions(arc), insertions(arc)
         for q in range(len(best), -1, -1):
             if not here[q]:
                 continue
-            least = of_arc[arc][q]
+            least = of_arc[arc][q] + 1e-9  # rounding
             if substituted[q] <= least:
                 mass[source, q - 1] += here[q]
                 slot = 2 * q - 1

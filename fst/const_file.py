@@ -12,8 +12,9 @@ States and arcs begin at multiples of 16 bytes in *aligned* files (version 1, th
 block before them ended in others (version 2). A ``vector`` file has the same header, with "vector" in it, and then for
 each state its final weight, an int64 number of arcs and the arcs.
 
-Neither kind is read by pywrapfst. Of 400 damaged ``vector`` files, random bytes changed or the end cut off, this reader loads or
-refuses every one in one line; OpenFst's own ends the process in 193 (127 aborts, 66 segmentation faults) and takes over 10 s in 3.
+Neither kind is read by pywrapfst. Of 400 damaged ``vector`` files, random bytes changed or the end cut off, this
+reader loads or refuses every one in one line; OpenFst's own ends the process in 193 (127 aborts, 66 segmentation
+faults) and takes over 10 s in 3.
 
 Source: OpenFst 1.8, ``fst/const-fst.h``, ``fst/vector-fst.h``, ``fst/fst.cc``, ``fst/symbol-table.cc``.
 """
@@ -91,7 +92,8 @@ class Symbols:
 class FstFile:
     """What an OpenFst file holds.
 
-    states: ``[s]`` records of `STATE`; arcs: ``[a]`` records of `ARC`; both read-only and mapped if the file is ``const``.
+    states: ``[s]`` records of `STATE`; arcs: ``[a]`` records of `ARC`; both read-only and mapped if the file is
+        ``const``.
     start: the start state; symbols: the input symbol table, if embedded.
     properties: what the header claims to be true of the automaton, such as `ACCEPTOR`.
     """
@@ -120,7 +122,8 @@ class _Cursor:
         (length,) = self.take("<i")
         if length < 0:
             raise ValueError(
-                f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file is damaged"
+                f"{self.path}: byte {self.offset - 4}: expected the length of a string, got {length}; the file "
+                "is damaged"
             )
         self.need(length)
         self.offset += length
@@ -152,8 +155,8 @@ def is_fst(path: str | os.PathLike[str]) -> bool:
 def read_fst(path: str | os.PathLike[str], mmap: bool = True) -> FstFile:
     """Read a ``const`` or ``vector`` file over the tropical semiring.
 
-    A ``const`` file is mapped, or read into memory where ``mmap`` is False; its states and arcs are not checked. Raises ValueError
-    for other kinds of FST and for sizes that the file cannot hold.
+    A ``const`` file is mapped, or read into memory where ``mmap`` is False; its states and arcs are not checked.
+    Raises ValueError for other kinds of FST and for sizes that the file cannot hold.
     """
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
@@ -249,8 +252,7 @@ SymbolTable = tuple[str, dict[int, str]]
 
 
 def model_properties(num_states: int) -> int:
-    """What backoff models are by construction: deterministic acceptors sorted by label, with an epsilon (a failure arc) in every
-    state but one."""
+    """Backoff models are deterministic acceptors sorted by label, with an epsilon in every state but one."""
     properties = EXPANDED | ACCEPTOR | INPUT_DETERMINISTIC | OUTPUT_DETERMINISTIC | INPUT_SORTED | OUTPUT_SORTED
     if num_states > 1:
         return properties | EPSILONS | INPUT_EPSILONS | OUTPUT_EPSILONS

@@ -4,8 +4,9 @@
     Path("model.svg").write_text(fst.drawing.svg(fst.drawing.model_dot(lm)))
     Path("lattice.svg").write_text(fst.drawing.lattice_svg(tokens, log_probs))
 
-Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals. pywrapfst's ``draw``
-has numbers for states, costs for weights and no style for an arc, so that failure arcs look like words.
+Histories are boxes named by their tokens; failure arcs are dashed. Weights are natural logs with two decimals.
+pywrapfst's ``draw`` has numbers for states, costs for weights and no style for an arc, so that failure arcs look like
+words.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def lattice_dot(
     symbols: Sequence[str] | None = None,
     transitions: npt.ArrayLike | None = None,
 ) -> str:
-    """DOT text of a sausage lattice, ``tokens`` and ``log_probs`` ``[slots, k]``; ``symbols`` gives the word of every id.
+    """DOT text of a sausage lattice ``[slots, k]``; ``symbols`` gives the word of every id.
 
     With ``transitions [slots - 1, k, k]`` there is a state for each slot and column, as in `fst.lattice_to_fst`.
     """
@@ -79,17 +80,20 @@ def lattice_svg(
     most: int = 5,
     after: npt.ArrayLike | None = None,
 ) -> str:
-    """SVG of a sausage lattice in a row, each slot's best arcs from above (Kim 2024, figure 4); transitions have no room in it.
+    """SVG of a sausage lattice in a row, without transitions; each slot's best arcs from above (Kim 2024, figure 4).
 
-    Colours are CSS variables (``--ink``, ``--faint``, ``--c2``, ``--c3``) where the page around defines them, else fit for white.
+    Colours are CSS variables (``--ink``, ``--faint``, ``--c2``, ``--c3``) where the page around defines them, else
+    fit for white.
 
     Args:
         tokens, log_probs: ``[slots, k]``; -1 pads.
         symbols: the word of every id.
         right: what the base model writes: the arcs of its tokens are green and bold.
         draft: a draft, whose arcs are marked with a diamond.
-        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best replaces the last one drawn.
-        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are shown after the original ones.
+        most: arcs of each slot to draw, at most; a right or drafted one that is not among the best replaces the last
+            one drawn.
+        after: ``[slots, k]``, the arcs' weights after rescoring (`fst.arc_posteriors`), which then rank them and are
+            shown after the original ones.
     """
     if most < 1:
         raise ValueError(f"expected at least 1 arc of each slot to draw, got {most}")
@@ -139,7 +143,8 @@ def lattice_svg(
             f'<text x="{x}" y="{middle + 3.5:g}" style="fill:{_INK};font-size:10px;text-anchor:middle">{state}</text>'
         )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" '
         f'aria-label="lattice of {len(slots)} slots" style="font-family:system-ui,sans-serif">{"".join(lines)}</svg>'
     )
 
@@ -220,7 +225,8 @@ def svg(dot: str) -> str:
     program = shutil.which("dot")
     if program is None:
         raise ValueError(
-            "expected Graphviz's program dot on the PATH, found none; install it (apt-get install graphviz) or keep the DOT text"
+            "expected Graphviz's program dot on the PATH, found none; install it (apt-get install graphviz) or "
+            "keep the DOT text"
         )
     try:
         done = subprocess.run(

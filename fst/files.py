@@ -40,7 +40,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, on any error they are deleted.
+    """Yield an empty temporary directory inside ``directory``; on success its files are moved up, else deleted.
 
     What is half-written never stands under its own name.  Errors and missing folders are treated as by `replacing`.
     """
@@ -89,9 +89,10 @@ LARGEST_RATIO = 64
 
 
 def refuse_bomb(packed: int, unpacked: int) -> None:
-    """ValueError where a compressed file unpacks to far more than any real one does: it is damaged, or made to fill the memory.
+    """ValueError where a compressed file unpacks to far more than any real one does.
 
-    packed, unpacked: bytes. Text shrinks to a tenth, arrays of numbers to a third; up to `LARGEST_SMALL_FILE` anything may come out.
+    packed, unpacked: bytes. Text shrinks to a tenth, arrays of numbers to a third; up to `LARGEST_SMALL_FILE`
+        anything may come out.
     """
     if unpacked > LARGEST_SMALL_FILE and unpacked > LARGEST_RATIO * packed:
         raise ValueError(
@@ -128,7 +129,7 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
 
 @contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold a folder, or the name of a file to be written, against other processes that ask for it here; for as long as this one lives.
+    """Hold a folder, or the name of a file to be written, against other processes for as long as this one lives.
 
     Raises:
         ValueError: another process holds it.
@@ -157,7 +158,10 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def release(array: np.ndarray) -> None:
-    """Let the pages of a mapped array go; they come back from the file when they are needed.  Other arrays stay as they are."""
+    """Let the pages of a mapped array go; they come back from the file when they are needed.
+
+    Other arrays stay as they are.
+    """
     mapped: object = array
     while isinstance(mapped, np.ndarray):
         mapped = mapped.base

@@ -1,14 +1,15 @@
 """Word lattices as text: Kaldi's archives (``lattice-copy ark:lat ark,t:-``) and OpenFst's ``fstprint``, plain or gzip.
 
-An entry is a line with its name, which may be missing where there is one entry, and a line for each arc and final state,
-the first for an arc of the start state; a blank line ends it.
+An entry is a line with its name, which may be missing where there is one entry, and a line for each arc and final
+state, the first for an arc of the start state; a blank line ends it.
 
     0 1 word weight         an arc of an acceptor (CompactLattice); without a weight it costs nothing
     0 1 label word weight   an arc of a transducer (Lattice)
     2 weight                a final state
 
-A weight is one cost, or a graph and an acoustic cost and perhaps an alignment: ``4.5,2.25,7_7_9``.  A word is its number in
-``words.txt`` (0 is epsilon, and token = number - 1, as on the arcs of an FST) or, with ``symbols``, the word itself.
+A weight is one cost, or a graph and an acoustic cost and perhaps an alignment: ``4.5,2.25,7_7_9``.  A word is its
+number in ``words.txt`` (0 is epsilon, and token = number - 1, as on the arcs of an FST) or, with ``symbols``, the
+word itself.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def read_lattices(
 
     Args:
         path: of the text; ``.gz`` or not.
-        symbols: the words of a language model (`fst.NgramModel.symbols`), where lattices hold words; others get ids of their own.
+        symbols: the words of a language model (`fst.NgramModel.symbols`), where lattices hold words; others get ids
+            of their own.
         acoustic_scale, graph_scale: an arc's log-probability is minus the sum of its costs times these.
 
     Raises:
@@ -44,9 +46,9 @@ def read_lattices(
     """
     name, entry, number = "", _Entry(symbols, acoustic_scale, graph_scale), 0
     try:
-        for number, line in enumerate(_lines(Path(path)), 1):
+        for number, line in enumerate(_lines(Path(path)), 1):  # noqa: B007  (errors name the line)
             fields = line.split()
-            if not fields and not entry.is_empty:
+            if not fields and (name or not entry.is_empty):
                 yield name, entry.lattice()
             if not fields:
                 name, entry = "", _Entry(symbols, acoustic_scale, graph_scale)

@@ -4,8 +4,8 @@ A sausage of ``slots`` slots is the linear acceptor with states 0..slots, start 
 is the arcs from state ``t`` to ``t + 1``: label = token + 1 (0 is OpenFst's epsilon), weight = -log p, natural.
 Token -1 pads a slot, and an arc of log-probability -1e30 or below is masked.
 
-With transitions (`fst.search`) there is a state for each slot and column after the start, all of the last slot final, and an arc
-weighs -(log p + transition).
+With transitions (`fst.search`) there is a state for each slot and column after the start, all of the last slot final,
+and an arc weighs -(log p + transition).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
                 )
             if not log_prob <= LARGEST_WEIGHT:
                 raise ValueError(
-                    f"slot {slot}: expected a log-probability of at most {LARGEST_WEIGHT:g} for token {token}, got {log_prob}"
+                    f"slot {slot}: expected a log-probability of at most {LARGEST_WEIGHT:g} for token {token}, "
+                    f"got {log_prob}"
                 )
         arcs = [arc for arc in arcs if arc[1] > -LARGEST_WEIGHT]
         if not arcs:
@@ -62,8 +63,8 @@ def slots_of(tokens: npt.ArrayLike, log_probs: npt.ArrayLike) -> list[list[tuple
 def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
     """Transitions ``[..., slots - 1, k, k]`` as float16 where they are that, else float32; -inf where masked.
 
-    arcs: ``[..., slots, k]`` whether there is one; values between others do not matter. ValueError for wrong shapes, NaN and
-    what is above 1e30.
+    arcs: ``[..., slots, k]`` whether there is one; values between others do not matter. ValueError for wrong shapes,
+    NaN and what is above 1e30.
     """
     *batch, slots, k = arcs.shape
     given = np.asarray(transitions)
@@ -83,20 +84,22 @@ def checked_transitions(transitions: npt.ArrayLike, arcs: npt.NDArray[np.bool_])
     if (bad := between & ~(gains <= most)).any():
         *row, slot, before, arc = map(int, np.argwhere(bad)[0])
         raise ValueError(
-            f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}: expected a transition of at most "
+            f"{f'lattice {row[0]}, ' if row else ''}slot {slot + 1}, arc {arc} behind arc {before}: expected a "
+            "transition of at most "
             f"{LARGEST_WEIGHT:g}, got {gains[*row, slot, before, arc]}"
         )
     return np.where(between & (gains > least), gains, gains.dtype.type(-np.inf))
 
 
 def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, Floats]:
-    """The sausage that an acceptor of pywrapfst or pynini spells: ``tokens [slots, k]`` int32, ``log_probs [slots, k]`` float64.
+    """The sausage that an acceptor spells: ``tokens [slots, k]`` int32, ``log_probs [slots, k]`` float64.
 
-    The arcs of a slot come best first, ties by token, padded with token -1 and log-probability -inf.  Where some slot has a
-    state for each of its tokens, as `lattice_to_fst` makes them of transitions, ``transitions [slots - 1, k, k]`` follow: a
-    slot's ``log_probs`` are then the weights of the best arcs to each token.
+    The arcs of a slot come best first, ties by token, padded with token -1 and log-probability -inf.  Where some slot
+    has a state for each of its tokens, as `lattice_to_fst` makes them of transitions, ``transitions [slots - 1, k, k]``
+    follow: a slot's ``log_probs`` are then the weights of the best arcs to each token.
 
-    Raises ValueError for automata that are no sausage: paths of several lengths, epsilons, transducers, labels that repeat.
+    Raises ValueError for automata that are no sausage: paths of several lengths, epsilons, transducers, labels that
+    repeat.
     """
     file = records_of(automaton)
     refuse_transducer(file)
@@ -124,7 +127,8 @@ def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, 
         pairs = {(label, target) for _, label, target, _ in arcs}
         if len(targets) > 1 and not len(pairs) == len(tokens) == len(targets):
             raise ValueError(
-                f"expected a state for each token of a slot or one for all, got {len(targets)} states for {len(tokens)} tokens of slot "
+                f"expected a linear acceptor, or one with a state for each token of a slot, got {len(targets)} "
+                f"states for {len(tokens)} tokens of slot "
                 f"{len(slots)}; it is no sausage: fst.Lattice reads acyclic lattices of any shape"
             )
         column = {token: at for at, token in enumerate(tokens)}

@@ -41,8 +41,8 @@ class NgramModel:
     ) -> None:
         """symbols: the word of every id, None where tokens are ids of a tokenizer, whose `fingerprint` may be given.
 
-        own_ids: whether the ids only number the model's own words and mean nothing to others; by default so where there are
-            symbols and no fingerprint.
+        own_ids: whether the ids only number the model's own words and mean nothing to others; by default so where
+            there are symbols and no fingerprint.
         """
         self.automaton = automaton
         self.symbols = symbols
@@ -75,9 +75,9 @@ class NgramModel:
     def load(cls, path: str | os.PathLike[str], mmap: bool = True) -> NgramModel:
         """Load an OpenFst file (mapped if it is ``const``, read if it is ``vector``) or an ARPA file.
 
-        A mapped file must not be changed in place while the model is in use: where it is truncated, the operating system
-        ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the whole file into memory instead.
-        Raises ValueError for other files, with the way out.
+        A mapped file must not be changed in place while the model is in use: where it is truncated, the operating
+        system ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the whole file into
+        memory instead. Raises ValueError for other files, with the way out.
         """
         path = Path(path)
         if not const_file.is_fst(path):
@@ -92,10 +92,10 @@ class NgramModel:
 
     @classmethod
     def from_fst(cls, automaton: Any) -> NgramModel:
-        """The model that an automaton of pynini or pywrapfst is: a deterministic backoff acceptor over the tropical semiring.
+        """The model that an automaton of pynini or pywrapfst is: a deterministic backoff acceptor.
 
-        Arcs may be in any order; the failure arc of a state is labelled 0 (or is Kaldi's ``#0:<eps>``).  Raises ValueError for
-        other automata, saying what is wrong.
+        Arcs may be in any order; the failure arc of a state is labelled 0 (or is Kaldi's ``#0:<eps>``).  Raises
+        ValueError for other automata, saying what is wrong.
         """
         model = cls._from_file(records_of(automaton))
         _automaton.refuse_other_automata(model.automaton)
@@ -105,9 +105,9 @@ class NgramModel:
         """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``.
 
         Args:
-            tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons.  Token
-                ids give an automaton for these tokens alone, from every history that they reach, failure arcs resolved: its
-                plain composition with a lattice of these tokens is that of a phi matcher.
+            tokens: None for the automaton as it is, its failure arcs labelled 0, which composition reads as epsilons.
+                Token ids give an automaton for these tokens alone, from every history that they reach, failure arcs
+                resolved: its plain composition with a lattice of these tokens is that of a phi matcher.
             context: the tokens before, whose history is the start state of an automaton for given tokens.
         """
         if tokens is None:
@@ -125,7 +125,7 @@ class NgramModel:
         return to_openfst(states, arcs, 0, None, const_file.model_properties(1))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A mapped model is pickled by its file's path, so that worker processes share its pages; any other with its arrays."""
+        """A mapped model is pickled by its file's path, so that processes share pages; others with their arrays."""
         if self._mapped_from is None:
             return NgramModel, (self.automaton, self.symbols, self.fingerprint, self.own_ids)
         return _mapped, (self._mapped_from, len(self.states), len(self.arcs))
@@ -217,7 +217,7 @@ class NgramModel:
         return self.core.log_prob(token, np.asarray(context, np.int64))
 
     def score(self, tokens: Sequence[int] | npt.NDArray[np.integer], bos: bool = False, eos: bool = False) -> float:
-        """Natural log-probability of a sequence: from the history ``<s>`` if ``bos``, up to and with ``</s>`` if ``eos``."""
+        """Natural log-probability of a sequence, from the history ``<s>`` if ``bos``, with ``</s>`` if ``eos``."""
         return self.core.score(np.asarray(tokens, np.int64), bos, eos)
 
     def __repr__(self) -> str:
@@ -238,7 +238,8 @@ def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
-    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and 12 for each that is a context.
+    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and 12 for each that is a
+    context.
     """
     builder, unk_label = _automaton.build(table)
     tokens = table.ngrams[0][:, 0]
@@ -261,8 +262,8 @@ def arpa_to_fst(
     """Convert an ARPA file to an OpenFst ``const`` file in one pass; returns the number of n-grams of each order.
 
     Takes less memory than the size of the result. vocab, strict, progress: as for `fst.arpa.parse_arpa`.
-    fingerprint, vocab_size: of the tokenizer whose ids the words are, or stand for in ``vocab``. Raises ValueError where
-        they are other words, or ids that the tokenizer does not have.
+    fingerprint, vocab_size: of the tokenizer whose ids the words are, or stand for in ``vocab``. Raises ValueError
+        where they are other words, or ids that the tokenizer does not have.
     """
     parsed = parse_arpa(arpa, vocab, strict, progress)
     parser = parsed.parser
@@ -319,7 +320,8 @@ def refuse_other_words(model: NgramModel, symbols: Sequence[str] | None, tokens:
     for token in np.unique(tokens[tokens >= 0]).tolist():
         if token < min(len(symbols), len(model.symbols)) and symbols[token] and symbols[token] != model.symbols[token]:
             raise ValueError(
-                f"expected a lattice in the model's words, got {symbols[token]!r} as token {token}, which the model has as "
+                f"expected a lattice in the model's words, got {symbols[token]!r} as token {token}, which the "
+                "model has as "
                 f"{model.symbols[token]!r}; read the lattice with symbols=model.symbols"
             )
 
@@ -373,7 +375,8 @@ def _refuse_unreadable(path: Path) -> None:
         head = file.read(64)
     if head.startswith(b"mmap lm http://kheafield.com/code"):
         raise ValueError(
-            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words instead of the words; "
+            f"{path}: expected an ARPA or OpenFst file, got a KenLM binary, which keeps hashes of its words "
+            "instead of the words; "
             "use the ARPA file that it was built from, or pass kenlm.Model(path) itself as the language model"
         )
     if b"\0" in head and not head.startswith(b"\x1f\x8b"):

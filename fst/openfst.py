@@ -1,7 +1,7 @@
 """OpenFst's own objects, of pynini and pywrapfst, to records and back.
 
-Records travel through the bytes of a ``const`` file in memory: OpenFst writes and reads them in C++, and `fst.const_file`
-checks what comes.
+Records travel through the bytes of a ``const`` file in memory: OpenFst writes and reads them in C++, and
+`fst.const_file` checks what comes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ def is_openfst(candidate: object) -> bool:
 
 
 def records_of(automaton: Any) -> FstFile:
-    """The states and arcs of an acceptor; ValueError for other objects, other semirings, transducers, NaN and labels below 0."""
+    """The states and arcs of an automaton; ValueError for other objects and semirings, NaN and negative labels."""
     if not is_openfst(automaton):
         raise ValueError(f"expected an FST of pynini or pywrapfst, got {type(automaton).__name__}")
     if automaton.arc_type() != "standard":
         raise ValueError(
-            f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to convert them"
+            f"expected tropical weights (arc type standard), got arc type {automaton.arc_type()}; use arcmap to "
+            "convert them"
         )
     if automaton.start() < 0:
         raise ValueError("expected an automaton with paths, got one without a start state")
@@ -66,7 +67,14 @@ def refuse_transducer(file: FstFile) -> None:
 def to_openfst(
     states: Records, arcs: Records, start: int, symbols: SymbolTable | None, properties: int | None = None
 ) -> Any:
-    """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``; the arguments are those of `const_blocks`."""
+    """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``, of what `const_blocks` takes."""
+    ends = states["pos"].astype(np.int64) + states["narcs"]
+    if ends.max(initial=0) > len(arcs) or not 0 <= start < len(states):
+        raise ValueError(
+            f"expected states of at most {len(arcs)} arcs, got one whose arcs end at {ends.max()}; the file is damaged"
+        )
+    if ((arcs["nextstate"] < 0) | (arcs["nextstate"] >= len(states))).any():
+        raise ValueError(f"expected arcs to states below {len(states)}, got others; the file is damaged")
     data = b"".join(const_blocks(states, arcs, start, symbols, properties))
     try:
         from pynini import Fst

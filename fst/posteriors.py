@@ -1,8 +1,8 @@
 """Posteriors of a sausage's arcs under lattice and language model (Kim 2024, figure 4).
 
-A path's probability is ``exp(score) / Z``, with `fst.search`'s score and ``Z`` the sum over all paths.  An arc's posterior
-is the probability of the paths that take it.  Forward and backward sums over the product of lattice and model give it
-exactly, however many paths there are.
+A path's probability is ``exp(score) / Z``, with `fst.search`'s score and ``Z`` the sum over all paths.  An arc's
+posterior is the probability of the paths that take it.  Forward and backward sums over the product of lattice and
+model give it exactly, however many paths there are.
 """
 
 from __future__ import annotations

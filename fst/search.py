@@ -11,13 +11,15 @@ in float64. Paths are ordered by falling score; equal scores by rising token seq
 float64's rounding may be swapped.
 
 A lattice may carry *transitions* ``[slots - 1, k, k]`` float32, as drafters with a bigram head have them:
-``transitions[s, i, j]`` is added to the log-probability of column j of slot s + 1 after column i of slot s. One of -1e30
-or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths, or none.
+``transitions[s, i, j]`` is added to the log-probability of column j of slot s + 1 after column i of slot s. One of
+-1e30 or below is never taken, so that a prefix may lead nowhere: it is still a prefix, but there may be fewer paths,
+or none.
 
 ``context`` holds the tokens before the lattice. None of them (an empty context) means no history, never an implied
 ``<s>``; a token that the model does not know counts as its ``<unk>`` or, where it has none, wipes the history out.
 ``lm`` is anything with a ``core`` (`fst.NgramModel`), or None; with ``alpha`` 0 it is not looked at. ``alpha`` and
-``log_probs`` and ``transitions`` are 1e30 (`LARGEST_WEIGHT`) at most, a step costs 256,000 at most: every score is a finite number.
+``log_probs`` and ``transitions`` are 1e30 (`LARGEST_WEIGHT`) at most, a step costs 256,000 at most: every score is a
+finite number.
 """
 
 from __future__ import annotations
@@ -41,14 +43,15 @@ FEATURES = (
 )  # fmt: skip
 """The features of a token in a calibrated tree, in the order of its weights.
 
-    log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no copy, -30 at the
-                    least; 0 for a copy that the slot lacks
+    log_prob        the drafter's, with the transition from the token before where the lattice has them and that is no
+                    copy, -30 at the least; 0 for a copy that the slot lacks
     not_drafted     1 for such a copy
     ngram           ln p of the n-gram model, -30 at the least
     bigram ...      1 where the n-gram model has the token after a history of one token, two, more
     seen            1 where the text has the token, but not after the path's last one
-    match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more of them
-    share_seen ...  ln of the token's share of the text's tokens after that match: where seen, after one token, after more
+    match_1 ...     1 where the text has the token after the path's last 1, 2, 3, 4-5, 6-8, 9-10 tokens and no more
+    share_seen ...  ln of the token's share of the text's tokens after that match: where seen, after one token, after
+                    more
     outside         1 for all tokens that are no arc
     mass            ln of the drafter's probability of what the slot lacks; 0 for arcs
 """
@@ -93,7 +96,8 @@ def nbest_paths_batch(
 
     tokens, log_probs: ``[n, slots, k]``. transitions: ``[n, slots - 1, k, k]``, for all lattices or none.
     contexts: ``[n, c]``, -1 pads on the left. threads: at most this many, by default one for each processor that the
-    process may use; the result does not depend on it. Lattice i has ``counts[i]`` paths; tokens -1 and scores -inf pad the rest.
+    process may use; the result does not depend on it. Lattice i has ``counts[i]`` paths; tokens -1 and scores -inf
+    pad the rest.
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     texts = _contexts(contexts, len(lattices[0]))
@@ -112,9 +116,9 @@ def best_first_tree(
     """The num_nodes most probable prefixes of paths: ``tokens [n]``, ``parents [n]``, ``log_probs [n]``, best first.
 
     At every slot a path goes on to the slot's tokens with probability
-    ``softmax(log_prob + transition + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a prefix weighs the
-    product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the root (no token). Equal
-    prefixes are ordered by their tokens, a prefix before its continuations.
+    ``softmax(log_prob + transition + alpha * ln p_LM)``, the softmax taken over the slot's tokens given that path; a
+    prefix weighs the product along it, and ``log_probs`` is that product's logarithm. ``parents[i] < i``, -1 is the
+    root (no token). Equal prefixes are ordered by their tokens, a prefix before its continuations.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     nodes, parents, path_log_probs, _ = _core.tree(
@@ -156,19 +160,21 @@ def calibrated_tree_batch(
     further: int = 0,
     transitions: ArrayLike | None = None,
 ) -> tuple[Ints, Ints, Floats, Ints]:
-    """`best_first_tree_batch` under calibrated probabilities: of a slot's tokens, of what followed the path's last tokens earlier in
-    its text, and of all others.
+    """`best_first_tree_batch` under calibrated probabilities of a slot's tokens, of copies and of all other tokens.
 
-    At every slot a path goes on to a token with probability ``exp(w . f) / sum of exp(w . f)``, the sum taken over the slot's tokens,
-    up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens. ``f`` are the `FEATURES` of each.
+    At every slot a path goes on to a token with probability ``exp(w . f) / sum of exp(w . f)``, the sum taken over
+    the slot's tokens, up to eight *copies* that the slot lacks, and *outside*, which stands for all other tokens.
+    ``f`` are the `FEATURES` of each.
 
     Args:
         tokens, log_probs: ``[n, slots, k]``; probabilities, whose sum over a slot leaves the mass outside.
         lm: n-gram model, or None.
         texts: for each lattice all the tokens before it, the next token included.
-        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further`` the last row is that
-            of slots after the lattice, and the row before it is for all further slots of the lattice.
-        num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks back on.
+        weights: ``[slots, features]``, the last row for all further slots; finite, from -1e6 to 1e6. With ``further``
+            the last row is that of slots after the lattice, and the row before it is for all further slots of the
+            lattice.
+        num_nodes, contexts, threads: as for `best_first_tree_batch`; a context is as much of the text as ``lm`` looks
+            back on.
         further: slots after the lattice's last, where only copies are drafted.
         transitions: as for `best_first_tree_batch`; what is outside does not depend on them.
     """
@@ -191,9 +197,10 @@ def describe_arcs(
     further: int = 0,
     transitions: ArrayLike | None = None,
 ) -> tuple[NDArray[np.float32], Ints, Ints]:
-    """The features that `calibrated_tree_batch` gives the arcs on a path: ``features [arcs, features]``, ``tokens [arcs]`` and ``sizes``.
+    """The features that `calibrated_tree_batch` gives arcs on a path: ``[arcs, features]``; tokens and sizes.
 
-    The arcs of a slot are adjacent, by rising token, outside (token -1) last; ``sizes`` counts those of each slot of the path.
+    The arcs of a slot are adjacent, by rising token, outside (token -1) last; ``sizes`` counts those of each slot of
+    the path.
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     following = _ids(path, np.int64)

@@ -1,9 +1,9 @@
 """Word lattices of speech recognition and translation: acyclic acceptors of any shape, arcs of any span, epsilons.
 
-A lattice has states ``0..states - 1`` in topological order, start state 0.  Arcs ``offsets[s]`` to ``offsets[s + 1]`` leave
-state ``s``; an arc has a token (-1: epsilon), a log-probability and a target above its state.  A path is complete in a
-final state, whose log-probability counts; its score under a language model is that of `fst.search`, epsilons leaving the
-history as it is.  A sausage is the case in which every arc of a state leads to the next one.
+A lattice has states ``0..states - 1`` in topological order, start state 0.  Arcs ``offsets[s]`` to ``offsets[s + 1]``
+leave state ``s``; an arc has a token (-1: epsilon), a log-probability and a target above its state.  A path is
+complete in a final state, whose log-probability counts; its score under a language model is that of `fst.search`,
+epsilons leaving the history as it is.  A sausage is the case in which every arc of a state leads to the next one.
 
     >>> import pynini, fst
     >>> lattice = fst.Lattice.from_fst(pynini.union("ab", pynini.accep("c", weight=0.5)).optimize())
@@ -11,7 +11,8 @@ history as it is.  A sausage is the case in which every arc of a state leads to 
     >>> tokens.tolist(), scores.tolist()
     ([[96, 97], [98, -1]], [0.0, -0.5])
 
-Several paths may carry the same tokens: the best of them stands for all in `Lattice.nbest_paths`, posteriors count each.
+Several paths may carry the same tokens: the best of them stands for all in `Lattice.nbest_paths`, posteriors count
+each.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Lattice:
         start: int = 0,
         symbols: list[str] | None = None,
     ) -> Lattice:
-        """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, numbered in any order.
+        """The lattice of arcs ``(source, target, token, log p)`` and final states ``(state, log p)``, in any order.
 
         ValueError for cycles, lattices without a path, numbers that are none and ids that no token has.
         """
@@ -90,8 +91,8 @@ class Lattice:
     def from_fst(cls, automaton: Any, symbols: Sequence[str] | None = None) -> Lattice:
         """The lattice that an acyclic acceptor of pynini or pywrapfst spells: a label is a token id + 1, 0 is epsilon.
 
-        symbols: the words of a language model (`NgramModel.symbols`); the acceptor's labels are then words by its own input
-            symbol table, and words that the model lacks get ids of their own.
+        symbols: the words of a language model (`NgramModel.symbols`); the acceptor's labels are then words by its own
+            input symbol table, and words that the model lacks get ids of their own.
         """
         file = records_of(automaton)
         refuse_transducer(file)
@@ -125,7 +126,7 @@ class Lattice:
     def from_sausage(
         cls, tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None
     ) -> Lattice:
-        """A sausage, arguments as for `fst.nbest_paths`: a state for each slot; with transitions for each slot and column."""
+        """A sausage, arguments as for `fst.nbest_paths`; with transitions a state is a slot and a column."""
         slots = slots_of(tokens, log_probs)
         ids = np.asarray(tokens)
         if transitions is None:
@@ -185,9 +186,10 @@ class Lattice:
     def nbest_paths(
         self, lm: NgramModel | None = None, p: int = 16, alpha: float = 1.0, context: Sequence[int] = ()
     ) -> tuple[Ints, Floats]:
-        """The p best token sequences, exactly: ``tokens [p', longest]``, -1 after a sequence's end, and ``scores [p']``.
+        """The p best token sequences, exactly: ``tokens [p', longest]``, -1 after the end, and ``scores [p']``.
 
-        lm, p, alpha, context: as for `fst.nbest_paths`; ties go to the smaller sequence, a prefix before its continuations.
+        lm, p, alpha, context: as for `fst.nbest_paths`; ties go to the smaller sequence, a prefix before its
+            continuations.
         """
         if not 1 <= p < 2**31:
             raise ValueError(f"expected p from 1 to 2^31 - 1, got {p}")
@@ -203,7 +205,7 @@ class Lattice:
         return posteriors
 
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
-        """The path with the fewest edits (insertions, deletions, substitutions) to a reference: its tokens, the edits."""
+        """The path with the fewest edits to a reference: its tokens, and how many."""
         tokens = np.asarray(reference, np.int64)
         if tokens.ndim != 1:
             raise ValueError(f"expected a reference as one sequence of token ids, got {tokens.ndim} axes")
@@ -243,10 +245,11 @@ class Lattice:
         """``[reference + 1]`` the edits to each prefix after an arc, given those before it."""
         if token == EPSILON:
             return before
-        return np.minimum(before + 1, np.append(before[0] + 1, before[:-1] + (reference != token)))
+        after: npt.NDArray[np.int64] = np.append(before[0] + 1, before[:-1] + (reference != token))
+        return np.minimum(before + 1, after)
 
     def to_fst(self) -> Any:
-        """A ``pynini.Fst`` where pynini is installed, else a ``pywrapfst.VectorFst``: label = token + 1, weight = -log p."""
+        """A ``pynini.Fst`` (``pywrapfst.VectorFst`` without pynini): label = token + 1, weight = -log p."""
         states, arcs = np.zeros(self.num_states, STATE), np.zeros(len(self.tokens), ARC)
         states["final"], states["pos"], states["narcs"] = -self.finals, self.offsets[:-1], np.diff(self.offsets)
         states["niepsilons"] = states["noepsilons"] = np.bincount(
@@ -260,10 +263,10 @@ class Lattice:
     def to_sausage(
         self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()
     ) -> tuple[Ints, Floats]:
-        """The confusion network around the best path: a sausage's ``tokens [slots, k]`` and ``log_probs``, natural logs.
+        """The confusion network around the best path: a sausage's ``tokens [slots, k]`` and ``log_probs``.
 
-        `fst.confusion` has the method.  A sausage has no epsilons: slots that more likely hold nothing than a token are left
-        out, and in the others the probability of nothing is missing.
+        `fst.confusion` has the method.  A sausage has no epsilons: slots that more likely hold nothing than a token
+        are left out, and in the others the probability of nothing is missing.
         """
         from fst.confusion import confusion_network
 
@@ -298,12 +301,12 @@ class Lattice:
 
 
 def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions: npt.ArrayLike | None = None) -> Any:
-    """A sausage as an OpenFst acceptor, ``tokens [slots, k]`` ids and ``log_probs [slots, k]`` natural logs: `Lattice.to_fst` of it."""
+    """A sausage as an OpenFst acceptor, ``tokens`` and ``log_probs [slots, k]``: `Lattice.to_fst` of it."""
     return Lattice.from_sausage(tokens, log_probs, transitions).to_fst()
 
 
 def _topological(start: int, source: Any, target: Any, finals: Any) -> npt.NDArray[np.int64]:
-    """The states on paths from the start to a final state, in topological order; ValueError where there is a cycle or no path."""
+    """The states on complete paths, in topological order; ValueError where there is a cycle or no path."""
     count = max(int(array.max(initial=start)) for array in (source, target, finals)) + 1
     if min(int(array.min(initial=0)) for array in (source, target, finals)) < 0:
         raise ValueError("expected states numbered from 0, got a number below it")
@@ -316,16 +319,14 @@ def _topological(start: int, source: Any, target: Any, finals: Any) -> npt.NDArr
     source, target = source[inside], target[inside]
     begin, by_source = np.searchsorted(np.sort(source), np.arange(count + 1)), target[np.argsort(source, kind="stable")]
     waiting, order, frontier = np.bincount(target, minlength=count), [], np.array([start])
-    while len(frontier):
+    while len(frontier) and not waiting[start]:
         order.append(frontier)
         following = by_source[_ranges(begin[frontier], begin[frontier + 1])]
         np.subtract.at(waiting, following, 1)
         frontier = np.unique(following[waiting[following] == 0])
-    found = np.concatenate(order)
-    if waiting[start] or len(found) < useful.sum():
-        state = int(np.flatnonzero(useful & (waiting > 0))[0])
-        raise ValueError(f"expected an acyclic lattice, got a cycle through state {state} or before it")
-    return found
+    if (stuck := np.flatnonzero(useful & (waiting > 0))).size:
+        raise ValueError(f"expected an acyclic lattice, got a cycle through state {stuck[0]} or before it")
+    return np.concatenate(order)
 
 
 def _reached(states: Any, source: Any, target: Any, count: int) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,5 @@
-"""Making models: documents -> token ids -> n-gram models, and blockwise language models.
+"""Training, each step also a command: ``latticebpd train``, ``latticebpd distill`` and ``latticebpd lm train``.
 
-``corpus`` reads documents and encodes them; ``building.build`` makes an n-gram model file of any input in stages, and
-``ngram.estimate`` one as an ``fst.NgramTable`` in memory; ``blockwise.train_blockwise`` trains a transformer and its
-block heads. ``distill.distill`` lets a model write the text that ``heads.train_heads`` teaches new heads with.
-Each is also a command: ``latticebpd train tokenizer | encode | blockwise | heads``, ``latticebpd distill`` and
-``latticebpd lm train``.
+``data`` reads documents, encodes them and writes text by a model; ``ngram`` estimates n-gram models;
+``families`` trains heads, drafters, rescorers and translation models with the loop of ``training``.
 """

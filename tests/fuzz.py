@@ -1,9 +1,9 @@
 """Mutated files against the readers of fst and latticebpd.lattices: ``python -m tests.fuzz --rounds 100000``.
 
-Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's header,
-a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads must then answer
-queries and searches, or refuse them with ValueError.  A crash, more than ten seconds, a wild allocation or any other
-exception ends the run with the file kept.
+Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's
+header, a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads
+must then answer queries and searches, or refuse them with ValueError.  A crash, more than ten seconds, a wild
+allocation or any other exception ends the run with the file kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ import numpy as np
 import pywrapfst
 
 import fst
-from fst.const_file import ARC, STATE
+from fst.const_file import ARC, EXPANDED, STATE, parse_fst
+from fst.openfst import to_openfst
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice, oracle_path
 from latticebpd.lattices.shards import lattice_directory
@@ -313,6 +314,7 @@ def use_model(path: Path) -> None:
     for alpha in (1.0, 1e30):
         fst.nbest_paths(tokens, log_probs, lm, p=5, alpha=alpha, context=[2])
         fst.best_first_tree(tokens, log_probs, lm, num_nodes=9, alpha=alpha, context=[2])
+    lm.to_fst(tokens)
     lm.num_ngrams  # noqa: B018 - walks the automaton
     lm.to_table()
     for write, name in ((lm.save, "again.fst"), (lm.to_arpa, "again.arpa")):
@@ -351,6 +353,60 @@ def use_lattice(lattice: SausageLattice, context: list[int], continuation: np.nd
     lattice.top_arcs(2).to_fst()
 
 
+def use_object(path: Path) -> None:
+    """The automaton in a file as an object in memory, read as a model and as a lattice."""
+    file = parse_fst(path.read_bytes(), path.name)
+    automaton = to_openfst(file.states, file.arcs, file.start, None, EXPANDED)
+    for read, use in ((fst.NgramModel.from_fst, search_model), (fst.Lattice.from_fst, use_word_lattice)):
+        try:
+            use(read(automaton))
+        except ValueError as error:
+            assert str(error), error  # noqa: PT017
+            assert "\n" not in str(error), error  # noqa: PT017
+            refused = error
+        else:
+            return
+    raise refused
+
+
+def search_model(lm: fst.NgramModel) -> None:
+    fst.nbest_paths([[1, 2], [4, 0]], np.zeros((2, 2)), lm, p=5, context=[2])
+    fst.NgramModel.from_fst(lm.to_fst())
+
+
+def use_word_lattices(path: Path) -> None:
+    for _, lattice in fst.read_lattices(path):
+        use_word_lattice(lattice)
+
+
+def use_word_lattice(lattice: fst.Lattice) -> None:
+    for lm in (None, MODEL):
+        paths, scores = lattice.nbest_paths(lm, 5, context=[3])
+        assert len(paths)
+        assert np.isfinite(scores).all()
+        assert np.exp(lattice.arc_posteriors(lm)).max(initial=0) <= 1 + 1e-6
+    lattice.oracle([3, 1, 4])
+    again = fst.Lattice.from_fst(lattice.to_fst())
+    np.testing.assert_allclose(again.nbest_paths(p=1)[1], lattice.nbest_paths(p=1)[1], rtol=1e-5, atol=1e-4)
+
+
+LATTICES = b"""first
+0 1 3 0.5,1.25,1_2
+0 2 4 1,0.5,
+1 2 0 0.25,0,
+1 3 5 2,1,
+2 3 6 0.5,0.5,7
+3 0.125,0,
+
+second
+0 1 2 0.5
+0 1 3 1
+1 2 4 0.25
+1
+2 1.5
+"""
+
+
 def use_texts(path: Path) -> None:
     texts = Texts.load(path)
     texts.fingerprint()
@@ -374,6 +430,9 @@ def formats(folder: Path) -> list[Format]:
     MODEL.to_arpa(folder / "good.arpa.gz")
     fst.NgramModel(MODEL.automaton, [*"abcdefg", "h\u00a0i", "j"]).save(folder / "words.fst")
     pywrapfst.convert(pywrapfst.Fst.read(str(folder / "good.fst")), "vector").write(str(folder / "vector.fst"))
+    (folder / "lattices").write_bytes(LATTICES)
+    lattice = next(fst.read_lattices(folder / "lattices"))[1]
+    pywrapfst.convert(lattice.to_fst(), "const").write(str(folder / "lattice.fst"))
     good_lattices().save(folder / "good.npz")
     good_lattices(half=True).save(folder / "half.npz")
     Texts.of_rows([[1, 2, 3], [4, 5], [6]], [1, 2, 1]).save(folder / "texts.npz")
@@ -397,6 +456,10 @@ def formats(folder: Path) -> list[Format]:
         Format(".alpha.json", json.dumps({"format_version": 2, "tunings": [tuning]}).encode(), values, use_weights),
         Format(".arpa.gz", good("good.arpa.gz"), zipped_lines, use_model),
         Format(".json", json.dumps(settings).encode(), values, use_settings),
+        Format(".lat", LATTICES, lines, use_word_lattices),
+        Format(".lat.gz", gzip.compress(LATTICES, 1), zipped_lines, use_word_lattices),
+        Format(".fst", good("good.fst"), records, use_object),
+        Format(".fst", good("lattice.fst"), records, use_object),
     ]
 
 
@@ -441,7 +504,8 @@ def main() -> None:
     kept.rmdir()
     loaded = sum(usable.values())
     print(
-        f"fuzz: {arguments.rounds} files, {loaded} usable, {arguments.rounds - loaded} refused, at most {grown:.0f} MiB more memory"
+        f"fuzz: {arguments.rounds} files, {loaded} usable, {arguments.rounds - loaded} refused, at most "
+        f"{grown:.0f} MiB more memory"
     )
 
 

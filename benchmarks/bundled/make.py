@@ -1,8 +1,8 @@
-"""Making the bundled example again: ``python -m benchmarks.bundled.make --data DIR --work DIR``.
+"""Make the bundled model again: ``python -m benchmarks.bundled.make --data DIR --work DIR``.
 
-Stages, each skipped or taken up where its result is already there: tokenizer, corpora, blockwise model, the model's own
-text, heads trained on it, n-gram model, prompts, tuned weights, calibration.  ``--data`` is a directory with ``text/*.jsonl.xz`` and
-``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
+Stages, each skipped or resumed where its result exists: tokenizer, corpora, blockwise model, the model's own text,
+heads trained on it, n-gram model, prompts, tuned weights, calibration.  ``--data`` is a directory with
+``text/*.jsonl.xz`` and ``code/*.jsonl.xz``, one document a line with the fields ``id``, ``source`` and ``text``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
@@ -31,26 +32,18 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.collect import CollectOptions, collect
 from latticebpd.measuring.needed_slots import with_needed_slots
-from latticebpd.measuring.sweep import ALPHAS
-from latticebpd.measuring.tuning import tune
+from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.weights import store_tunings
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.corpus import (
-    Document,
-    encode_corpus,
-    end_of_text_id,
-    is_held_out,
-    load_tokens,
-    read_documents,
-    train_tokenizer,
-)
+from lm_training.data import corpus as corpora
+from lm_training.data.corpus import Document, is_held_out
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.families.blockwise import train_blockwise
-from lm_training.families.heads import train_heads
+from lm_training.families.heads import train_blockwise, train_heads
+from lm_training.families.shapes import BlockwiseShape
 from lm_training.ngram.estimation import estimate
-from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining, HeadTraining
+from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
 EXCLUDED_SOURCES = ("amir-zeldes/gum",)
 """Sources with parts under a share-alike licence."""
@@ -87,7 +80,7 @@ def corpus_documents(data: Path) -> Iterator[Document]:
     paths = sorted((data / "text").glob("*.jsonl.xz")) + sorted((data / "code").glob("*.jsonl.xz"))
     if not paths:
         raise ValueError(f"{data}: expected text/*.jsonl.xz and code/*.jsonl.xz, found none")
-    for document in read_documents(paths):
+    for document in corpora.read_documents(paths):
         if not document.source.startswith(EXCLUDED_SOURCES):
             yield document
 
@@ -132,21 +125,22 @@ def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Pr
     return others[: SIZES["tuning_prompts"]], prompts
 
 
-def write_jsonl(path: Path, prompts: list[bundled.Prompt]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(
-            "".join(json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts), encoding="utf-8"
-        )
+def collect_continuations(model: Any, tokenizer: Tokenizer, texts: list[str], path: Path, calibrated: bool) -> None:
+    """Save the lattices of the model's continuations of texts; for a calibration with whole contexts, since they are features."""
+    prompts = [tokenizer.encode(text).ids for text in texts]
+    lengths = [*map(len, prompts)]
+    options = CollectOptions(max_new_tokens=NEW_TOKENS)
+    if calibrated:
+        options = CollectOptions(ARCS, NEW_TOKENS, max(lengths) + NEW_TOKENS)
+    with progress() as bar:
+        task = bar.add_task(f"passages for {path.stem}", total=len(texts))
+        found, *_ = collect(model, Texts.of_rows(prompts, lengths), options, on_text=lambda: bar.advance(task))
+    found.save(path)
 
 
 def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
-    """Store, for each kind of system, the weight under which it decodes the model's continuations of the texts in the fewest calls."""
-    with progress() as bar:
-        task = bar.add_task("tuning passages", total=len(texts))
-        prompts = [tokenizer.encode(text).ids for text in texts]
-        data = Texts.of_rows(prompts, [*map(len, prompts)])
-        options = CollectOptions(max_new_tokens=NEW_TOKENS)
-        collect(model, data, options, on_text=lambda: bar.advance(task))[0].save(lattices)
+    """Store, for each kind of system, the weight that decodes the model's continuations of the texts in the fewest calls."""
+    collect_continuations(model, tokenizer, texts, lattices, calibrated=False)
     tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
     for tuning in tunings:
         console.print(f"{tuning.system}: alpha {tuning.alpha:g}, {max(tuning.block_efficiency):.4f} tokens a call")
@@ -154,14 +148,8 @@ def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list
 
 
 def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
-    """Store the calibration, fitted to the model's continuations of the texts, beside the n-gram model."""
-    prompts = [tokenizer.encode(text).ids for text in texts]
-    data = Texts.of_rows(prompts, [*map(len, prompts)])
-    whole = max(map(len, prompts)) + NEW_TOKENS  # the text so far is a feature
-    with progress() as bar:
-        task = bar.add_task("passages for the calibration", total=len(texts))
-        options = CollectOptions(ARCS, NEW_TOKENS, whole)
-        collect(model, data, options, on_text=lambda: bar.advance(task))[0].save(lattices)
+    """Store next to the n-gram model the calibration fitted to the model's continuations of the texts."""
+    collect_continuations(model, tokenizer, texts, lattices, calibrated=True)
     ngrams = fst.NgramModel.load(lm)
     found = with_needed_slots(calibrate([lattices], ngrams, len(texts))[0], [lattices], ngrams)
     console.print(f"calibration: {found.nats[0]:.3f} nats a token at the first slot, {found.nats[-1]:.3f} at the last")
@@ -169,7 +157,7 @@ def calibrate_trees(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: l
 
 
 def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bundled.ASSETS) -> None:
-    """Run all stages; ``work`` keeps what they hand on."""
+    """Run all stages; ``work`` keeps their results."""
     work.mkdir(parents=True, exist_ok=True)
     assets.mkdir(parents=True, exist_ok=True)
 
@@ -186,31 +174,28 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
         return (document for document in corpus_documents(data) if not is_held_out(document.id))
 
     def build_tokenizer() -> None:
-        trained = train_tokenizer(tokenizer_sample(training()))
+        trained = corpora.train_tokenizer(tokenizer_sample(training()))
         with replacing(work / "tokenizer.json") as temporary:
             trained.save(str(temporary))
 
     def build_corpus() -> None:
         documents = list(training())
         random.Random(0).shuffle(documents)
-        encode_corpus(documents, tokenizer, work / "train.npy")
+        corpora.encode_corpus(documents, tokenizer, work / "train.npy")
 
     tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
-    corpus = load_tokens([stage(work / "train.npy", build_corpus)])
+    corpus, end = corpora.load_tokens([stage(work / "train.npy", build_corpus)]), corpora.end_of_text_id(tokenizer)
     held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
-    validation = load_tokens([stage(work / "held.npy", lambda: encode_corpus(held_out, tokenizer, work / "held.npy"))])
+    held = work / "held.npy"
+    validation = corpora.load_tokens([stage(held, lambda: corpora.encode_corpus(held_out, tokenizer, held))])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     # Training and distilling go on from what is there, or return at once when it is complete.
-    model = train_blockwise(
-        corpus, validation, work / "blockwise", BlockwiseShape(), options, end_of_text_id(tokenizer), fingerprint
-    )
+    model = train_blockwise(corpus, validation, work / "blockwise", BlockwiseShape(), options, end, fingerprint)
     model.save_pretrained(work / "half", dtype=torch.float16)
     base = load_base(work / "half")  # in the half precision that users get, since its text is what counts
-    for tokens, directory, count in (
-        (corpus, "distilled", DISTILLED_PROMPTS),
-        (validation, "distilled-held-out", MEASURED_PROMPTS),
-    ):
+    texts = (corpus, "distilled", DISTILLED_PROMPTS), (validation, "distilled-held-out", MEASURED_PROMPTS)
+    for tokens, directory, count in texts:
         beginnings = corpus_prompts(tokens, count, PROMPT_TOKENS, BaseModel.of(base).eos_ids)
         with progress() as bar:
             task = bar.add_task(f"writing {directory}", total=count)
@@ -224,15 +209,18 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
     model = BlockwiseLM.from_pretrained(path(bundled.MODEL))
 
     def build_lm() -> None:
-        text = written.corpus(end_of_text_id(tokenizer), history=ORDER - 1)
+        text = written.corpus(end, history=ORDER - 1)
         table = estimate(text, ORDER, max_ngrams=SIZES["max_ngrams"], vocab_size=tokenizer.get_vocab_size())
         fst.NgramModel.from_table(replace(table, fingerprint=fingerprint)).save(work / "lm.fst")
 
     shutil.copyfile(stage(work / "lm.fst", build_lm), path(bundled.LM))
-    tuning, prompts = held_out_passages(data, tokenizer)
-    write_jsonl(path(bundled.PROMPTS), prompts)
-    tune_weights(model, path(bundled.LM), tokenizer, [prompt.text for prompt in tuning], work / "tuning.npz")
-    calibrate_trees(model, path(bundled.LM), tokenizer, [prompt.text for prompt in tuning], work / "calibration.npz")
+    passages, prompts = held_out_passages(data, tokenizer)
+    tuning = [passage.text for passage in passages]
+    with replacing(path(bundled.PROMPTS)) as temporary:
+        lines = (json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts)
+        temporary.write_text("".join(lines), encoding="utf-8")
+    tune_weights(model, path(bundled.LM), tokenizer, tuning, work / "tuning.npz")
+    calibrate_trees(model, path(bundled.LM), tokenizer, tuning, work / "calibration.npz")
 
 
 def main(
@@ -241,9 +229,7 @@ def main(
     steps: int = typer.Option(3200, min=1, help="Updates of the blockwise model; 2,048 tokens each."),
     compile: bool = typer.Option(True, help="Use torch.compile for training."),
     assets: Path = typer.Option(bundled.ASSETS, help="Where the bundle is written."),
-    only_calibration: bool = typer.Option(
-        False, "--only-calibration", help="Make the calibration of the package's own bundle alone."
-    ),
+    only_calibration: bool = typer.Option(False, "--only-calibration", help="Make the package's calibration alone."),
 ) -> None:
     """Make the bundled tokenizer, model, n-gram model, prompts, weights and calibration again."""
     quiet_transformers()
@@ -252,10 +238,8 @@ def main(
         return
     work.mkdir(parents=True, exist_ok=True)
     loaded, tokenizer = load(), Tokenizer.from_file(str(bundled.TOKENIZER))
-    passages = held_out_passages(data, tokenizer)[0]
-    calibrate_trees(
-        loaded.model, bundled.LM, tokenizer, [passage.text for passage in passages], work / "calibration.npz"
-    )
+    texts = [passage.text for passage in held_out_passages(data, tokenizer)[0]]
+    calibrate_trees(loaded.model, bundled.LM, tokenizer, texts, work / "calibration.npz")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, our CPU kernels.
+"""What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, our CPU
+kernels.
 
     python -m benchmarks.smollm2.curve --rounds 12
 
-One thread, CPU time (wall-clock time with more), the least of all rounds; every token's logits are computed.  Ways take turns.
+One thread, CPU time (wall-clock time with more), the least of all rounds; every token's logits are computed.  Ways
+take turns.
 """
 
 from __future__ import annotations

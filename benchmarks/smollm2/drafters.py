@@ -1,10 +1,12 @@
-"""Block drafters of SmolLM2-135M-Instruct from its own text: DFlash's kind, its causal twin of the same budget, bigrams on both.
+"""Block drafters of SmolLM2-135M-Instruct from its own text: DFlash's kind, its causal twin of the same budget,
+bigrams on both.
 
     python -m benchmarks.smollm2.make --data DIR --work WORK
     python -m benchmarks.smollm2.drafters --work WORK
 
-WORK/blocks then holds states of whole texts and, each in a directory of its own, the drafters; a stopped run is taken up where it was.
-All read the states of layers 2, 15 and 28 and draft eight tokens behind the anchor, of the tokens that the heads know.
+WORK/blocks then holds states of whole texts and, each in a directory of its own, the drafters; a stopped run is taken
+up where it was. All read the states of layers 2, 15 and 28 and draft eight tokens behind the anchor, of the tokens
+that the heads know.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.make --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
 
-``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the n-gram models,
-the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not done again.
-``own-text.npz`` beside this file holds the answers that have been written already, without their prompts, which are made again
-from DIR; ``--more-text`` writes those that are missing.
+``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
+n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
+done again. ``own-text.npz`` beside this file holds the answers that have been written already, without their prompts,
+which are made again from DIR; ``--more-text`` writes those that are missing.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python -m benchmarks.smollm2.prompts --data DIR -o prompts.jsonl [--count 6000]
 
-Every line is ``{id, kind, messages}``.  The same seed gives the same file, and any prefix of it is balanced over the kinds.
-``prompts.json`` next to this file holds the templates, and how often a kind comes in a round; `Kinds` fills them with text of open
-licences from ``DIR`` (`SOURCES`).  Test parts, LAMBADA, WikiText-2 and Spec-Bench are not read.
+Every line is ``{id, kind, messages}``.  The same seed gives the same file, and any prefix of it is balanced over the
+kinds. ``prompts.json`` next to this file holds the templates, and how often a kind comes in a round; `Kinds` fills
+them with text of open licences from ``DIR`` (`SOURCES`).  Test parts, LAMBADA, WikiText-2 and Spec-Bench are not
+read.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Spec-Bench on a real pretrained model: tokens per call and per second of every system, beside what a user would pick instead.
+"""Spec-Bench on a real pretrained model: tokens per call and per second of every system, beside what a user would
+pick instead.
 
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.run question.jsonl -o results.csv --limit 10 --threads 2
     python -m benchmarks.smollm2.run question.jsonl -o results.csv --table       # of what is there already
     python -m benchmarks.smollm2.run question.jsonl -o batches.csv --batch 4 --longest 200 --costs costs.json
 
-Systems take turns on each question, or batch of questions, in an order that rotates, so that a drift of the machine's speed meets all
-alike; every decode is one line of the CSV file, and the same command resumes where it was stopped.  Batches of each size, like kernels,
-need a file of their own.  A decode with a text that is not ``generate()``'s, token for token, is counted in the last column.
-Intervals: 95 %, questions, or batches of them, drawn anew, 2,000 times.
+Systems take turns on each question, or batch of questions, in an order that rotates, so that a drift of the machine's
+speed meets all alike; every decode is one line of the CSV file, and the same command resumes where it was stopped.
+Batches of each size, like kernels, need a file of their own.  A decode with a text that is not ``generate()``'s,
+token for token, is counted in the last column. Intervals: 95 %, questions, or batches of them, drawn anew, 2,000
+times.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ KINDS: dict[Any, Any] = {"int": int, "float": float, "str": str}
 class Decode:
     """One system's answers to a batch of questions; ``question`` and ``category`` are the first one's.
 
-    tokens: new ones, the prefills' included.  calls: forward passes after the prefill, each counted for every row that it
-    served.  equal: whether all texts are ``generate()``'s.
+    tokens: new ones, the prefills' included.  calls: forward passes after the prefill, each counted for every row
+    that it served.  equal: whether all texts are ``generate()``'s.
     """
 
     question: int

@@ -6,9 +6,9 @@
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
     python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv
 
-Weights are tuned and calibrations fitted on half of HELD's texts; replayed are its other half and all of ASKED.  The answers are
-the model's own greedy text, so a replay makes the calls of a decode.  Every text and system is one line of the CSV file.
-Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a pair.
+Weights are tuned and calibrations fitted on half of HELD's texts; replayed are its other half and all of ASKED.  The
+answers are the model's own greedy text, so a replay makes the calls of a decode.  Every text and system is one line
+of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a pair.
 """
 
 from __future__ import annotations

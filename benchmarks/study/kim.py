@@ -2,22 +2,20 @@
 
     latticebpd models get smollm2-135m
     python -m benchmarks.study.kim --data DIR --work WORK [--heads 200=EARLY ...] [--rescorers tiny=RESCORER ...]
-    python -m benchmarks.study.kim                                       # tables and figures of the committed counts, in seconds
+    python -m benchmarks.study.kim                         # tables and figures of the committed counts, in seconds
 
-``EARLY`` is the model with heads that were trained for so many updates only, and ``RESCORER`` a neural rescorer; both as
-``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py` names.  ``WORK`` then
-holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights and calibrations; a stage whose result
-is there is not done again.  What is counted, text by text, goes to ``results/kim-*.csv`` beside this file, and every table and figure
-is made from these alone (`kim_tables.py`).
+``EARLY`` is the model with heads after so many updates, and ``RESCORER`` a neural rescorer; both as
+``smollm2/make.py`` trains them with ``--steps`` and ``--rescorer``.  ``DIR`` holds the data that `kim_tasks.py`
+names.  ``WORK`` then holds, stage by stage, prompts, lattices of the model's own greedy text, n-gram models, weights
+and calibrations; finished stages are not repeated. The counts, text by text, go to ``results/kim-*.csv`` next to this
+file, and every table and figure is made from these alone (`kim_tables.py`).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,14 +24,14 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.resuming import latticebpd, stage
+from benchmarks.common import latticebpd, named, options, read_json, read_lines, stage, stored, write_csv, write_json
+from benchmarks.decodes import RESULTS
 from benchmarks.smollm2.make import END, HELD_OUT, MODEL, PEOPLE, conversations, people_corpus
 from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts, records
-from benchmarks.study.measuring import RESULTS, write_csv
-from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -46,8 +44,7 @@ from latticebpd.measuring.entropy import BIN, head_entropy
 from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.oracle_tally import tally
 from latticebpd.measuring.quality import exact_match, f1, perplexity, rouge_l
-from latticebpd.measuring.sweep import ALPHAS
-from latticebpd.measuring.tuning import tune
+from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.neural import NeuralRescorer
@@ -63,21 +60,22 @@ TUNING, TEST = 8, 24
 """Texts of a task."""
 NEW_TOKENS = 64
 WIDEST, K = 64, 16
-"""Arcs of a slot that are kept; arcs of a slot in all systems, the paper's. The oracle is looked at up to the first."""
+"""Arcs of a slot that are kept, for the oracle; arcs of a slot in all systems, the paper's."""
 CONTEXT = 640
 """Tokens before a lattice that are kept with it: all."""
 POSITIONS = 2000
-"""That calibrations are fitted to, at most."""
+"""The most that calibrations are fitted to."""
 KS, HEADS = (1, 2, 4, 8, 16, 32, 64), tuple(range(2, 10))
 GENERAL_NGRAMS = 2_000_000
 EVERY = 4
 LETTERS = 3_000_000
-"""Of in-domain text, at most."""
+"""The most of in-domain text."""
+Row = dict[str, Any]
 
 
 # ---------------------------------------------------------------- texts and lattices
 def prompts(work: Path, data: Path) -> Path:
-    """Prompts of all tasks, tuning texts before test texts, with what follows passages; beside them sources and references."""
+    """Prompts of all tasks, tuning texts before test texts, with continuations; sources and references in a JSON file."""
     made = work / "prompts.npz"
 
     def make() -> None:
@@ -89,40 +87,37 @@ def prompts(work: Path, data: Path) -> Path:
             tuning, _ = chosen(task, task.tuning(data), TUNING, known, chat)
             test, refused = chosen(task, task.test(data), TEST, known, chat)
             if (len(tuning), len(test)) != (TUNING, TEST):
-                raise ValueError(
-                    f"{task.name}: expected {TUNING} and {TEST} texts, found {len(tuning)} and {len(test)}"
-                )
+                raise ValueError(f"{task.name}: expected {TUNING} and {TEST} texts, got {len(tuning)} and {len(test)}")
             rows += tuning + test
             texts = [{name: row[name] for name in ("source", "references")} for row in tuning + test]
             about[task.name] = {"refused": refused, "texts": texts}
-        made.with_suffix(".json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+        write_json(made.with_suffix(".json"), about)
         Texts.of_rows([row["tokens"] for row in rows], [row["prompt_tokens"] for row in rows]).save(made)
 
     return stage(made, make)
 
 
 def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
-    """The lattices of the model's greedy text behind the prompts, whole contexts beside them; a shard for each task."""
-    made, asked = work / "lattices", prompts(work, data)
+    """The lattices of the model's greedy text after the prompts, with whole contexts; a shard for each task."""
+    made, asked, each = work / "lattices", prompts(work, data), TUNING + TEST
     if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
-        latticebpd(
-            "lattices", "--prompts", asked, "--model", MODEL, "-k", WIDEST, "--context", CONTEXT, "--max-prompt-tokens", CONTEXT,
-            "--max-new-tokens", NEW_TOKENS, "--shard-size", TUNING + TEST, "--batch-size", TUNING + TEST, "-o", made,
-        )  # fmt: skip
+        sizes = f"-k {WIDEST} --context {CONTEXT} --max-prompt-tokens {CONTEXT} --max-new-tokens {NEW_TOKENS}"
+        shards = f"--model {MODEL} {sizes} --shard-size {each} --batch-size {each} -o"
+        latticebpd("lattices", "--prompts", asked, shards, made)
     return made
 
 
 def redrawn(blockwise: BlockwiseLM, every: LatticeSet, texts: Texts) -> LatticeSet:
-    """What other heads foresee at the same places of the same texts, which the base model alone has written."""
-    drawn = LatticeSet.joined([
-        text_lattices(blockwise, text, range(length - 1, len(text) - 2), every.tokens.shape[2], 1, number)
-        for number, (text, length) in enumerate(texts.items())
-    ])  # fmt: skip
+    """Other heads' lattices at the same positions of the same texts, which depend on the base model alone."""
+    parts, source = [], HeadLattices(blockwise, every.tokens.shape[2])
+    for number, (text, length) in enumerate(texts.items()):
+        parts.append(text_lattices(source, text, range(length - 1, len(text) - 2), 1, number))
+    drawn = LatticeSet.joined(parts)
     return replace(every, tokens=drawn.tokens, log_probs=drawn.log_probs, entropy=drawn.entropy)
 
 
 def lattices_of_heads(work: Path, heads: Path, updates: str, found: Path, tasks: Sequence[str]) -> Path:
-    """The lattices of heads after so many updates, on the texts of those that are found; a shard for each task."""
+    """The lattices of heads after so many updates, on the texts of existing ones; a shard for each task."""
     old, new = lattice_directory(found), lattice_directory(work / f"{found.name}-{updates}")
     for number, task in enumerate(TASKS):
         if task in tasks:
@@ -138,7 +133,8 @@ def lattices_of_heads(work: Path, heads: Path, updates: str, found: Path, tasks:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Tuning or test texts of a task: what the model wrote and its lattices, by the number of the text; texts of one token have none.
+    """Tuning or test texts of a task: the model's text and its lattices, by the number of the text; texts of one
+    token have none.
 
     lattices: 64 arcs a slot. cut: the file of the same with 16.
     """
@@ -150,22 +146,19 @@ class Part:
 
 def parts(work: Path, task: str, found: Path) -> tuple[Part, Part]:
     """Tuning and test texts."""
-    number = list(TASKS).index(task)
-    shard, written = lattice_directory(found).file(number), Texts.load(lattice_directory(found).file(number, "texts"))
-    every = LatticeSet.load(shard)
-    assert every.sequence is not None
+    number, size, directory = list(TASKS).index(task), TUNING + TEST, lattice_directory(found)
+    every, written = LatticeSet.load(directory.file(number)), Texts.load(directory.file(number, "texts"))
     asked = Texts.load(work / "prompts.npz").prompts()
-    place = {tuple(asked[number * (TUNING + TEST) + row].tolist()): row for row in range(TUNING + TEST)}
+    index = {tuple(asked[number * size + row].tolist()): row for row in range(size)}
     texts = list(written.items())
-    numbers = np.array([place[tuple(text[:length])] for text, length in texts])
-    every = replace(every, sequence=numbers[every.sequence])
+    numbers = np.array([index[tuple(text[:length])] for text, length in texts])
+    every = replace(every, sequence=numbers[numbers_of(every)])
     made = []
-    for name, own in (("tuning", range(TUNING)), ("test", range(TUNING, TUNING + TEST))):
-        chosen_ = every.take(np.isin(numbers_of(every), own))
+    for name, own in (("tuning", range(TUNING)), ("test", range(TUNING, size))):
+        part = every.take(np.isin(numbers_of(every), own))
         path = work / "cut" / f"{found.name}-{task}-{name}.npz"
-        path.parent.mkdir(exist_ok=True)
-        stage(path, lambda: narrowed(chosen_, K).save(path))  # noqa: B023
-        made.append(Part([text for text, row in zip(texts, numbers, strict=True) if row in own], chosen_, path))
+        stage(path, lambda: narrowed(part, K).save(path))  # noqa: B023
+        made.append(Part([text for text, row in zip(texts, numbers, strict=True) if row in own], part, path))
     return made[0], made[1]
 
 
@@ -191,20 +184,17 @@ def tokenizer() -> Any:
 
 # ---------------------------------------------------------------- n-gram models
 def general_corpus(work: Path, data: Path) -> Path:
-    """Every fourth document of people's text, as `smollm2/make.py` encodes it, but none that tuning and test passages are from."""
+    """Every fourth document of human text, as `smollm2/make.py` encodes it, without those of tuning and test passages."""
+    made, people = work / "general.npy", people_corpus(work, data)
 
     def make() -> None:
         ids = np.load(people)
         documents = np.split(ids, np.flatnonzero(ids == END) + 1)[:-1]
-        behind = [held(row) > 1 for name in PEOPLE if "books" not in name for row in records(data / name)]
-        free = [True] * (len(documents) - len(behind)) + behind  # the books come first
-        np.save(
-            work / "general.npy",
-            np.concatenate([each for each, here in zip(documents, free, strict=True) if here][::EVERY]),
-        )
+        others = [held(row) > 1 for name in PEOPLE if "books" not in name for row in records(data / name)]
+        free = [True] * (len(documents) - len(others)) + others  # the books come first
+        np.save(made, np.concatenate([each for each, is_free in zip(documents, free, strict=True) if is_free][::EVERY]))
 
-    people = people_corpus(work, data)
-    return stage(work / "general.npy", make)
+    return stage(made, make)
 
 
 def own_corpus(work: Path) -> Path:
@@ -213,11 +203,8 @@ def own_corpus(work: Path) -> Path:
     def make() -> None:
         with np.load(OWN_TEXT, allow_pickle=False) as file:
             ids, answers = file["ids"], np.split(file["tokens"], np.cumsum(file["lengths"].astype(np.int64))[:-1])
-        rows = [
-            np.append(answer[answer != END], END)
-            for number, answer in zip(ids, answers, strict=True)
-            if number % HELD_OUT
-        ]
+        learnt = [answer for number, answer in zip(ids, answers, strict=True) if number % HELD_OUT]
+        rows = [np.append(answer[answer != END], END) for answer in learnt]
         np.save(work / "own.npy", np.concatenate(rows).astype(np.uint16))
 
     return stage(work / "own.npy", make)
@@ -238,32 +225,23 @@ def domain_corpus(work: Path, data: Path, task: Task) -> Path:
 
 
 def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
-    """Katz, as `latticebpd lm train` estimates it; with counts of trigrams from 2 and of 4-grams from 4, the paper's, by default."""
+    """Katz, as `latticebpd lm train` estimates it; by default the paper's minimum counts: trigrams 2, 4-grams 4."""
     made = work / "lm" / f"{corpus.stem}-{order}.fst"
     made.parent.mkdir(exist_ok=True)
     vocabulary = tokenizer().get_vocab()
-    recipe = Recipe(
-        order=order,
-        end_of_text=END,
-        vocab_size=len(vocabulary),
-        fingerprint=vocabulary_fingerprint(vocabulary),
-        **options,
-    )
+    known = {"vocab_size": len(vocabulary), "fingerprint": vocabulary_fingerprint(vocabulary)}
+    recipe = Recipe(order=order, end_of_text=END, **known, **options)
     counting = CountingOptions("sort", 3 << 30, 1)
     return stage(made, lambda: build(Inputs([corpus]), None, recipe, counting, made, made.with_suffix(".work")))
 
 
 def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
     """General and in-domain n-gram models of each order, and a 4-gram of the model's own text, by names as g4, d2, own4."""
-    found = {
-        f"g{order}": ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
-        for order in (2, 3, 4)
-    }
-    found |= {
-        f"d{order}": ngram_model(work, domain_corpus(work, data, task), order, min_counts=(1, 1, 1, 2))
-        for order in (2, 3, 4)
-    }
-    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=(1, 1, 1, 2))}
+    found, few = {}, (1, 1, 1, 2)
+    for order in (2, 3, 4):
+        found[f"g{order}"] = ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
+        found[f"d{order}"] = ngram_model(work, domain_corpus(work, data, task), order, min_counts=few)
+    return found | {"own4": ngram_model(work, own_corpus(work), 4, min_counts=few)}
 
 
 # ---------------------------------------------------------------- systems
@@ -282,16 +260,12 @@ PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
 """Fitted to the tuning texts of all tasks; ``text`` has no features of the text so far, ``all`` has."""
 EARLY: dict[str, tuple[str, ...]] = {"g4": ("1-best", "16-best", "16-tree")}
-"""What heads after a part of their training are rescored by, and by which systems."""
-EARLY_SYSTEMS = (
-    *(f"{system}:{name}" for name, systems in EARLY.items() for system in systems),
-    "16-best:0-gram",
-    "16-tree:0-gram",
-)
+"""Systems that rescore heads after a part of their training, by language model."""
+EARLY_SYSTEMS = (*(f"{system}:g4" for system in EARLY["g4"]), "16-best:0-gram", "16-tree:0-gram")
 NEURAL = ("1-best",)
 """Systems of neural rescorers: the paper's local rescoring, greedy from slot to slot."""
 NEURAL_ALPHAS = (0.1, 0.25, 0.5, 1.0, 2.0)
-"""Weights of theirs that are tried, and further ones where the best is the first or the last."""
+"""Their weights, and further ones where the best is the first or the last."""
 LOOKED_AT = ("vanilla", "1-best:g2", "1-best:g4", "1-best:own4", "16-best:g4")
 """Systems whose wins, losses and repetitions are kept."""
 SYSTEMS = (
@@ -320,9 +294,9 @@ def calibrations(work: Path, paths: Sequence[Path], models: Mapping[str, Path]) 
     found = {}
     for name, suffix in (("g4", "all"), ("own4", "text"), ("own4", "all")):
         lm, features = fst.NgramModel.load(models[name]), VARIANTS[ALL] if suffix == "all" else VARIANTS["+ its orders"]
-        stored = work / f"calibration-{name}-{suffix}-{len(paths)}.json"
-        stage(stored, lambda: calibrate(paths, lm, 10_000, POSITIONS, 0, features)[0].save(stored))  # noqa: B023
-        found[f"{name}-{suffix}"] = CalibratedScorer(NgramScorer(lm), Calibration.load(stored))
+        path = work / f"calibration-{name}-{suffix}-{len(paths)}.json"
+        stage(path, lambda: calibrate(paths, lm, 10_000, POSITIONS, 0, features)[0].save(path))  # noqa: B023
+        found[f"{name}-{suffix}"] = CalibratedScorer(NgramScorer(lm), Calibration.load(path))
     return found
 
 
@@ -332,14 +306,12 @@ def by_text(lattices: LatticeSet) -> Iterator[tuple[int, LatticeSet]]:
 
 
 # ---------------------------------------------------------------- counts
-Row = dict[str, Any]
-
-
 def compared(
     task: str, cut_test: LatticeSet, models: Mapping[str, Any], systems: Sequence[str] = SYSTEMS
 ) -> tuple[list[Row], ...]:
-    """Of every text: calls of every system, verified tokens of every system, and what became of the drafts of some."""
-    calls, verified, drafts = [], [], []
+    """Of every text: calls and verified tokens of every system, and what became of the drafts of some."""
+    calls, verified, drafts = list[Row](), list[Row](), list[Row]()
+    ends = ("win_repair", "win_regress", "tie_repair", "tie_regress", "loss_repair", "loss_regress")
     for number, lattices in by_text(cut_test):
         found = compare([lattices], systems, models)
         about = {"task": task, "text": number, "tokens": int(found.walked[0, 0])}
@@ -347,11 +319,10 @@ def compared(
         verified.append(about | dict(zip(found.systems, found.nodes.tolist(), strict=True)))
         for i, system in enumerate(found.systems):
             if system in LOOKED_AT:
-                outcomes = dict(zip(("wins", "ties", "losses"), found.outcomes[i].tolist(), strict=True))
-                names = ("win_repair", "win_regress", "tie_repair", "tie_regress", "loss_repair", "loss_regress")
-                mended = dict(zip(names, found.mended[i].ravel().tolist(), strict=True))
-                repeats = dict(zip(("equal", "neighbours", "run"), found.repeats[i].tolist(), strict=True))
-                drafts.append({"task": task, "text": number, "system": system, **outcomes, **mended, **repeats})
+                row = {"task": task, "text": number, "system": system}
+                row |= dict(zip(("wins", "ties", "losses"), found.outcomes[i].tolist(), strict=True))
+                row |= dict(zip(ends, found.mended[i].ravel().tolist(), strict=True))
+                drafts.append(row | dict(zip(("equal", "neighbours", "run"), found.repeats[i].tolist(), strict=True)))
     return calls, verified, drafts
 
 
@@ -374,40 +345,33 @@ def entropies(task: str, test: LatticeSet) -> tuple[list[Row], list[Row]]:
         means = {f"h{head}": f"{mean:.5f}" for head, mean in zip(found.heads, found.text_means[0], strict=True)}
         rows.append({"task": task, "text": number, "calls": calls, **means})
     found = head_entropy([test])
-    bins = [
-        {"task": task, "head": head, "from": round(number * BIN, 2), "calls": count}
-        for head, row in zip(found.heads, found.histogram, strict=True) for number, count in enumerate(row.tolist()) if count
-    ]  # fmt: skip
+    bins = []
+    for head, counts in zip(found.heads, found.histogram, strict=True):
+        for number, count in enumerate(counts.tolist()):
+            if count:
+                bins.append({"task": task, "head": head, "from": round(number * BIN, 2), "calls": count})
     return rows, bins
 
 
 def qualities(work: Path, task: Task, test: Part) -> list[Row]:
     """What the written texts are worth: of passages the perplexity of their own continuation, in nats; else percentages."""
-    about = json.loads((work / "prompts.json").read_text(encoding="utf-8"))[task.name]["texts"]
+    about = read_json(work / "prompts.json")[task.name]["texts"]
     asked, first = Texts.load(work / "prompts.npz"), list(TASKS).index(task.name) * (TUNING + TEST)
     written = {tuple(text[:length]): text[length : length + NEW_TOKENS] for text, length in test.texts}
     rows: list[Row] = []
     for number in range(TUNING, TUNING + TEST):
         text, length = asked[first + number].tolist(), int(asked.prompt_lengths[first + number])
         answer = [token for token in written.get(tuple(text[:length]), []) if token != END]
-        row: Row = {
-            "task": task.name,
-            "text": number,
-            "source": about[number]["source"],
-            "prompt": length,
-            "written": len(answer),
-        }
+        row: Row = {"task": task.name, "text": number, "source": about[number]["source"], "prompt": length}
+        row["written"] = len(answer)
         said, references = [tokenizer().decode(answer).strip()], [about[number]["references"]]
         if task.kind == "continue":
-            nats = math.log(perplexity(model(), [(text, length)])) * (len(text) - length)
-            row |= {"measure": "nats", "value": f"{nats:.3f}", "of": len(text) - length, "f1": ""}
+            count = len(text) - length
+            nats = math.log(perplexity(model(), [(text, length)])) * count
+            row |= {"measure": "nats", "value": f"{nats:.3f}", "of": count, "f1": ""}
         elif task.kind == "answer":
-            row |= {
-                "measure": "exact match",
-                "value": exact_match(said, references),
-                "of": 1,
-                "f1": f"{f1(said, references):.2f}",
-            }
+            exact, share = exact_match(said, references), f1(said, references)
+            row |= {"measure": "exact match", "value": exact, "of": 1, "f1": f"{share:.2f}"}
         else:
             row |= {"measure": "ROUGE-L", "value": f"{rouge_l(said, references):.2f}", "of": 1, "f1": ""}
         rows.append(row)
@@ -415,22 +379,22 @@ def qualities(work: Path, task: Task, test: Part) -> list[Row]:
 
 
 def weights(task: str, models: Mapping[str, Tuned]) -> list[Row]:
-    return [
-        {"task": task, "lm": name, "system": record.system, "alpha": f"{alpha:g}", "tokens_per_call": value,
-         "chosen": int(alpha == record.alpha)}
-        for name, tuned in models.items() for record in tuned.tunings
-        for alpha, value in zip(record.alphas, record.block_efficiency, strict=True)
-    ]  # fmt: skip
+    rows = []
+    for name, record in ((name, record) for name, tuned in models.items() for record in tuned.tunings):
+        for alpha, value in zip(record.alphas, record.block_efficiency, strict=True):
+            row = {"task": task, "lm": name, "system": record.system, "alpha": f"{alpha:g}"}
+            rows.append(row | {"tokens_per_call": value, "chosen": int(alpha == record.alpha)})
+    return rows
 
 
 def ngram_rows(task: str, models: Mapping[str, fst.NgramModel], test: Part) -> list[Row]:
     """Sizes of the n-gram models, and their perplexity of what the model wrote."""
     texts = np.concatenate([np.array(text[max(0, length - 3) :][: NEW_TOKENS + 3]) for text, length in test.texts])
-    scoring_context = {name: f"{ngram_perplexity(lm, texts).perplexity:.1f}" for name, lm in models.items()}
-    return [
-        {"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": scoring_context[name]}
-        for name, lm in models.items()
-    ]
+    rows = []
+    for name, lm in models.items():
+        found = f"{ngram_perplexity(lm, texts).perplexity:.1f}"
+        rows.append({"task": task, "lm": name, "ngrams": sum(lm.num_ngrams), "perplexity": found})
+    return rows
 
 
 # ---------------------------------------------------------------- everything
@@ -439,13 +403,19 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
     tuning, test = parts(work, task.name, found)
     models = {name: fst.NgramModel.load(path) for name, path in language_models(work, data, task).items()}
     tuned = tuned_models([tuning.cut], models)
-    calls, verified, drafts = compared(task.name, LatticeSet.load(test.cut), tuned)
+    found_counts = dict(
+        zip(("calls", "verified", "drafts"), compared(task.name, LatticeSet.load(test.cut), tuned), strict=True)
+    )
     means, bins = entropies(task.name, test.lattices)
     return {
-        "calls": calls, "verified": verified, "drafts": drafts, "oracle": oracles(task.name, test.lattices), "entropy": means,
-        "entropy-bins": bins, "quality": qualities(work, task, test), "weights": weights(task.name, tuned),
+        **found_counts,
+        "oracle": oracles(task.name, test.lattices),
+        "entropy": means,
+        "entropy-bins": bins,
+        "quality": qualities(work, task, test),
+        "weights": weights(task.name, tuned),
         "ngrams": ngram_rows(task.name, models, test),
-    }  # fmt: skip
+    }
 
 
 def count_calibrated(work: Path, data: Path, task: Task, found: Path, tasks: Sequence[str]) -> dict[str, list[Row]]:
@@ -472,34 +442,17 @@ def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Pat
     scorer = NeuralRescorer.from_pretrained(rescorer)
     tuned = tuned_models([tuning.cut], {name: scorer}, {name: NEURAL}, NEURAL_ALPHAS)
     calls, _, _ = compared(task.name, LatticeSet.load(test.cut), tuned, [f"{system}:{name}" for system in NEURAL])
-    rows = [
-        {"rescorer": name} | {column.removesuffix(f":{name}"): value for column, value in row.items()} for row in calls
-    ]
-    learnt = [json.loads(line) for line in (rescorer / "training-log.jsonl").read_text(encoding="utf-8").splitlines()]
-    about = {
-        "rescorer": name, "parameters": scorer.model.num_parameters(), "updates": learnt[-1]["step"],
-        "held_out": f"{[row for row in learnt if 'validation' in row][-1]['validation']['perplexity']:.1f}",
-        "task": task.name, "perplexity": f"{perplexity(scorer.model, test.texts):.1f}",
-    }  # fmt: skip
+    rows = [{"rescorer": name, **{key.removesuffix(f":{name}"): value for key, value in row.items()}} for row in calls]
+    log = read_lines(rescorer / "training-log.jsonl")
+    held_out = [row["validation"]["perplexity"] for row in log if "validation" in row][-1]
+    about = {"rescorer": name, "parameters": scorer.model.num_parameters(), "updates": log[-1]["step"]}
+    about |= {"held_out": f"{held_out:.1f}", "task": task.name}
+    about["perplexity"] = f"{perplexity(scorer.model, test.texts):.1f}"
     return {"rescorers": rows, "rescorers-models": [about], "rescorers-weights": weights(task.name, tuned)}
 
 
-def kept(path: Path, make: Callable[[], dict[str, list[Row]]]) -> dict[str, list[Row]]:
-    """What was counted, from its file where it has been counted before."""
-
-    def write_json() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(made), encoding="utf-8")
-
-    made: dict[str, list[Row]] = {} if path.exists() else make()
-    stage(path, write_json)
-    found: dict[str, list[Row]] = json.loads(path.read_text(encoding="utf-8"))
-    return found
-
-
 def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
-    """One file of every kind of count, the tasks one behind the other."""
+    """One file of every kind of count, task after task."""
     joined: dict[str, list[Row]] = {}
     for part in parts:
         for name, rows in part.items():
@@ -510,70 +463,50 @@ def gather(parts: Iterable[Mapping[str, list[Row]]], results: Path) -> None:
 
 
 def count_all(
-    work: Path,
-    data: Path,
-    tasks: Sequence[str],
-    results: Path,
-    heads: Mapping[str, Path],
-    rescorers: Mapping[str, Path],
+    work: Path, data: Path, tasks: Sequence[str], results: Path, heads: dict[str, Path], rescorers: dict[str, Path]
 ) -> None:
-    """The counts of all tasks, each from its file where it has been counted before, into the files of the results."""
-    found = lattices(work, data, tasks)
+    """The counts of all tasks, each from its file where that exists, into the files of the results."""
+    found, counts = lattices(work, data, tasks), work / "counts"
     rows = {
-        name: kept(work / "counts" / f"{name}.json", partial(count_task, work, data, TASKS[name], found))
-        for name in tasks
+        name: stored(counts / f"{name}.json", partial(count_task, work, data, TASKS[name], found)) for name in tasks
     }
     gather(rows.values(), results)
     for name in tasks:
-        stored = work / "counts" / f"{name}-calibrated-{len(tasks)}.json"
-        further = kept(stored, partial(count_calibrated, work, data, TASKS[name], found, tasks))
-        rows[name] |= {
-            kind: [one | other for one, other in zip(rows[name][kind], each, strict=True)]
-            for kind, each in further.items()
-        }
+        make = partial(count_calibrated, work, data, TASKS[name], found, tasks)
+        for kind, further in stored(counts / f"{name}-calibrated-{len(tasks)}.json", make).items():
+            rows[name][kind] = [one | other for one, other in zip(rows[name][kind], further, strict=True)]
     gather(rows.values(), results)
-    further = []
+    others = []
     for updates, path in heads.items():
         drawn = lattices_of_heads(work, path, updates, found, tasks)
         for name in tasks:
             make = partial(count_heads, work, data, TASKS[name], updates, drawn)
-            further.append(kept(work / "counts" / f"{name}-heads-{updates}.json", make))
+            others.append(stored(counts / f"{name}-heads-{updates}.json", make))
     for which, path in rescorers.items():
         for name in tasks:
             make = partial(count_rescorer, work, TASKS[name], which, path, found)
-            further.append(kept(work / "counts" / f"{name}-rescorer-{which}.json", make))
-    gather(further, results)
-
-
-def named(text: str) -> tuple[str, Path]:
-    """``NAME=PATH``."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
-    return name, Path(path)
+            others.append(stored(counts / f"{name}-rescorer-{which}.json", make))
+    gather(others, results)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, whole=True)
     parser.add_argument("--data", type=Path, help="folder of the data that kim_tasks.py names")
     parser.add_argument("--work", type=Path, help="folder of all stages' results")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument(
-        "--heads", nargs="+", type=named, default=[], help="heads by the updates of their training, such as 200=EARLY"
-    )
-    parser.add_argument(
-        "--rescorers", nargs="+", type=named, default=[], help="neural rescorers by name, such as tiny=RESCORER"
-    )
+    about = "heads by the updates of their training, such as 200=EARLY"
+    parser.add_argument("--heads", nargs="+", type=named, default=[], help=about)
+    about = "neural rescorers by name, such as tiny=RESCORER"
+    parser.add_argument("--rescorers", nargs="+", type=named, default=[], help=about)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
-    arguments = parser.parse_args()
-    if (arguments.data is None) != (arguments.work is None):
-        parser.error("expected --data and --work, or neither for the tables of counts that are there")
-    if arguments.work is not None:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        work, data = arguments.work, arguments.data
-        count_all(work, data, arguments.tasks, arguments.results, dict(arguments.heads), dict(arguments.rescorers))
-    kim_tables.show(arguments.results, arguments.tables)
+    given = parser.parse_args()
+    if (given.data is None) != (given.work is None):
+        parser.error("expected --data and --work, or neither for the tables of existing counts")
+    if given.work is not None:
+        given.work.mkdir(parents=True, exist_ok=True)
+        count_all(given.work, given.data, given.tasks, given.results, dict(given.heads), dict(given.rescorers))
+    kim_tables.show(given.results, given.tables)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The tables and figures of `kim.py`, from nothing but the counts in ``results/kim-*.csv``.
 
-Intervals are of 95 %: texts are resampled 2,000 times, the same ones for both systems of a pair.  *All* are the texts of all
-tasks.
+Intervals are of 95 %: texts are resampled 2,000 times, the same ones for both systems of a pair.  *All* are the texts
+of all tasks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nine tasks for Kim's tables: prompts with their references, and text of the same kind for in-domain n-gram models.
 
-Every task has *test* texts, from which all numbers come, and *tuning* texts, to which weights are fitted.  They are of different
-articles, websites or documents, and of parts of the data that nothing was trained on: `own_prompts` are those behind whose answers the
-heads learnt, and a text is refused if it has eight words in a row from any of them.
+Every task has *test* texts, from which all numbers come, and *tuning* texts, to which weights are fitted.  They are
+of different articles, websites or documents, and of parts of the data that nothing was trained on: `own_prompts` are
+those behind whose answers the heads learnt, and a text is refused if it has eight words in a row from any of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import lzma
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,47 +80,33 @@ def cased(text: str) -> str:
 
 
 # ---------------------------------------------------------------- sources
-def lambada(begin: int, step: int) -> Callable[[Path], Iterator[Item]]:
-    def items(data: Path) -> Iterator[Item]:
-        for row in records(data / "lambada/lambada-test.jsonl")[begin::step]:
-            yield Item(row["text"], (), row["id"])
-
-    return items
+def lambada(part: slice, data: Path) -> Iterator[Item]:
+    for row in records(data / "lambada/lambada-test.jsonl")[part]:
+        yield Item(row["text"], (), row["id"])
 
 
-def wikitext(part: str, articles: slice, each: int) -> Callable[[Path], Iterator[Item]]:
+def wikitext(part: str, articles: slice, each: int, data: Path) -> Iterator[Item]:
     """The longest runs of whole sentences without unknown words of every article, ``each`` of them; headings left out."""
-
-    def items(data: Path) -> Iterator[Item]:
-        for row in records(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
-            paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
-            runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]
-            for number, run in enumerate(sorted(runs, key=lambda run: -len(run.split()))[:each]):
-                if len(run.split()) >= 70:
-                    yield Item(untokenised(run), (), f"{row['id']}#{number}")
-
-    return items
+    for row in records(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
+        paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
+        runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]
+        for number, run in enumerate(sorted(runs, key=lambda run: -len(run.split()))[:each]):
+            if len(run.split()) >= 70:
+                yield Item(untokenised(run), (), f"{row['id']}#{number}")
 
 
-def questions(path: str, titles: Callable[[str], bool], each: int = 1) -> Callable[[Path], Iterator[Item]]:
+def questions(path: str, titles: Callable[[str], bool], each: int, data: Path) -> Iterator[Item]:
     """``each`` questions of every paragraph."""
-
-    def items(data: Path) -> Iterator[Item]:
-        seen: dict[str, int] = {}
-        for row in mixed(records(data / path)):
-            seen[row["context"]] = seen.get(row["context"], 0) + 1
-            if titles(row["title"]) and seen[row["context"]] <= each:
-                yield Item(QUESTION.format(**row), tuple(row["answers"]), row["id"])
-
-    return items
+    seen: dict[str, int] = {}
+    for row in mixed(records(data / path)):
+        seen[row["context"]] = seen.get(row["context"], 0) + 1
+        if titles(row["title"]) and seen[row["context"]] <= each:
+            yield Item(QUESTION.format(**row), tuple(row["answers"]), row["id"])
 
 
-def dialogues(path: str) -> Callable[[Path], Iterator[Item]]:
-    def items(data: Path) -> Iterator[Item]:
-        for row in mixed(records(data / path)):
-            yield Item(SUMMARY.format(**row), tuple(row["summaries"]), row["id"])
-
-    return items
+def dialogues(path: str, data: Path) -> Iterator[Item]:
+    for row in mixed(records(data / path)):
+        yield Item(SUMMARY.format(**row), tuple(row["summaries"]), row["id"])
 
 
 def held(row: dict[str, Any]) -> int:
@@ -127,42 +114,30 @@ def held(row: dict[str, Any]) -> int:
     return int.from_bytes(hashlib.sha256(str(row["id"]).encode()).digest()[:4]) % 25
 
 
-def documents(path: str, part: int, sources: tuple[str, ...] = ("",)) -> Callable[[Path], Iterator[Item]]:
+def documents(path: str, part: int, sources: tuple[str, ...], data: Path) -> Iterator[Item]:
     """A passage from the middle of every document of a part."""
-
-    def items(data: Path) -> Iterator[Item]:
-        for row in mixed(records(data / path)):
-            if held(row) == part and row["source"].startswith(sources):
-                text = row["text"]
-                begin = text.find("\n", len(text) // 3) + 1
-                yield Item(text[begin : begin + 2000].strip("\n"), (), row["id"])
-
-    return items
+    for row in mixed(records(data / path)):
+        if held(row) == part and row["source"].startswith(sources):
+            text = row["text"]
+            begin = text.find("\n", len(text) // 3) + 1
+            yield Item(text[begin : begin + 2000].strip("\n"), (), row["id"])
 
 
-def others(path: str, sources: tuple[str, ...] = ("",)) -> Callable[[Path], Iterator[str]]:
+def others(path: str, sources: tuple[str, ...], data: Path) -> Iterator[str]:
     """The documents of neither part."""
-
-    def texts(data: Path) -> Iterator[str]:
-        for row in mixed(records(data / path)):
-            if held(row) > 1 and row["source"].startswith(sources):
-                yield row["text"]
-
-    return texts
+    for row in mixed(records(data / path)):
+        if held(row) > 1 and row["source"].startswith(sources):
+            yield row["text"]
 
 
-def answered(path: str) -> Callable[[Path], Iterator[str]]:
+def answered(path: str, data: Path) -> Iterator[str]:
     """Every paragraph once, and every question with its answer."""
-
-    def texts(data: Path) -> Iterator[str]:
-        seen = set()
-        for row in records(data / path):
-            if row["context"] not in seen:
-                seen.add(row["context"])
-                yield row["context"]
-            yield f"{row['question']} {row['answer']}"
-
-    return texts
+    seen = set()
+    for row in records(data / path):
+        if row["context"] not in seen:
+            seen.add(row["context"])
+            yield row["context"]
+        yield f"{row['question']} {row['answer']}"
 
 
 def summarised(data: Path) -> Iterator[str]:
@@ -171,36 +146,52 @@ def summarised(data: Path) -> Iterator[str]:
         yield row["document"]
 
 
+def lambada_books(data: Path) -> Iterator[str]:
+    return (cased(untokenised(row["text"])) for row in records(data / "lambada/lambada-dev-plain.jsonl"))
+
+
+def wikitext_articles(data: Path) -> Iterator[str]:
+    return (untokenised(row["text"]) for row in records(data / "wikitext2/wikitext2-valid.jsonl")[:44])
+
+
+def plain(name: str, title: str, path: str, sources: tuple[str, ...] = ("",)) -> Task:
+    """Documents to be continued."""
+    tuning, test = (partial(documents, path, part, sources) for part in (0, 1))
+    return Task(name, title, "continue", tuning, test, partial(others, path, sources))
+
+
+def answers(name: str, title: str, files: tuple[str, str], is_tuning: Any, is_test: Any, each: tuple[int, int]) -> Task:
+    """Questions about paragraphs; ``files``: of the questions, and of text for in-domain models."""
+    tuning, test = partial(questions, files[0], is_tuning, each[0]), partial(questions, files[0], is_test, each[1])
+    return Task(name, title, "answer", tuning, test, partial(answered, files[1]))
+
+
 NEWS = ("GSA/digitalgov.gov", "rust-lang/blog", "18F/", "amir-zeldes/gum")
 SQUAD, XQUAD, POLICY = "qa/squad-dev.jsonl", "qa/xquad-en-test.jsonl", "qa/policyqa-test.jsonl"
-TUNED_ARTICLE, TEST_ARTICLES = (
-    "Civil_disobedience",
-    ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change"),
-)
+SQUAD_TRAIN, POLICY_DEV = "qa/squad-train.jsonl", "qa/policyqa-dev.jsonl"
+TEST_ARTICLES = ("Nikola_Tesla", "Harvard_University", "Intergovernmental_Panel_on_Climate_Change")
 TUNED_SITES = ("neworleansonline.com", "zacks.com")
-TASKS = {
-    task.name: task
-    for task in (
-        Task("lambada", "LAMBADA", "continue", lambada(0, 60), lambada(7, 30), lambda data: (
-            cased(untokenised(row["text"])) for row in records(data / "lambada/lambada-dev-plain.jsonl"))),
-        Task("wikitext", "WikiText-2", "continue", wikitext("valid", slice(44, None), 2), wikitext("test", slice(None), 2), lambda data: (
-            untokenised(row["text"]) for row in records(data / "wikitext2/wikitext2-valid.jsonl")[:44])),
-        Task("squad", "SQuAD", "answer", questions(SQUAD, lambda title: title == TUNED_ARTICLE),
-             questions(SQUAD, lambda title: title in TEST_ARTICLES), answered("qa/squad-train.jsonl")),
-        Task("xquad", "XQuAD-en", "answer", questions(XQUAD, lambda title: title == TUNED_ARTICLE, 3),
-             questions(XQUAD, lambda title: title in TEST_ARTICLES, 4), answered("qa/squad-train.jsonl")),
-        Task("policyqa", "PolicyQA", "answer", questions(POLICY, lambda title: title in TUNED_SITES),
-             questions(POLICY, lambda title: title not in TUNED_SITES), answered("qa/policyqa-dev.jsonl")),
-        Task("dialogsum", "DialogSum", "summarise", dialogues("summ/dialogsum-dev.jsonl"), dialogues("summ/dialogsum-test.jsonl"),
-             summarised),
-        Task("code", "Python code", "continue", documents("code/code-000.jsonl.xz", 0), documents("code/code-000.jsonl.xz", 1),
-             others("code/code-000.jsonl.xz")),
-        Task("docs", "documentation", "continue", documents("text/docs-000.jsonl.xz", 0), documents("text/docs-000.jsonl.xz", 1),
-             others("text/docs-000.jsonl.xz")),
-        Task("news", "news", "continue", documents("text/news-000.jsonl.xz", 0, NEWS), documents("text/news-000.jsonl.xz", 1, NEWS),
-             others("text/news-000.jsonl.xz", NEWS)),
-    )
-}  # fmt: skip
+ARTICLES: Any = ("Civil_disobedience".__eq__, TEST_ARTICLES.__contains__)
+SITES: Any = (TUNED_SITES.__contains__, lambda title: title not in TUNED_SITES)
+LAMBADA = (partial(lambada, slice(0, None, 60)), partial(lambada, slice(7, None, 30)), lambada_books)
+WIKITEXT = (
+    partial(wikitext, "valid", slice(44, None), 2),
+    partial(wikitext, "test", slice(None), 2),
+    wikitext_articles,
+)
+DIALOGSUM = (*(partial(dialogues, f"summ/dialogsum-{part}.jsonl") for part in ("dev", "test")), summarised)
+ALL_TASKS = (
+    Task("lambada", "LAMBADA", "continue", *LAMBADA),
+    Task("wikitext", "WikiText-2", "continue", *WIKITEXT),
+    answers("squad", "SQuAD", (SQUAD, SQUAD_TRAIN), *ARTICLES, (1, 1)),
+    answers("xquad", "XQuAD-en", (XQUAD, SQUAD_TRAIN), *ARTICLES, (3, 4)),
+    answers("policyqa", "PolicyQA", (POLICY, POLICY_DEV), *SITES, (1, 1)),
+    Task("dialogsum", "DialogSum", "summarise", *DIALOGSUM),
+    plain("code", "Python code", "code/code-000.jsonl.xz"),
+    plain("docs", "documentation", "text/docs-000.jsonl.xz"),
+    plain("news", "news", "text/news-000.jsonl.xz", NEWS),
+)
+TASKS = {task.name: task for task in ALL_TASKS}
 
 
 # ---------------------------------------------------------------- prompts
@@ -224,7 +215,8 @@ INSTRUCTIONS = {kind: shingles(form) for kind, form in (("answer", QUESTION), ("
 def chosen(
     task: Task, items: Iterator[Item], count: int, known: set[str], chat: PlainText
 ) -> tuple[list[dict[str, Any]], int]:
-    """The first ``count`` texts: ``tokens`` with ``prompt_tokens`` of prompt, references and source; and how many were refused.
+    """The first ``count`` texts: ``tokens`` with ``prompt_tokens`` of prompt, references and source; and how many
+    were refused.
 
     What a passage is continued with is in its tokens and its reference alike; a question's tokens are its prompt.
     """

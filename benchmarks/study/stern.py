@@ -4,12 +4,13 @@
         --test multi30k-test_2016_flickr.jsonl                     # from scratch; the same command resumes
     python -m benchmarks.study.stern                              # tables and figure again, from results/*.csv
 
-*Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn human translations.  *Distilled*: the teacher trained further
-on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the same, base model and heads
-together by the joint loss, in which each of k predictions counts alike, once for every k; heads start as the frozen model's.  *Both,
-ours*: the base model's loss counts as much as those of all heads together.  Frozen heads do not depend on each other, so those of
-one run serve every k.  Exact acceptance must write `generate()`'s texts; the program stops where it does not.  WORK may hold
-teacher, verifier and their text already, copied from `gad_recipe.py`'s.
+*Regular*: the teacher of `gad_recipe.py`, frozen, and heads that learn human translations.  *Distilled*: the teacher
+trained further on its own beam search's text, frozen, and heads that learn that text.  *Fine-tuned* and *both*: the
+same, base model and heads together by the joint loss, in which each of k predictions counts alike, once for every k;
+heads start as the frozen model's.  *Both, ours*: the base model's loss counts as much as those of all heads together.
+Frozen heads do not depend on each other, so those of one run serve every k.  Exact acceptance must write
+`generate()`'s texts; the program stops where it does not.  WORK may hold teacher, verifier and their text already,
+copied from `gad_recipe.py`'s.
 """
 
 from __future__ import annotations
@@ -21,51 +22,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sacrebleu
 import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
-from benchmarks.common import (
-    Interval,
-    claim,
-    latticebpd,
-    markdown,
-    options,
-    pair_options,
-    read_csv,
-    read_lines,
-    run,
-    set_up,
-    slug,
-    spread,
-    stage,
-    stored,
-    with_ends,
-    write_csv,
-)
-from benchmarks.decodes import (
-    RESULTS,
-    Decoded,
-    decode,
-    draw_series,
-    fewer_heads,
-    most,
-    save_figure,
-    speed_rows,
-    speed_table,
-    style_of,
-    timed,
-    widened,
-)
+from benchmarks import common, decodes
 from benchmarks.gad_recipe import cut, taught, teacher_of
 from latticebpd import BlockwiseLM, Exact, MinimumBlock, NoDrafter, TopK, TreeDrafter, VanillaDrafter, drafter_named
 from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.report.theme import FAINT, SERIES, STYLE
+from latticebpd.report.theme import SERIES, STYLE
 from latticebpd.scoring.calibration import calibration_path
 from latticebpd.scoring.rescoring import calibrated_scorer
 from lm_training.data.loading import load_texts
@@ -113,7 +82,7 @@ class Study:
 
     def read(self, path: Path, limit: int | None) -> tuple[list[list[int]], list[str]]:
         """Sources as tokens, references as text."""
-        lines = read_lines(path, limit)
+        lines = common.read_lines(path, limit)
         ids = [encoded.ids for encoded in self.tokenizer.encode_batch([line[self.arguments.source] for line in lines])]
         return ids, [line[self.arguments.target] for line in lines]
 
@@ -134,7 +103,7 @@ class Study:
 
     def heads(self, setting: str, k: int) -> Path:
         """The directory of a setting's heads."""
-        return self.work / (f"heads-{slug(setting)}-{k}" if setting in STARTS else f"heads-{setting}")
+        return self.work / (f"heads-{common.slug(setting)}-{k}" if setting in STARTS else f"heads-{setting}")
 
     def model(self, setting: str, k: int) -> BlockwiseLM:
         """The heads of a setting, made if they are missing; frozen ones in one run for all k."""
@@ -148,23 +117,23 @@ class Study:
                 heads, steps = new_heads(base, "feed-forward", max(given.k), given.width), given.head_updates
                 chosen: dict[str, Any] = {"learning_rate": 2e-3}
             else:
-                heads, steps = fewer_heads(start, k), given.tuning_updates
+                heads, steps = decodes.fewer_heads(start, k), given.tuning_updates
                 chosen = {"fine_tune": True, "base_learning_rate": 3e-4, "objective": OBJECTIVES[setting]}
             save_tokenizer(self.tokenizer, directory)
             chosen |= {"warmup_steps": 20, "validation_every": steps, "serving_prompts": 0}
             train_heads(BlockwiseLM(base, heads), *self.data(setting), directory, HeadTraining(steps=steps, **chosen))
 
-        stage(directory / "heads.json", make)
+        common.stage(directory / "heads.json", make)
         return BlockwiseLM.from_pretrained(directory)
 
     def ngram(self) -> Path:
         """A Katz 4-gram of the distilled text, made if it is missing."""
         lm, corpus = self.work / "written.fst", self.work / "written.npy"
-        return stage(lm, lambda: latticebpd("lm", "train", corpus, "--order 4 --min-count 1 -o", lm))
+        return common.stage(lm, lambda: common.latticebpd("lm", "train", corpus, "--order 4 --min-count 1 -o", lm))
 
     def calibrated(self, setting: str, k: int) -> Path:
         """The 4-gram, and next to it a calibration from lattices of a setting's heads, of validation sources."""
-        directory, count = self.work / f"calibrated-{slug(setting)}-{k}", self.arguments.calibrated
+        directory, count = self.work / f"calibrated-{common.slug(setting)}-{k}", self.arguments.calibrated
         lm, lattices = directory / "written.fst", directory / "lattices"
 
         def make() -> None:
@@ -176,33 +145,33 @@ class Study:
                 f"--context {MAX_NEW + 8} --max-new-tokens {MAX_NEW}",
             )
             model = ("--model", self.heads(setting, k), sizes)
-            latticebpd("lattices", "--prompts", prompts, f"--limit {count}", *model, "-o", lattices)
-            latticebpd("calibrate", lattices, "--lm", lm, f"--examples {count} --write")
+            common.latticebpd("lattices", "--prompts", prompts, f"--limit {count}", *model, "-o", lattices)
+            common.latticebpd("calibrate", lattices, "--lm", lm, f"--examples {count} --write")
 
-        stage(calibration_path(lm), make)
+        common.stage(calibration_path(lm), make)
         return lm
 
-    def decoded(self, name: str, model: Any, drafter: Callable[[], Any], rule: Any) -> Decoded:
-        path = self.work / "decodes" / f"{slug(name)}.json"
-        stage(path, lambda: decode(model, self.sources, (drafter, rule), MAX_NEW).save(path))
-        return Decoded.load(path)
+    def decoded(self, name: str, model: Any, drafter: Callable[[], Any], rule: Any) -> decodes.Decoded:
+        path = self.work / "decodes" / f"{common.slug(name)}.json"
+        common.stage(path, lambda: decodes.decode(model, self.sources, (drafter, rule), MAX_NEW).save(path))
+        return decodes.Decoded.load(path)
 
     def greedy(self, name: str, model: Any) -> list[list[int]]:
         """`generate()`'s texts."""
-        path = self.work / "decodes" / f"generate-{slug(name)}.json"
-        rows: list[list[int]] = stored(path, lambda: decode(model, self.sources, {}, MAX_NEW).rows)
+        path = self.work / "decodes" / f"generate-{common.slug(name)}.json"
+        rows: list[list[int]] = common.stored(path, lambda: decodes.decode(model, self.sources, {}, MAX_NEW).rows)
         return rows
 
-    def bleu(self, rows: list[list[int]], references: list[str] | None = None) -> Interval:
+    def bleu(self, rows: list[list[int]], references: list[str] | None = None) -> common.Interval:
         """BLEU and its bootstrap interval of 95 %; of test sentences, where no other references are given."""
         texts = [self.tokenizer.decode(row).strip() for row in rows]
         score: Any = sacrebleu.BLEU().corpus_score(texts, [references or self.references], n_bootstrap=1000)
         return score.score, score._mean - score._ci, score._mean + score._ci
 
-    def row(self, setting: str, k: int, rule: str, found: Decoded) -> dict[str, Any]:
+    def row(self, setting: str, k: int, rule: str, found: decodes.Decoded) -> dict[str, Any]:
         accepted = found.accepted if sum(found.calls) and rule != "greedy" else (1.0, 1.0, 1.0)
         row = {"setting": setting, "k": k, "rule": rule}
-        return row | with_ends("accepted", accepted) | with_ends("BLEU", self.bleu(found.rows))
+        return row | common.with_ends("accepted", accepted) | common.with_ends("BLEU", self.bleu(found.rows))
 
 
 def vanilla(model: BlockwiseLM, k: int) -> Callable[[], Any]:
@@ -229,8 +198,8 @@ def measure(study: Study) -> None:
                 rows.append(study.row(setting, k, rule, found))
         if BASES[setting] is taught:
             rows += trees(study, setting, wanted)
-        write_csv(given.results / TABLE, rows)
-    write_csv(given.results / SPEED, speeds(study))
+        common.write_csv(given.results / TABLE, rows)
+    common.write_csv(given.results / SPEED, speeds(study))
 
 
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
@@ -243,13 +212,13 @@ def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str,
         while new := [alpha for alpha in alphas if alpha not in found]:
             for alpha in new:
                 system = (lambda alpha=alpha: TreeDrafter(model, lm, nodes, alpha)), Exact()
-                found[alpha] = decode(model, study.held_out, system, MAX_NEW).tokens_per_call
-            alphas = widened(found)
-        return {"alpha": most(found), "tokens a call": found}
+                found[alpha] = decodes.decode(model, study.held_out, system, MAX_NEW).tokens_per_call
+            alphas = decodes.widened(found)
+        return {"alpha": decodes.most(found), "tokens a call": found}
 
     for nodes in NODES:
-        note = study.work / "decodes" / f"alpha-{slug(setting)}-{nodes}.json"
-        alpha, name = stored(note, lambda nodes=nodes: tuned(nodes))["alpha"], f"{nodes}-calibrated"
+        note = study.work / "decodes" / f"alpha-{common.slug(setting)}-{nodes}.json"
+        alpha, name = common.stored(note, lambda nodes=nodes: tuned(nodes))["alpha"], f"{nodes}-calibrated"
         scorer = calibrated_scorer(calibrated)
         drafters: dict[str, Callable[[], Any]] = {
             "0-gram": lambda nodes=nodes: TreeDrafter(model, None, nodes),
@@ -274,14 +243,14 @@ def speeds(study: Study) -> list[dict[str, Any]]:
             for k in sizes:
                 model = study.model(setting, k)
                 systems[f"{setting}, k = {k}"] = model, (vanilla(model, k), Exact())
-        timed(path, systems, study.sources[: given.timed], MAX_NEW)
+        decodes.timed(path, systems, study.sources[: given.timed], MAX_NEW)
 
-    return speed_rows(stage(path, clock))
+    return decodes.speed_rows(common.stage(path, clock))
 
 
 def draw(results: Path) -> None:
     """Table 1's form on standard output, and the figure, from the CSV files alone."""
-    rows = read_csv(results / TABLE)
+    rows = common.read_csv(results / TABLE)
     cell = {(row["setting"], int(row["k"]), row["rule"]): row for row in rows}
     sizes = sorted({k for _, k, _ in cell})
     all_columns = [(setting, rule) for setting in SETTINGS for rule in RULES]
@@ -291,62 +260,44 @@ def draw(results: Path) -> None:
         found = [cell.get((setting, k, rule if k > 1 else "greedy")) for setting, rule in columns]
         cells = [f"{float(row['BLEU']):.2f} / {float(row['accepted']):.2f}" if row is not None else "" for row in found]
         lines.append([k, *cells])
-    print(f"\nBLEU / mean accepted block size\n\n{markdown(['k', *map(', '.join, columns)], lines)}\n")
+    print(f"\nBLEU / mean accepted block size\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}\n")
     shown = [row for row in rows if "tree" in row["rule"] or row["rule"] in ("exact", "greedy")]
     head = ("setting", "k", "drafts", "BLEU", "mean accepted block size")
     keys = ("setting", "k", "rule")
-    print(markdown(head, [[*map(row.get, keys), spread(row, "BLEU"), spread(row, "accepted")] for row in shown]))
-    speed = read_csv(results / SPEED) if (results / SPEED).exists() else []
-    if speed:
-        speed_table(speed)
-    save_figure(results / "stern.png", figure(cell, sizes, speed))
+    print(
+        common.markdown(
+            head, [[*map(row.get, keys), common.spread(row, "BLEU"), common.spread(row, "accepted")] for row in shown]
+        )
+    )
+    if (results / SPEED).exists():
+        decodes.speed_table(common.read_csv(results / SPEED))
+    decodes.save_figure(results / "stern.png", figure(cell, sizes))
 
 
-def figure(
-    cell: Mapping[tuple[str, int, str], Mapping[str, str]], sizes: Sequence[int], speed: Sequence[Mapping[str, str]]
-) -> Figure:
-    """Mean accepted block size by k, BLEU by k, speed by mean accepted block size; the paper's dotted."""
+def figure(cell: Mapping[tuple[str, int, str], Mapping[str, str]], sizes: Sequence[int]) -> Figure:
+    """Mean accepted block size by k, BLEU by k; the paper's dotted."""
     with rc_context(STYLE):
-        drawn = Figure((11 if speed else 7.4, 3.8), layout="constrained")
-        accepted, bleu, *clock = drawn.subplots(1, 3 if speed else 2)
+        drawn = Figure((7.4, 3.8), layout="constrained")
+        accepted, bleu = drawn.subplots(1, 2)
         for number, setting in enumerate(SETTINGS):
             own = [k for k in sizes if (setting, k, "exact") in cell]
             found = [cell[setting, k, "exact"] for k in own]
             if found:
-                draw_series(accepted, own, found, "accepted", setting, number)
+                decodes.draw_series(accepted, own, found, "accepted", setting, number)
                 theirs = {k: pair[1] for k, pair in PAPER.get(setting, {}).items()}
                 accepted.plot([*theirs], [*theirs.values()], ":", color=SERIES[number].light, linewidth=1.1)
-                bleu.plot(own, [float(row["BLEU"]) for row in found], label=setting, **style_of(number))
+                bleu.plot(own, [float(row["BLEU"]) for row in found], label=setting, **decodes.style_of(number))
         accepted.set(title="dotted: the paper's", ylabel="mean accepted block size")
         bleu.set(title="BLEU")
         for axes in (accepted, bleu):
             axes.set(xlabel="block size k", xticks=sizes)
         accepted.legend(fontsize=8)
-        if speed:
-            draw_speed(clock[0], speed)
     return drawn
-
-
-def draw_speed(clock: Any, speed: Sequence[Mapping[str, str]]) -> None:
-    """Speed by mean accepted block size (Figure 4)."""
-    for number, setting in enumerate(SETTINGS):
-        found = [row for row in speed if row["system"].startswith(f"{setting}, k = ")]
-        if found:
-            columns = ("accepted", "speedup", "speedup low", "speedup high")
-            at, value, low, high = ([float(row[name]) for row in found] for name in columns)
-            errors = [np.subtract(value, low), np.subtract(high, value)]
-            clock.errorbar(at, value, yerr=errors, label=setting, linewidth=1.2, **style_of(number))
-            small = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7.5, "color": FAINT.light}
-            for row, x, y in zip(found, at, value, strict=True):
-                clock.annotate(row["system"].rpartition(", ")[2], (x, y), **small)
-    clock.axhline(1, color=FAINT.light, linewidth=0.8)
-    clock.set(title="speed", xlabel="mean accepted block size", ylabel="over greedy, processor time")
-    clock.legend(fontsize=8, loc="lower right")
 
 
 def study_options(parser: argparse.ArgumentParser) -> None:
     """What a `Study` needs of its heads, of what is tuned, and where results go."""
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figure")
+    parser.add_argument("--results", type=Path, default=decodes.RESULTS, help="directory of CSV files and figure")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
     parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen model, 32 sentences each")
     parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
@@ -363,7 +314,7 @@ def has_work(arguments: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = common.options(__doc__)
     about = "directory of models and decodes; without it only tables and figure are made again"
     parser.add_argument("--work", type=Path, help=about)
     for name, what in (
@@ -385,20 +336,22 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=1600, help="of an update of teacher and verifier")
     parser.add_argument("--shape", default="base", help="of the translator, as for `latticebpd train translation`")
     parser.add_argument("--vocab-size", type=int, default=4096)
-    pair_options(parser)
+    common.pair_options(parser)
     parser.add_argument("--timed", type=int, default=60, help="test sentences that are timed")
     parser.add_argument("--limit", type=int, help="number of test sentences")
     arguments = parser.parse_args()
-    set_up()
+    common.set_up()
     if has_work(arguments):
         changing = ("work", "results", "tuned_k")
-        claim(arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing})
+        common.claim(
+            arguments.work, {name: str(value) for name, value in vars(arguments).items() if name not in changing}
+        )
         fewer = arguments.work / "validation.jsonl"
-        stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
+        common.stage(fewer, lambda: cut(arguments.validation, fewer, arguments.held_out))
         arguments.validation, arguments.updates = fewer, arguments.teacher_updates
         measure(Study(arguments))
     draw(arguments.results)
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

@@ -3,10 +3,10 @@
     python -m benchmarks.study.superresolution --work WORK        # from scratch; the same command goes on
     python -m benchmarks.study.superresolution                    # tables and figures again, from results/*.csv
 
-scikit-learn's 1,797 handwritten digits; the small image is the mean of 2x2 pixels, rounded.  The model is a stock Marian
-encoder-decoder whose tokens are intensities: its encoder reads 16 pixels, its decoder writes 64, row by row.  Block heads
-come on it, with the base model frozen or fine-tuned, and decode by exact acceptance and by distance.  Exact acceptance must write
-greedy decoding's images; the program stops where it does not.
+scikit-learn's 1,797 handwritten digits; the small image is the mean of 2x2 pixels, rounded.  The model is a stock
+Marian encoder-decoder whose tokens are intensities: its encoder reads 16 pixels, its decoder writes 64, row by row.
+Block heads come on it, with the base model frozen or fine-tuned, and decode by exact acceptance and by distance.
+Exact acceptance must write greedy decoding's images; the program stops where it does not.
 """
 
 from __future__ import annotations
@@ -21,38 +21,15 @@ import torch
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from benchmarks.common import (
-    claim,
-    interval,
-    markdown,
-    options,
-    read_csv,
-    run,
-    set_up,
-    slug,
-    spread,
-    stage,
-    with_ends,
-    write_csv,
-)
-from benchmarks.decodes import (
-    RESULTS,
-    Decoded,
-    decode,
-    draw_series,
-    fewer_heads,
-    save_figure,
-    speed_rows,
-    speed_table,
-    style_of,
-    timed,
-)
+from benchmarks import common, decodes
+from benchmarks.common import run
 from latticebpd import BlockwiseLM, Distance, Exact, NoDrafter, VanillaDrafter
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.lattices.texts import Texts
-from latticebpd.report.theme import RULE, STYLE
+from latticebpd.report.theme import STYLE
 from lm_training.families.heads import train_heads
-from lm_training.families.translators import TranslationShape, load_translator, new_translator, train_translation
+from lm_training.families.shapes import TranslationShape
+from lm_training.families.translators import load_translator, new_translator, train_translation
 from lm_training.training.training_options import HeadTraining, TranslationTraining
 
 SIDE, PIXELS, BRIGHTEST = 8, 64, 16
@@ -66,9 +43,7 @@ PAPER = {
 }  # fmt: skip
 """Mean accepted block sizes by k: frozen, exact and within 2; fine-tuned, exact and within 2."""
 BASES = ("frozen", "fine-tuned")
-SHOWN = (0, 3, 4, 11, 13, 18)
-"""Test images in the gallery: the first 6, 2, 5, 9, 4 and 3."""
-TABLE, SPEED, PICTURES = "superresolution.csv", "superresolution-speed.csv", "superresolution-images.csv"
+TABLE, SPEED = "superresolution.csv", "superresolution-speed.csv"
 
 
 def digits() -> np.ndarray:
@@ -116,12 +91,14 @@ def heads_of(work: Path, images: tuple[np.ndarray, ...], name: str, k: int, **gi
     def make() -> None:
         torch.manual_seed(0)
         base = load_translator(work / "base")
-        heads = fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in given else None
+        heads = (
+            decodes.fewer_heads(BlockwiseLM.from_pretrained(work / "frozen").heads, k) if "fine_tune" in given else None
+        )
         fixed: dict[str, Any] = {"objective": "joint", "warmup_steps": 20, "serving_prompts": 0}
         chosen = HeadTraining(validation_every=steps, **fixed, **given)
         train_heads(BlockwiseLM(base, heads or new_heads(base, "feed-forward", k)), *texts, directory, chosen)
 
-    stage(directory / "heads.json", make)
+    common.stage(directory / "heads.json", make)
     return BlockwiseLM.from_pretrained(directory)
 
 
@@ -135,7 +112,7 @@ def base_of(work: Path, images: tuple[np.ndarray, ...], steps: int) -> Any:
         learnt, held_out = (texts_of(part) for part in images[:2])
         train_translation(learnt, held_out, work / "base", new_translator(SHAPE, END + 1, END, PAD), chosen)
 
-    stage(work / "base" / "model.safetensors", make)
+    common.stage(work / "base" / "model.safetensors", make)
     return load_translator(work / "base").eval()
 
 
@@ -145,21 +122,20 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
     test = images[2][: settings.limit]
     sources, base = small(test).reshape(len(test), -1).tolist(), base_of(work, images, settings.base_updates)
 
-    def decoded(name: str, model: Any, drafter: Any, rule: Any) -> Decoded:
-        path = work / "decodes" / f"{slug(name)}.json"
-        stage(path, lambda: decode(model, sources, (lambda: drafter, rule), PIXELS).save(path))
-        return Decoded.load(path)
+    def decoded(name: str, model: Any, drafter: Any, rule: Any) -> decodes.Decoded:
+        path = work / "decodes" / f"{common.slug(name)}.json"
+        common.stage(path, lambda: decodes.decode(model, sources, (lambda: drafter, rule), PIXELS).save(path))
+        return decodes.Decoded.load(path)
 
     def greedy(model: Any) -> list[list[int]]:
-        return decode(model, sources, {}, PIXELS, len(sources)).rows
+        return decodes.decode(model, sources, {}, PIXELS, len(sources)).rows
 
     own = greedy(base)
     low = np.kron(small(test), np.ones((2, 2), np.int64))
-    pictures = {"low resolution": low, "original": test, "greedy": whole(test, own)}
-    first = qualities(test, pictures["greedy"], decoded("greedy", base, NoDrafter(), Exact()))
+    own_images = whole(test, own)
+    first = qualities(test, own_images, decoded("greedy", base, NoDrafter(), Exact()))
     rows: list[dict[str, Any]] = [{"base": "frozen", "k": 1, "rule": "greedy"} | first]
-    for name, pixels in {"copied": low, "bilinear": bilinear(small(test))}.items():
-        rows.append({"base": "none", "k": "", "rule": name} | qualities(test, pixels, None))
+    rows.append({"base": "none", "k": "", "rule": "copied"} | qualities(test, low, None))
     frozen = heads_of(work, images, "frozen", max(settings.k), steps=settings.head_updates, batch_size=64)
     tuning = {"steps": settings.tuning_updates, "batch_size": 32, "fine_tune": True, "base_learning_rate": 5e-4}
     systems: dict[str, Any] = {"greedy": (base, (NoDrafter, Exact()))}
@@ -173,57 +149,44 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
                     raise ValueError(f"k = {k}, {kind}: expected generate()'s images, got others")
                 pixels = whole(test, found.rows)
                 rows.append({"base": kind, "k": k, "rule": rule} | qualities(test, pixels, found))
-                if k == max(settings.k):
-                    pictures[f"{kind}, {rule}"] = pixels
                 if kind == "fine-tuned" and rule != "distance 1":
                     make = lambda model=model, k=k: VanillaDrafter(model, k - 1)  # noqa: E731
                     systems[f"fine-tuned, {rule}, k = {k}"] = model, (make, acceptance)
-    write_csv(settings.results / TABLE, rows)
-    shown = [(name, image) for name in pictures for image in SHOWN if image < len(test)]
-    words = [" ".join(map(str, pictures[name][image].reshape(-1).tolist())) for name, image in shown]
-    chosen = [{"picture": name, "image": n, "pixels": text} for (name, n), text in zip(shown, words, strict=True)]
-    write_csv(settings.results / PICTURES, chosen)
+    common.write_csv(settings.results / TABLE, rows)
     clock = work / "decodes" / "speeds.json"
     systems = dict(sorted(systems.items(), key=lambda item: "distance" in item[0]))  # as the table has them
-    stage(clock, lambda: timed(clock, systems, sources[: settings.timed], PIXELS))
-    write_csv(settings.results / SPEED, speed_rows(clock))
+    common.stage(clock, lambda: decodes.timed(clock, systems, sources[: settings.timed], PIXELS))
+    common.write_csv(settings.results / SPEED, decodes.speed_rows(clock))
 
 
-def bilinear(pooled: np.ndarray) -> np.ndarray:
-    """``[images, 4, 4]`` -> ``[images, 8, 8]``, by the weights of a straight line between the centres of pixels, rounded."""
-    centres = np.clip((np.arange(SIDE) + 0.5) / 2 - 0.5, 0, SIDE // 2 - 1)
-    weights = np.maximum(0, 1 - abs(centres[:, None] - np.arange(SIDE // 2)))
-    grown: np.ndarray = np.rint(weights @ pooled @ weights.T).astype(np.int64)
-    return grown
-
-
-def qualities(original: np.ndarray, pixels: np.ndarray, run: Decoded | None) -> dict[str, float]:
+def qualities(original: np.ndarray, pixels: np.ndarray, run: decodes.Decoded | None) -> dict[str, float]:
     """Mean accepted block size, mean absolute error in levels, and peak signal-to-noise ratio in dB, with intervals over images."""
     gap = (pixels - original).reshape(len(original), -1)
     absolute, squared = abs(gap).mean(axis=1), (gap**2).mean(axis=1)
     measures = {
         "accepted": (1.0, 1.0, 1.0) if run is None or not sum(run.calls) else run.accepted,
-        "MAE": interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
-        "PSNR": interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
+        "MAE": common.interval(lambda chosen: absolute[chosen].mean(axis=-1), len(gap)),
+        "PSNR": common.interval(lambda chosen: 10 * np.log10(BRIGHTEST**2 / squared[chosen].mean(axis=-1)), len(gap)),
     }
-    return {key: value for name, values in measures.items() for key, value in with_ends(name, values).items()}
+    return {key: value for name, values in measures.items() for key, value in common.with_ends(name, values).items()}
 
 
 def draw(results: Path) -> None:
     """Table 2's form on standard output, and the figures, from the CSV files alone."""
-    rows = read_csv(results / TABLE)
+    rows = common.read_csv(results / TABLE)
     cell = {(row["base"], int(row["k"]), row["rule"]): row for row in rows if row["k"]}
     sizes = sorted({k for base, k, _ in cell if base == "fine-tuned"})
     columns = [(base, rule) for base in BASES for rule in RULES]
     for what, places in (("accepted", 2), ("MAE", 2), ("PSNR", 1)):
-        lines = [[k, *(spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
-        print(f"\n{what}\n\n{markdown(['k', *map(', '.join, columns)], lines)}")
+        lines = [[k, *(common.spread(cell[base, k, rule], what, places) for base, rule in columns)] for k in sizes]
+        print(f"\n{what}\n\n{common.markdown(['k', *map(', '.join, columns)], lines)}")
     for row in rows:
         if not row["k"] or row["k"] == "1":
-            print(f"{row['base']} {row['rule']}: MAE {spread(row, 'MAE', 2)}, PSNR {spread(row, 'PSNR', 1)}")
-    speed_table(read_csv(results / SPEED))
-    save_figure(results / "superresolution.png", block_sizes(cell, sizes))
-    save_figure(results / "superresolution-images.png", gallery(results))
+            print(
+                f"{row['base']} {row['rule']}: MAE {common.spread(row, 'MAE', 2)}, PSNR {common.spread(row, 'PSNR', 1)}"
+            )
+    decodes.speed_table(common.read_csv(results / SPEED))
+    decodes.save_figure(results / "superresolution.png", block_sizes(cell, sizes))
 
 
 def block_sizes(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[int]) -> Figure:
@@ -233,10 +196,10 @@ def block_sizes(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[in
         ours, theirs = figure.subplots(1, 2, sharey=True)
         for number, (base, rule) in enumerate((base, rule) for base in BASES for rule in RULES):
             found = [cell[base, k, rule] for k in sizes]
-            draw_series(ours, sizes, found, "accepted", f"{base}, {rule}", number)
+            decodes.draw_series(ours, sizes, found, "accepted", f"{base}, {rule}", number)
         names = [f"{base}, {rule}" for base in BASES for rule in ("exact", "distance 2 of 256")]
         for number, (name, series) in enumerate(zip(names, (0, 2, 3, 5), strict=True)):
-            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **style_of(series))
+            theirs.plot([*PAPER], [row[number] for row in PAPER.values()], label=name, **decodes.style_of(series))
         ours.set(title="digits, 4×4 to 8×8, 17 intensities", ylabel="mean accepted block size")
         theirs.set(title="Stern et al., 8×8 to 32×32, 256 intensities")
         for axes in (ours, theirs):
@@ -245,28 +208,11 @@ def block_sizes(cell: dict[tuple[str, int, str], dict[str, str]], sizes: list[in
     return figure
 
 
-def gallery(results: Path) -> Figure:
-    """The pictures side by side: a row each image, a column each system."""
-    rows = read_csv(results / PICTURES)
-    names, images = list(dict.fromkeys(row["picture"] for row in rows)), sorted({int(row["image"]) for row in rows})
-    pixels = {(row["picture"], int(row["image"])): np.array(row["pixels"].split(), int) for row in rows}
-    frame = {"axes.grid": False, "axes.edgecolor": RULE.light, "axes.spines.top": True, "axes.spines.right": True}
-    with rc_context(STYLE | frame):
-        figure = Figure((1.0 * len(names), 1.05 * len(images) + 0.5), layout="constrained")
-        for place, axes in enumerate(figure.subplots(len(images), len(names), squeeze=False).flat):
-            image, name = divmod(place, len(names))
-            axes.imshow(pixels[names[name], images[image]].reshape(SIDE, SIDE), cmap="gray_r", vmin=0, vmax=BRIGHTEST)
-            axes.set(xticks=[], yticks=[])
-            if not image:
-                axes.set_title(names[name].replace(", ", ",\n"), fontsize=8.5, loc="center", fontweight="normal")
-    return figure
-
-
 def main() -> None:
-    parser = options(__doc__)
+    parser = common.options(__doc__)
     about = "directory of models and decodes; without it only tables and figures are made again"
     parser.add_argument("--work", type=Path, help=about)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="directory of CSV files and figures")
+    parser.add_argument("--results", type=Path, default=decodes.RESULTS, help="directory of CSV files and figures")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
     parser.add_argument("--base-updates", type=int, default=500, help="of the base model, 64 images each")
     parser.add_argument("--head-updates", type=int, default=400, help="of heads on the frozen model, 64 images each")
@@ -275,10 +221,10 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="number of test images")
     parser.add_argument("--timed", type=int, default=12, help="test images that are timed")
     arguments = parser.parse_args()
-    set_up()
+    common.set_up()
     if arguments.work is not None:
         names = ("k", "base_updates", "head_updates", "tuning_updates", "limit")
-        claim(arguments.work, {name: str(getattr(arguments, name)) for name in names})
+        common.claim(arguments.work, {name: str(getattr(arguments, name)) for name in names})
         measure(arguments.work, arguments)
     draw(arguments.results)
 

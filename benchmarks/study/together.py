@@ -1,15 +1,17 @@
-"""All four papers' methods and this project's, on one test set, with one verifier, in one run (Multi30k, English to German).
+"""All four papers' methods and this project's, on one test set, with one verifier, in one run (Multi30k, English to
+German).
 
     python -m benchmarks.study.together --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
         --test multi30k-test_2016_flickr.jsonl --updates 600 --teacher-updates 1800 --written 12000      # from scratch
     python -m benchmarks.study.together                              # table and figure again, from results/together*.csv
 
-WORK may be that of `gad_recipe.py` with the same options: what it holds (teacher, its text, verifier, drafters) is not made again.  Heads
-learn the same text beside the frozen verifier (`stern.py`'s setting *distilled*), and so does a Katz 4-gram.  Every system is tuned for
-itself on validation sentences, by tokens a pass: the weight of the 4-gram the best, whatever costs time (heads, masks, blocks) the
-smallest within half a per cent of the most, the bar of GAD++ the loosest whose BLEU there is not below greedy decoding's.
-Then all systems translate every test sentence by itself, in turns.  The clock is the processor's.  Exact systems must write
-`generate()`'s text; the program stops where one does not.
+WORK may be that of `gad_recipe.py` with the same options: what it holds (teacher, its text, verifier, drafters) is
+not made again.  Heads learn the same text beside the frozen verifier (`stern.py`'s setting *distilled*), and so does
+a Katz 4-gram.  Every system is tuned for itself on validation sentences, by tokens a pass: the weight of the 4-gram
+the best, whatever costs time (heads, masks, blocks) the smallest within half a per cent of the most, the bar of GAD++
+the loosest whose BLEU there is not below greedy decoding's. Then all systems translate every test sentence by itself,
+in turns.  The clock is the processor's.  Exact systems must write `generate()`'s text; the program stops where one
+does not.
 """
 
 from __future__ import annotations
@@ -26,21 +28,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 import fst
+from benchmarks import common
 from benchmarks.bench_jacobi import Results, blocks, hybrid, in_turns, whole
-from benchmarks.common import (
-    ENDS,
-    interval,
-    markdown,
-    options,
-    read_csv,
-    run,
-    set_up,
-    slug,
-    spread,
-    stored,
-    with_ends,
-    write_csv,
-)
 from benchmarks.decodes import decode, most, save_figure, widened
 from benchmarks.gad_recipe import BLOCKS, MADE_WITH, RUNS, claim_options, recipe_options, run_of, taught
 from benchmarks.study.stern import ALPHAS, MAX_NEW, NODES, Study, has_work, study_options
@@ -72,8 +61,9 @@ STOCK, SANTILLI, STERN, KIM, HEADS, XIA, GAD = GROUPS = (
 class Entry:
     """A line of the table.
 
-    of: whose method, one of `GROUPS`.  make: settings -> the system.  grid: what is tuned, one after the other, and the values tried.
-    exact: whether it must write greedy decoding's text.  rows: sentences that it may translate at once, where it is tuned.
+    of: whose method, one of `GROUPS`.  make: settings -> the system.  grid: what is tuned, one after the other, and
+    the values tried. exact: whether it must write greedy decoding's text.  rows: sentences that it may translate at
+    once, where it is tuned.
     """
 
     of: str
@@ -206,24 +196,26 @@ def measure(study: Study) -> None:
     base, greedy = BaseModel.of(heads.base), chosen[GREEDY].make()
     fill, settings = GenerationSettings(base).fill_id, dict[str, dict[str, Any]]()
     for name, entry in chosen.items():
-        note = own / "tuned" / f"{slug(name)}.json"
-        settings[name] = stored(note, lambda entry=entry: tuned(study, entry, greedy, fill))["chosen"]
+        note = own / "tuned" / f"{common.slug(name)}.json"
+        settings[name] = common.stored(note, lambda entry=entry: tuned(study, entry, greedy, fill))["chosen"]
     systems = {name: entry.make(**settings[name]) for name, entry in chosen.items()}
     results, sentences = Results(own / "decodes.csv", [*systems]), range(len(study.sources))
     lenient = [name for name, entry in chosen.items() if not entry.exact]
     found = in_turns(base, systems, study.sources, sentences, DATA, 1, results, lenient, time.process_time)
-    hindsight = HindsightDrafter(HeadLattices(heads), found[GREEDY].tokens)  # by the numbers of rows, so all are one batch
+    hindsight = HindsightDrafter(
+        HeadLattices(heads), found[GREEDY].tokens
+    )  # by the numbers of rows, so all are one batch
     oracle = passes_of(decode(heads, study.sources, (lambda: hindsight, EXACT), MAX_NEW, len(sentences)))
     if oracle.tokens != found[GREEDY].tokens:
         raise ValueError(f"{ORACLE}: expected greedy decoding's texts, got others")
     counts = counted(found | {ORACLE: SystemRun(ORACLE, oracle.tokens, [], oracle.passes)})
-    write_csv(given.results / COUNTS, counts, digits=1)
+    common.write_csv(given.results / COUNTS, counts, digits=1)
     quality = {name: study.bleu(found[name].tokens) for name in (GREEDY, *lenient)}
     rows: list[dict[str, Any]] = []
     for name, entry in [*chosen.items(), (ORACLE, Entry(KIM, lambda: greedy))]:
         row = {"of": entry.of, "system": name, "setting": spelled(settings.get(name, {})), "exact": int(entry.exact)}
-        rows.append(row | with_ends("BLEU", quality[GREEDY if entry.exact else name]))
-    write_csv(given.results / QUALITY, rows)
+        rows.append(row | common.with_ends("BLEU", quality[GREEDY if entry.exact else name]))
+    common.write_csv(given.results / QUALITY, rows)
 
 
 def counted(found: Mapping[str, SystemRun]) -> list[dict[str, Any]]:
@@ -252,23 +244,23 @@ def lines_of(counts: Iterable[Mapping[str, str]], quality: Iterable[Mapping[str,
         line: dict[str, Any] = {**row, "passes": passes.mean(), "tokens a second": 1e3 * tokens.sum() / ms.sum()}
         for name, above, below in (("tokens a pass", tokens, passes), ("over greedy", greedy, ms)):
             ratio = lambda drawn, above=above, below=below: above[drawn].sum(-1) / below[drawn].sum(-1)  # noqa: E731
-            line |= with_ends(name, interval(ratio, len(tokens)))
+            line |= common.with_ends(name, common.interval(ratio, len(tokens)))
         lines.append(line)
     return sorted(lines, key=lambda line: GROUPS.index(line["of"]))
 
 
 def draw(results: Path) -> None:
     """The table on standard output, and the figure, from the CSV files alone."""
-    lines = lines_of(read_csv(results / COUNTS), read_csv(results / QUALITY))
+    lines = lines_of(common.read_csv(results / COUNTS), common.read_csv(results / QUALITY))
     cells = []
     for line in lines:
         exact, timed = int(line["exact"]) and line["system"] != GREEDY, np.isfinite(line["over greedy"])
-        bleu = f"{float(line['BLEU']):.2f}" if exact else spread(line, "BLEU")
-        clock = [f"{line['tokens a second']:.0f}", spread(line, "over greedy")] if timed else ["", ""]
+        bleu = f"{float(line['BLEU']):.2f}" if exact else common.spread(line, "BLEU")
+        clock = [f"{line['tokens a second']:.0f}", common.spread(line, "over greedy")] if timed else ["", ""]
         about = [line["of"], line["system"], line["setting"], bleu]
-        cells.append([*about, float(line["passes"]), spread(line, "tokens a pass"), *clock])
+        cells.append([*about, float(line["passes"]), common.spread(line, "tokens a pass"), *clock])
     head = ("of", "system", "setting", "BLEU", "passes", "tokens a pass", "tokens a second", "over greedy")
-    print(f"\n{markdown(head, cells)}")
+    print(f"\n{common.markdown(head, cells)}")
     save_figure(results / "together.png", figure(lines))
 
 
@@ -281,7 +273,7 @@ def figure(lines: list[dict[str, Any]]) -> Figure:
         titles = {"tokens a pass": "tokens a pass", "over greedy": "speed over greedy generate()"}
         for axes, (what, title) in zip(panels, titles.items(), strict=True):
             for height, line in zip(heights, lines, strict=True):
-                value, low, high = (float(line[f"{what}{end}"]) for end in ENDS)
+                value, low, high = (float(line[f"{what}{end}"]) for end in common.ENDS)
                 colour = colours[line["of"]]
                 style = {"color": colour, "marker": "o", "linewidth": 1.4}
                 style |= {} if int(line["exact"]) else {"markerfacecolor": "white"}
@@ -295,14 +287,14 @@ def figure(lines: list[dict[str, Any]]) -> Figure:
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = common.options(__doc__)
     recipe_options(parser, required=False)
     about = "drafters of gad_recipe.py; draft trees are of the last one's lattices"
     usual = ["paper", "all changes"]
     parser.add_argument("--runs", nargs="+", choices=[*RUNS], default=usual, metavar="RUN", help=about)
     study_options(parser)
     arguments = parser.parse_args()
-    set_up()
+    common.set_up()
     if has_work(arguments):
         claim_options(arguments.work, arguments, MADE_WITH)
         own = "test limit runs k head_updates width tuned calibrated"
@@ -312,4 +304,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    common.run(main)

@@ -1,4 +1,5 @@
-"""The compiled core of fst (C++ sources in this folder); `fst.search` and `fst.NgramModel` are its documented interface."""
+"""The compiled core of fst (C++ sources in this folder); `fst.search` and `fst.NgramModel` are its documented
+interface."""
 
 from collections.abc import Callable
 

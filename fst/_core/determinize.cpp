@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kMostEntries = 1u << 24;  // arcs and members of subsets
 
 using Weights = std::map<std::int32_t, double>;              // by state
-using Subset = std::vector<std::pair<std::int32_t, double>>;  // by rising state; the best weight is 0
+using Subset = std::vector<std::pair<std::int32_t, double>>;  // by rising state; the best weight is 0, but in the first
 
 void raise(Weights& weights, std::int32_t state, double weight) {
     const auto [entry, added] = weights.emplace(state, weight);
@@ -65,7 +65,8 @@ class Determinizer {
             best = std::max(best, weight);
         }
         if (subset.empty()) return {Lattice::kEnd, best};
-        for (auto& [state, weight] : subset) weight -= best;
+        if (!rank_.empty())  // the first subset has no arc before it that could carry its weight
+            for (auto& [state, weight] : subset) weight -= best;
         const auto lowest = static_cast<std::size_t>(subset.front().first);
         count(subset.size());
         const auto [entry, added] = pending_[lowest].emplace(std::move(subset), static_cast<std::int32_t>(rank_.size()));

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from fst.files import require_writable
-from latticebpd.cli.oracle import table_of
+from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, writable_file
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again, decoded_rows
+from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
 from latticebpd.cli.lm_option import alphas_of, named_models
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.cli.oracle import BY, EXCLUDE, excluded, number, number_or_none, print_csv, table_of, write_tally
+from latticebpd.cli.oracle import BY, EXCLUDE, excluded, write_tally
+from latticebpd.cli.tables import decoded_rows, number, number_or_none, print_csv, print_decoded, table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from latticebpd.measuring import Comparison
     from latticebpd.measuring.examples import FittedRecord
-    from latticebpd.measuring.sweep import AlphaSweep
+    from latticebpd.measuring.tuning import AlphaSweep
     from latticebpd.scoring.rescoring import LanguageModel
 
 
@@ -86,7 +87,7 @@ def compare(
     from latticebpd.measuring import compare as compared
     from latticebpd.measuring.examples import exclude_examples
     from latticebpd.measuring.lattice_files import num_lattices, with_progress, without_prompts
-    from latticebpd.measuring.sweep import sweep_alpha
+    from latticebpd.measuring.tuning import sweep_alpha
     from latticebpd.scoring.rescoring import check_vocabulary
     from latticebpd.scoring.weights import POSITION
 
@@ -176,7 +177,9 @@ def show_comparison(
         if sweeps:
             _print_sweeps(list(sweeps), list(sweeps.values()))
         if decoded:
-            _print_decoded(decoded)
+            measures = list(decoded[0])[list(decoded[0]).index("differing_texts") + 1 :]
+            efficiencies = ("block_efficiency", "block_efficiency_with_prefill")
+            print_decoded(decoded, "system", (*efficiencies, "calls", "tokens", "differing_texts", *measures))
         err.print(str(found.signature), style="dim")
 
 
@@ -238,17 +241,6 @@ def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
         "misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to"
         " draft it."
     )
-
-
-def _print_decoded(rows: Sequence[dict[str, Any]]) -> None:
-    measures = list(rows[0])[list(rows[0]).index("differing_texts") + 1 :]
-    title = f"decoded by the model, {rows[0]['texts']} texts"
-    table = table_of(title, "system", "tokens/call", "with prefill", "calls", "tokens", "other texts", *measures)
-    for row in rows:
-        efficiency = [number(row[name], ".3f") for name in ("block_efficiency", "block_efficiency_with_prefill")]
-        counts = [f"{row[name]}" for name in ("calls", "tokens", "differing_texts")]
-        table.add_row(row["system"], *efficiency, *counts, *(f"{row[measure]:.2f}" for measure in measures))
-    out.print(table)
 
 
 def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:

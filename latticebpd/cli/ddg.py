@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.jacobi_inputs import InitialName, initial_values, print_table, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
-    from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
+    from latticebpd.jacobi.analysis import ClassStatistics, CorpusStatistics, Sentence
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -57,10 +55,8 @@ def ddg(
     if wrong:
         raise ValueError(f"{wrong[0]}: expected a name that ends in .html, {', '.join(PICTURES)}")
     if initial is InitialName.previous:
-        raise ValueError(
-            "expected --initial padding, random, source, heads or ngram, got previous; `latticebpd jacobi` takes"
-            " earlier outputs"
-        )
+        advice = "`latticebpd jacobi` takes earlier outputs"
+        raise ValueError(f"expected --initial padding, random, source, heads or ngram, got previous; {advice}")
     texts = read_texts(file, source, None, None, limit).inputs
     quiet_transformers()
     import torch
@@ -92,7 +88,7 @@ def ddg(
     for path in output:
         if path.suffix.lower() == ".html":
             from latticebpd.report import page_templates
-            from latticebpd.report.dependency_page import graphs_page
+            from latticebpd.report.dependency_plots import graphs_page
 
             page_templates.write(path, graphs_page(sentences, statistics, settings))
             continue
@@ -106,13 +102,8 @@ def ddg(
     if widths_csv is not None:
         write_csv(statistics.iterations, widths_csv)
     if json:
-        print_json(
-            {
-                "settings": settings,
-                "statistics": statistics.record(),
-                "texts": [sentence.record() for sentence in sentences],
-            }
-        )
+        records = [sentence.record() for sentence in sentences]
+        print_json({"settings": settings, "statistics": statistics.record(), "texts": records})
         return
     _print(statistics)
     out.print(settings, style="dim")
@@ -121,24 +112,20 @@ def ddg(
 
 
 def _print(statistics: CorpusStatistics) -> None:
-    table = Table(
-        box=SIMPLE_HEAD,
+    def share(count: int, each: ClassStatistics) -> str:
+        return f"{count / each.followers:.1%}" if each.followers else ""
+
+    rows = (
+        [
+            each.name, f"{each.tokens}", share(each.in_parallel, each), f"{each.mean_pass:.1f}",
+            f"{each.mean_waits:.2f}", share(each.waited_for_previous, each),
+        ]
+        for each in statistics.classes
+    )  # fmt: skip
+    counts = f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations"
+    print_table(
+        ("class", "tokens", "in parallel", "iteration", "waits", "for the last"),
+        rows,
         caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
-        title=(
-            f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations: "
-            f"{statistics.mean_width:.3f} tokens per iteration"
-        ),
+        title=f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
     )
-    table.add_column("class", no_wrap=True)
-    for heading in ("tokens", "in parallel", "iteration", "waits", "for the last"):
-        table.add_column(heading, justify="right")
-    for each in statistics.classes:
-        table.add_row(
-            each.name,
-            f"{each.tokens}",
-            f"{each.in_parallel / each.followers:.1%}" if each.followers else "",
-            f"{each.mean_pass:.1f}",
-            f"{each.mean_waits:.2f}",
-            f"{each.waited_for_previous / each.followers:.1%}" if each.followers else "",
-        )
-    out.print(table)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from latticebpd.console import err, progress
+from latticebpd.cli.tables import warn_differing
+from latticebpd.console import progress
 
 if TYPE_CHECKING:
     from latticebpd.decoding.front_door import Loaded
@@ -110,7 +111,7 @@ def decode_again(
         )
     exact = [int(count) for name, count in zip(decoded.names, decoded.differing, strict=True) if name in systems]
     if any(exact):
-        err.print(f"{max(exact)} texts differ from the files'; are the lattices of another model?", style="yellow")
+        warn_differing(max(exact))
     return decoded, qualities(decoded, loaded.model, lambda tokens: _words(tokenizer, tokens), measures, wanted, right)
 
 
@@ -142,22 +143,3 @@ def read_references(path: Path, field: str, count: int) -> list[list[str]]:
             ) from error
         found.append(each)
     return found
-
-
-def decoded_rows(decoded: Decoded, quality: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """One row for every drafter and rule."""
-    calls = decoded.calls
-    return [
-        {
-            "system": name,
-            "block_efficiency": None if not calls[i] else float(decoded.block_efficiency[i]),
-            "block_efficiency_with_prefill": float(decoded.block_efficiency_with_prefill[i]),
-            "calls": int(calls[i]),
-            "tokens": int(decoded.tokens[i]),
-            "verified_tokens": int(decoded.verified[i]),
-            "texts": decoded.texts,
-            "differing_texts": int(decoded.differing[i]),
-            **{measure: values[i] for measure, values in quality.items()},
-        }
-        for i, name in enumerate(decoded.names)
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -103,7 +103,8 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     out.print(Text(prompt.title, style="bold"), soft_wrap=True)
     if loaded.in_chat:
         out.print(Text(prompt.text, style="dim"), end="\n\n", soft_wrap=True)
-    writer = BlockWriter(out, loaded.tokenizer.decode, "" if loaded.in_chat else prompt.text)
+    tokenizer: Any = loaded.tokenizer
+    writer = BlockWriter(out, tokenizer.decode, "" if loaded.in_chat else prompt.text)
     name, result = show(loaded, prompt, settings, writer)
     cost = f"{result.num_tokens} tokens in {result.num_calls} calls"
     out.print(f"Each ┃ begins what one call of the model committed ({name}: {cost}).\n", soft_wrap=True)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from latticebpd.cli.jacobi_inputs import InitialName, initial_values, read_texts, settings_line
+from latticebpd.cli.jacobi_inputs import InitialName, initial_values, print_table, read_texts, settings_line
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
@@ -95,15 +93,13 @@ def jacobi(
     tokenizer: Any = loaded.tokenizer
     inputs = [tokenizer(text)["input_ids"] for text in texts.inputs]
     for ids in (max(inputs, key=len), max(inputs, key=lambda ids: max(ids, default=-1))):
-        Session.begin(
-            served, [ids], max_new_tokens=max_new_tokens
-        )  # generate(), which comes first, would die on what this refuses
+        Session.begin(served, [ids], max_new_tokens=max_new_tokens)  # generate() comes first and checks nothing
     first: Initial = initial_values(initial, served, lm, alpha, k, seed, [])
-    spelled = [tokenizer(text_target=text)["input_ids"] for text in earlier]
+    earlier_ids = [tokenizer(text_target=text)["input_ids"] for text in earlier]
     number = _number(length, algorithm, baselines)
 
     def decode(batch: Batch) -> Solution:
-        values = PreviousOutput(spelled[batch.start : batch.start + len(batch.ids)]) if spelled else first
+        values = PreviousOutput(earlier_ids[batch.start : batch.start + len(batch.ids)]) if earlier_ids else first
         options: Any = {"attention_mask": batch.mask, "max_new_tokens": max_new_tokens}
         if algorithm is Algorithm.hybrid:
             return hybrid_jacobi(served, batch.ids, block_size, values, max_length, **options)
@@ -118,30 +114,24 @@ def jacobi(
     fill = GenerationSettings(base).fill_id
     with progress() as bar:
         task = bar.add_task("decoding", total=None)
-        found = compare(
+        runs = compare(
             systems, inputs, fill, not base.is_encoder_decoder, batch_size, on_batch=lambda: bar.update(task, advance=1)
         )
     written = {
-        each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in measured.tokens]
-        for each, measured in found.items()
+        each: [tokenizer.decode(row, skip_special_tokens=True).strip() for row in run.tokens]
+        for each, run in runs.items()
     }
     if output is not None:
         with replacing(output) as temporary:
             temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
-    scores = (
-        {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
-        if bleu is not None
-        else {}
-    )
-    settings = settings_line(
-        served,
-        model=model.name,
-        texts=len(inputs),
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        length=_said(length, algorithm),
-    )
-    record = _record(found, name, scores, str(bleu.get_signature()) if bleu is not None else None, settings)
+    scores, signature = {}, None
+    if bleu is not None:
+        scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}
+        signature = str(bleu.get_signature())
+    target_length = "not needed" if algorithm is Algorithm.hybrid else length
+    options = {"texts": len(inputs), "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+    settings = settings_line(served, model=model.name, **options, length=target_length)
+    record = _record(runs, name, scores, signature, settings)
     if json:
         print_json({**record, "texts": written[name]})
     else:
@@ -151,7 +141,7 @@ def jacobi(
 
 
 def _earlier(previous: Path | None, initial: InitialName, texts: int) -> list[str]:
-    """The earlier outputs; an empty line is one that says nothing."""
+    """The earlier outputs; lines may be empty."""
     if (previous is None) != (initial is not InitialName.previous):
         raise ValueError("expected --previous FILE together with --initial previous, got one without the other")
     if previous is None:
@@ -175,10 +165,6 @@ def _number(length: str, algorithm: Algorithm, baselines: bool) -> int | None:
     raise ValueError(f"expected --length as a number >= 1, estimate or known, got {length!r}")
 
 
-def _said(length: str, algorithm: Algorithm) -> str:
-    return "not needed" if algorithm is Algorithm.hybrid else length
-
-
 def _name(algorithm: Algorithm, block_size: int, initial: InitialName) -> str:
     block = "" if algorithm is Algorithm.jacobi else f", b={block_size}"
     values = "" if initial is InitialName.padding else f", {initial.value}"
@@ -194,83 +180,61 @@ def _bleu() -> Any:
     try:
         from sacrebleu.metrics.bleu import BLEU
     except ImportError as error:
-        raise ValueError(
-            "expected sacrebleu for references, found none; pip install 'latticebpd[translation]'"
-        ) from error
+        advice = "pip install 'latticebpd[translation]'"
+        raise ValueError(f"expected sacrebleu for references, found none; {advice}") from error
     return BLEU()
 
 
 def _record(
-    found: dict[str, SystemRun], name: str, bleu: dict[str, float], signature: str | None, settings: str
+    runs: dict[str, SystemRun], name: str, bleu: dict[str, float], signature: str | None, settings: str
 ) -> dict[str, Any]:
     from latticebpd.jacobi.jacobi_comparison import GREEDY
 
-    mine, greedy, beam = found[name], found.get(GREEDY), found.get(BEAM)
+    mine, greedy, beam = runs[name], runs.get(GREEDY), runs.get(BEAM)
     rows = []
-    for each, measured in found.items():
+    for each, run in runs.items():
         row: dict[str, Any] = {
             "system": each,
-            "tokens": sum(map(len, measured.tokens)),
-            "iterations": sum(measured.passes),
-            "seconds": sum(measured.seconds),
-            "flops": sum(measured.flops),
+            "tokens": sum(map(len, run.tokens)),
+            "iterations": sum(run.passes),
+            "seconds": sum(run.seconds),
+            "flops": sum(run.flops),
             "bleu": bleu.get(each),
         }
         if greedy is not None and beam is not None:
             row |= {
-                "iteration_speedup": measured.iteration_speedup(greedy),
-                "time_speedup": measured.time_speedup(greedy),
-                "time_speedup_over_beam": measured.time_speedup(beam),
-                "flops_per_speed": measured.flops_per_speed(greedy),
+                "iteration_speedup": run.iteration_speedup(greedy),
+                "time_speedup": run.time_speedup(greedy),
+                "time_speedup_over_beam": run.time_speedup(beam),
+                "flops_per_speed": run.flops_per_speed(greedy),
             }
         rows.append(row)
-    spread = {}
-    if greedy is not None:
-        spread = {
-            "time_speedup": mine.distribution(greedy, "seconds"),
-            "iteration_speedup": mine.distribution(greedy, "passes"),
-        }
+    measures = {"time_speedup": "seconds", "iteration_speedup": "passes"} if greedy is not None else {}
     return {
         "settings": settings,
         "bleu_signature": signature,
         "systems": rows,
-        "per_text": spread,
+        "per_text": {key: mine.distribution(greedy, what) for key, what in measures.items() if greedy is not None},
         "differing_texts": mine.differing(greedy) if greedy is not None else None,
     }
 
 
 def _print(record: dict[str, Any]) -> None:
-    compared = "time_speedup" in record["systems"][0]
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("system", no_wrap=True)
-    headings = ["passes", "seconds", *(["speedup\nin passes", "over\ngreedy", f"over\n{BEAM}"] if compared else [])]
-    headings += ["BLEU"] if record["bleu_signature"] else []
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in record["systems"]:
-        cells = [f"{row['iterations']}", f"{row['seconds']:.1f}"]
-        if compared:
-            cells += [f"{row[key]:.2f}×" for key in ("iteration_speedup", "time_speedup", "time_speedup_over_beam")]
-        cells += [f"{row['bleu']:.2f}"] if record["bleu_signature"] else []
-        table.add_row(row["system"], *cells)
-    out.print(table)
-    cost = Table(box=SIMPLE_HEAD)
-    cost.add_column("system", no_wrap=True)
-    for heading in ("FLOPs", *(["FLOPs / speedup over greedy"] if compared else [])):
-        cost.add_column(heading, justify="right")
-    for row in record["systems"]:
-        cost.add_row(row["system"], f"{row['flops']:.3g}", *([f"{row['flops_per_speed']:.3g}"] if compared else []))
-    out.print(cost)
+    compared, signature = "time_speedup" in record["systems"][0], record["bleu_signature"]
+    columns = {"system": "{system}", "passes": "{iterations}", "seconds": "{seconds:.1f}"}
+    costs = {"system": "{system}", "FLOPs": "{flops:.3g}"}
     if compared:
-        spread = Table(box=SIMPLE_HEAD, title="speedup over greedy, text by text")
-        spread.add_column("quantile", no_wrap=True)
-        for quantile in record["per_text"]["time_speedup"]:
-            spread.add_column(f"{100 * float(quantile):g} %", justify="right")
-        for key in ("time_speedup", "iteration_speedup"):
-            spread.add_row(
-                key.removesuffix("_speedup"), *(f"{value:.2f}×" for value in record["per_text"][key].values())
-            )
-        out.print(spread)
-    if record["bleu_signature"]:
-        out.print(f"BLEU: {record['bleu_signature']}", style="dim")
+        columns |= {"speedup\nin passes": "{iteration_speedup:.2f}×", "over\ngreedy": "{time_speedup:.2f}×"}
+        columns |= {f"over\n{BEAM}": "{time_speedup_over_beam:.2f}×"}
+        costs |= {"FLOPs / speedup over greedy": "{flops_per_speed:.3g}"}
+    columns |= {"BLEU": "{bleu:.2f}"} if signature else {}
+    for forms in (columns, costs):
+        print_table(forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]))
+    if compared:
+        spread = {key.removesuffix("_speedup"): values for key, values in record["per_text"].items()}
+        quantiles = [f"{100 * float(quantile):g} %" for quantile in spread["time"]]
+        lines = ([name, *(f"{value:.2f}×" for value in values.values())] for name, values in spread.items())
+        print_table(["quantile", *quantiles], lines, title="speedup over greedy, text by text")
+    if signature:
+        out.print(f"BLEU: {signature}", style="dim")
     out.print(record["settings"], style="dim")

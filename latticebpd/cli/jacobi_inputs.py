@@ -1,13 +1,18 @@
-"""What ``jacobi`` and ``ddg`` take alike: a file of texts, and initial values by name."""
+"""Shared by ``jacobi`` and ``ddg``: a file of texts, initial values by name, the line of settings, tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from latticebpd.console import out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -98,9 +103,8 @@ def initial_values(
     """The initialisation of a name.
 
     Args:
-        name: which.
-        model: whose vocabulary is drawn from, or whose heads are asked.
-        lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, and how a lattice is rescored with it.
+        model: has the heads, and the vocabulary of random tokens.
+        lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot.
         seed: of random tokens.
         previous: earlier outputs as tokens, one for every text.
 
@@ -117,17 +121,10 @@ def initial_values(
     base = BaseModel.of(model)
     if (lm is not None or alpha is not None) and name not in (InitialName.heads, InitialName.ngram):
         raise ValueError(f"expected --lm and --alpha with --initial ngram or heads, got {name.value}; leave them out")
-    if name is InitialName.random:
-        return RandomTokens(base.vocab_size, seed)
-    if name is InitialName.source:
-        return SourceCopy()
-    if name is InitialName.previous:
-        return PreviousOutput(previous)
     if name is InitialName.heads:
         if not isinstance(model, BlockwiseLM):
-            raise ValueError(
-                "expected a model with heads for --initial heads, got one without; see `latticebpd train heads`"
-            )
+            advice = "see `latticebpd train heads`"
+            raise ValueError(f"expected a model with heads for --initial heads, got one without; {advice}")
         return DraftedInitial(PathsDrafter(model, lm, p=1, alpha=alpha, k=k))
     if name is InitialName.ngram:
         scorer = as_scorer(lm)
@@ -135,18 +132,17 @@ def initial_values(
             raise ValueError("expected an n-gram model for --initial ngram, got none; name one with --lm")
         check_vocabulary(scorer, getattr(model, "tokenizer_fingerprint", None), base.vocab_size)
         return NgramContinuation(scorer.lm)
-    return Padding()
+    if name is InitialName.random:
+        return RandomTokens(base.vocab_size, seed)
+    if name is InitialName.previous:
+        return PreviousOutput(previous)
+    return SourceCopy() if name is InitialName.source else Padding()
 
 
 def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str:
     """What the numbers depend on, in one line: the settings, the model's size, the machine."""
-    import os
-    import platform
-
-    import torch
-    import transformers
-
     from latticebpd._version import __version__
+    from latticebpd.machine import machine_settings
     from latticebpd.target.stock_model import BaseModel
 
     base = BaseModel.of(served).model
@@ -156,10 +152,18 @@ def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str
         "parameters": sum(parameter.numel() for parameter in base.parameters()),
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": base.device,
-        "threads": torch.get_num_threads(),
-        "cpus": os.cpu_count(),
-        "machine": platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **machine_settings(),
     }
     return " | ".join(f"{name} {value}" for name, value in all_settings.items())
+
+
+def print_table(headings: Iterable[str], rows: Iterable[Sequence[str]], **options: Any) -> None:
+    """A table of names and numbers; ``options`` are those of ``rich``'s tables."""
+    first, *others = headings
+    table = Table(box=SIMPLE_HEAD, **options)
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)

@@ -45,7 +45,7 @@ def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
 
 def alphas_of(option: str, text: str) -> list[float]:
     """Weights separated by commas, or ``paper`` for the paper's grid."""
-    from latticebpd.measuring.sweep import ALPHAS
+    from latticebpd.measuring.tuning import ALPHAS
 
     if text == "paper":
         return list(ALPHAS)

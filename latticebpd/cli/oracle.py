@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import csv as csv_module
 import json as json_module
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
-from rich.table import Table
 
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
+from latticebpd.cli.tables import (
+    decoded_rows,
+    number,
+    number_or_none,
+    print_csv,
+    print_decoded,
+    table_of,
+    warn_differing,
+)
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from latticebpd.decoding.front_door import Loaded
     from latticebpd.measuring import OracleTally
     from latticebpd.measuring.mergeable_counts import MergeableCounts
-    from latticebpd.measuring.model_decodes import Decoded
     from latticebpd.scoring.weights import Tuning
 
 
@@ -107,7 +111,7 @@ def _decode(
     limit: int,
     tunings: list[Tuning],
     given_text: bool,
-) -> Decoded:
+) -> list[dict[str, Any]]:
     from itertools import islice
 
     from latticebpd.lattices.shards import text_ends
@@ -117,7 +121,7 @@ def _decode(
     texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        return decode(
+        decoded = decode(
             loaded.model,
             texts,
             oracle_drafters(loaded.lattice_source, ks),
@@ -125,31 +129,13 @@ def _decode(
             given_text,
             eos_ids=text_ends(files[0]),
         )
-
-
-def table_of(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    table.add_column(first)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
-
-
-def number_or_none(value: float) -> float | None:
-    """NaN, which JSON does not have, as None."""
-    return None if value != value else float(value)
-
-
-def number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
-
-
-def print_csv(rows: list[dict[str, Any]]) -> None:
-    """Columns whose values are lists are left out."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
-    writer = csv_module.DictWriter(sys.stdout, names, extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(rows)
+    if decoded.differing.any():
+        warn_differing(int(decoded.differing.max()))
+    rows = decoded_rows(decoded)
+    return [
+        {"k": int(row.pop("system").removeprefix("k=")), **row, "accept_counts": decoded.counts[i].tolist()}
+        for i, row in enumerate(rows)
+    ]
 
 
 def write_tally(found: MergeableCounts, path: Path | None) -> None:
@@ -161,7 +147,12 @@ def write_tally(found: MergeableCounts, path: Path | None) -> None:
 
 
 def show_oracle(
-    found: OracleTally, json: bool, csv: bool, plot: Path | None, tally: Path | None, decoded: Decoded | None = None
+    found: OracleTally,
+    json: bool,
+    csv: bool,
+    plot: Path | None,
+    tally: Path | None,
+    decoded: list[dict[str, Any]] | None = None,
 ) -> None:
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
@@ -182,43 +173,14 @@ def show_oracle(
             "rows": rows,
             "vanilla_drafts_end": lost,
         }  # fmt: skip
-        print_json(record if decoded is None else {**record, "decoded": _decoded_rows(decoded)})
+        print_json(record if decoded is None else {**record, "decoded": decoded})
     elif csv:
         print_csv(rows)
     else:
         _print_tables(found, rows)
-        if decoded is not None:
-            _print_decoded(decoded)
+        if decoded:
+            print_decoded(decoded, "k", ("block_efficiency", "calls", "tokens"))
         err.print(str(found.signature), style="dim")
-
-
-def _decoded_rows(decoded: Decoded) -> list[dict[str, Any]]:
-    """One row for every width, of decodes with the model itself."""
-    return [
-        {
-            "k": int(name.removeprefix("k=")),
-            "block_efficiency": number_or_none(decoded.block_efficiency[i]),
-            "calls": int(decoded.calls[i]),
-            "tokens": int(decoded.tokens[i]),
-            "verified_tokens": int(decoded.verified[i]),
-            "accept_counts": decoded.counts[i].tolist(),
-            "texts": decoded.texts,
-            "differing_texts": int(decoded.differing[i]),
-        }
-        for i, name in enumerate(decoded.names)
-    ]
-
-
-def _print_decoded(decoded: Decoded) -> None:
-    table = table_of(f"decoded by the model, {decoded.texts} texts", "k", "tokens/call", "calls", "tokens")
-    for row in _decoded_rows(decoded):
-        table.add_row(f"{row['k']}", number(row["block_efficiency"], ".3f"), f"{row['calls']}", f"{row['tokens']}")
-    out.print(table)
-    if decoded.differing.any():
-        err.print(
-            f"{int(decoded.differing.max())} texts differ from the files'; are the lattices of another model?",
-            style="yellow",
-        )
 
 
 def _rows(found: OracleTally) -> list[dict[str, Any]]:

@@ -46,7 +46,7 @@ def profile(
     quiet_transformers()
     import torch
 
-    from latticebpd.cli.oracle import table_of
+    from latticebpd.cli.tables import table_of
     from latticebpd.decoding.front_door import load
     from latticebpd.measuring.pass_costs import profile as profiled
 

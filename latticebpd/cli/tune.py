@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import typer
-from rich import box
-from rich.table import Table
 
 from fst.files import require_writable
 from latticebpd.cli.lm_option import alphas_of
+from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 from latticebpd.scoring.weights import POSITION
 
@@ -84,12 +83,8 @@ def tune(
         print_json([asdict(each) for each in found])
         return
     for each in found:
-        table = Table(
-            title=f"{each.system} on {len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}",
-            box=box.SIMPLE_HEAD,
-        )
-        for heading in ("alpha", f"tokens/call, by {each.by}"):
-            table.add_column(heading, justify="right")
+        counted = f"{len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}"
+        table = table_of(f"{each.system} on {counted}", "alpha", f"tokens/call, by {each.by}")
         for alpha, efficiency in zip(each.alphas, each.block_efficiency, strict=True):
             table.add_row(f"{alpha:g}", f"{efficiency:.4f}", style="bold" if alpha == each.alpha else None)
         out.print(table)

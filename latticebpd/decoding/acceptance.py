@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,20 +38,17 @@ class NodeDrafts:
 
     def __call__(self, i: int) -> np.ndarray:
         """The tokens, in the tree's order."""
-        tokens: np.ndarray = self.trees[i].tokens[self.trees[i].children(self.nodes[i])]
-        return tokens
+        return np.asarray(self.trees[i].tokens[self.trees[i].children(self.nodes[i])])
 
     def log_probs(self, i: int) -> np.ndarray | None:
         """The drafter's log-probability (natural) of each token after the node; None if the tree has none."""
         tree, node = self.trees[i], self.nodes[i]
         if tree.log_probs is None:
             return None
-        log_probs: np.ndarray = tree.log_probs[tree.children(node)] - (0.0 if node == ROOT else tree.log_probs[node])
-        return log_probs
+        return np.asarray(tree.log_probs[tree.children(node)] - (0.0 if node == ROOT else tree.log_probs[node]))
 
     def slot(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the lattice's slot below the node and their log-probabilities (natural); empty without a
-        lattice."""
+        """The lattice's slot below the node, tokens and log-probabilities (natural); empty without a lattice."""
         tree, node = self.trees[i], self.nodes[i]
         depth = 0 if node == ROOT else int(tree.depths[node])
         if tree.lattice is None or depth >= tree.lattice.slots:
@@ -73,17 +70,10 @@ class Acceptance(Protocol):
         """
 
 
-@runtime_checkable
-class Bindable(Protocol):
-    """A rule that depends on the model's generation config."""
-
-    def bound(self, settings: GenerationSettings) -> Acceptance:
-        """The rule for a decode under these settings."""
-
-
 def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
-    """The rule for a decode under these settings."""
-    return rule.bound(settings) if isinstance(rule, Bindable) else rule
+    """The rule for a decode under these settings, by its own method ``bound`` if it has one."""
+    bind: Callable[[GenerationSettings], Acceptance] | None = getattr(rule, "bound", None)
+    return rule if bind is None else bind(settings)
 
 
 @dataclass(frozen=True)
@@ -96,19 +86,26 @@ class Exact:
 
 
 class _Lenient:
-    """Keeps the most probable drafted token if it is good enough, else takes the most probable of all."""
+    """Pick the most probable drafted token if it is accepted, else the most probable of all."""
 
     def accepts(self, better: int, equal: int, gap: float) -> bool:
-        """Whether a token stays.
-
-        Args:
-            better, equal: how many tokens are more probable, and how many as probable ones have a lower id.
-            gap: the best log-probability minus the token's.
-        """
-        raise NotImplementedError
+        """Whether a token stays; ``better`` tokens are more probable, ``equal`` as probable ones have a lower id, the
+        best log-probability is ``gap`` higher."""
+        return True
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
-        return [_best_drafted(row, drafted(node), self.accepts) for node, row in enumerate(logits)]
+        return [self.pick(row, drafted(node)) for node, row in enumerate(logits)]
+
+    def pick(self, logits: Tensor, drafted: np.ndarray) -> int:
+        """One token; ``logits`` is ``[vocab]``."""
+        best = int(logits.argmax())
+        if not len(drafted):
+            return best
+        tokens = torch.from_numpy(np.sort(drafted).astype(np.int64)).to(logits.device)
+        token = int(tokens[logits[tokens].argmax()])
+        value = logits[token]
+        better, equal = int((logits > value).sum()), int((logits[:token] == value).sum())
+        return token if self.accepts(better, equal, float(logits[best]) - float(value)) else best
 
 
 @dataclass(frozen=True)
@@ -166,9 +163,8 @@ class Distance:
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         chosen = []
         for node, best in enumerate(logits.argmax(dim=-1).tolist()):
-            distance, token = min(
-                ((self.metric(int(token), best), int(token)) for token in drafted(node)), default=(float("inf"), best)
-            )
+            distances = [(self.metric(token, best), token) for token in drafted(node).tolist()]
+            distance, token = min(distances, default=(0.0, best))
             chosen.append(token if distance <= self.epsilon else best)
         return chosen
 
@@ -194,7 +190,7 @@ class MinimumBlock:
             if depth < self.length - 1:
                 tokens = drafted(node)
                 if len(tokens) and chosen[node] not in tokens:
-                    chosen[node] = _best_drafted(logits[node], tokens)
+                    chosen[node] = _Lenient().pick(logits[node], tokens)
         return chosen
 
     def bound(self, settings: GenerationSettings) -> MinimumBlock:
@@ -243,15 +239,13 @@ class Sampling:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """``[n, vocab]``, the distribution of each node's next token."""
-        # The warpers look at scores alone; the ids do not matter.
-        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)
+        no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)  # warpers read scores alone
         scores: Tensor = self.warpers(no_ids, logits.float())
         return scores.softmax(dim=-1)
 
 
 class SpeculativeSampling(Sampling):
-    """Keep a drafted token with probability min(1, p/q), else draw from the rest of p (Leviathan 2023; SpecInfer for
-    trees).
+    """Keep a drafted token with probability min(1, p/q), else draw from the rest of p (Leviathan 2023, SpecInfer).
 
     p is the target model's distribution, as under ``Sampling``, and so the texts'. q is the draft's: its slot of the
     tree's lattice, scaled to sum 1. So the drafter must *draw* its drafts slot by slot, independently of everything
@@ -272,8 +266,7 @@ class SpeculativeSampling(Sampling):
         ]
 
     def _try_in_turn(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
-        """One token of distribution ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's
-        ``arcs``."""
+        """One token of ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's ``arcs``."""
         if not np.isin(tokens, arcs).all():
             raise ValueError(
                 "expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not"
@@ -288,21 +281,6 @@ class SpeculativeSampling(Sampling):
             q[token] = 0
             p, q = p / p.sum(), q / q.sum()
         return int(torch.multinomial(p, 1, generator=self.generator))
-
-
-def _best_drafted(
-    logits: Tensor, drafted: np.ndarray, accepts: Callable[[int, int, float], bool] = lambda *_: True
-) -> int:
-    """The most probable drafted token if it is accepted (:meth:`_Lenient.accepts`), else the most probable of all;
-    ``logits`` is ``[vocab]``."""
-    best = int(logits.argmax())
-    if not len(drafted):
-        return best
-    tokens = torch.from_numpy(np.sort(drafted).astype(np.int64)).to(logits.device)
-    token = int(tokens[logits[tokens].argmax()])
-    value = logits[token]
-    better, equal = int((logits > value).sum()), int((logits[:token] == value).sum())
-    return token if accepts(better, equal, float(logits[best]) - float(value)) else best
 
 
 Adjust = Callable[[int, list[int], Tensor], Tensor]

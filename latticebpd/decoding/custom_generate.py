@@ -25,11 +25,10 @@ from transformers import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
+from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
 from latticebpd.decoding.generation_config import GenerationSettings, eos_ids, refuse
 from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, decode
-from latticebpd.decoding.prompts import Prompts, unpadded
 from latticebpd.decoding.session import Session
-from latticebpd.decoding.stopping import begin_texts
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
@@ -107,7 +106,7 @@ class CustomGenerate:
         if streamer is not None:
             check_streamer(len(input_ids))
         inputs = arguments.pop("inputs_tensor", inputs_tensor)
-        prompts = (_encoded_prompts if base.is_encoder_decoder else _prompts)(base, input_ids, inputs, arguments)
+        prompts = (_encoded_prompts if base.is_encoder_decoder else _prompts)(input_ids, inputs, arguments)
         if arguments:
             raise _unsupported(", ".join(sorted(arguments)))
         texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria)
@@ -148,9 +147,8 @@ class PreparedSettings(GenerationSettings):
     def warpers(self, **arguments: Any) -> LogitsProcessorList:
         """None: they are among the processors."""
         if given := sorted(name for name, value in arguments.items() if value is not None):
-            raise ValueError(
-                f"expected a sampling rule without settings of its own, got {', '.join(given)}; pass them to generate()"
-            )
+            names = ", ".join(given)
+            raise ValueError(f"expected a sampling rule without own settings, got {names}; pass them to generate()")
         return LogitsProcessorList()
 
     def criteria(
@@ -167,30 +165,24 @@ class _RowCriterion(StoppingCriteria):  # type: ignore[misc, unused-ignore]
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
+        expected, advice = "expected stopping criteria that", "decode prompts one by one"
         try:
             done = self.criterion(torch.cat([self.padding, input_ids], dim=1), scores, **kwargs)
         except IndexError as error:
-            raise ValueError(
-                f"expected stopping criteria that look at every row alone, got {name}; decode prompts one by one"
-            ) from error
+            raise ValueError(f"{expected} look at every row alone, got {name}; {advice}") from error
         if self.rows > 1 and not (isinstance(done, Tensor) and done.shape == (1,)):
-            raise ValueError(
-                f"expected stopping criteria that give a tensor [rows], got {done!r} by {name}; decode prompts one"
-                " by one"
-            )
+            raise ValueError(f"{expected} give a tensor [rows], got {done!r} by {name}; {advice}")
         return done
 
 
 def _by_row(criterion: Any, padding: list[int], rows: int) -> Any:
-    stock = type(criterion).__module__.startswith("transformers.")
-    return criterion if stock else _RowCriterion(criterion, padding, rows)
+    is_stock = type(criterion).__module__.startswith("transformers.")
+    return criterion if is_stock else _RowCriterion(criterion, padding, rows)
 
 
 def _arguments_of_generate() -> dict[str, Any]:
-    """Arguments of the calling ``generate()`` that ``transformers`` 4.57 and later do not pass to a callable.
-
-    Without them a streamer would wait for ever.
-    """
+    """Arguments of the calling ``generate()`` that ``transformers`` 4.57 and later do not pass to a callable; without
+    them a streamer would wait for ever."""
     frame, code = sys._getframe(2), getattr(GenerationMixin.generate, "__wrapped__", GenerationMixin.generate).__code__
     names = ("streamer", "assistant_model", "synced_gpus", "inputs_tensor") if frame.f_code is code else ()
     return {name: value for name in names if (value := frame.f_locals.get(name)) is not None}
@@ -199,15 +191,13 @@ def _arguments_of_generate() -> dict[str, Any]:
 def _rule(acceptance: Acceptance | None, config: GenerationConfig) -> Acceptance:
     if acceptance is None:
         return Sampling() if config.do_sample else Exact()
-    if (samples := _samples(acceptance)) != bool(config.do_sample):
-        raise ValueError(
-            f"expected do_sample={samples} with the rule {type(acceptance).__name__}, got do_sample={config.do_sample}"
-        )
+    decides = acceptance
+    while hasattr(decides, "otherwise"):
+        decides = decides.otherwise
+    if (samples := isinstance(decides, Sampling)) != bool(config.do_sample):
+        rule = type(acceptance).__name__
+        raise ValueError(f"expected do_sample={samples} with the rule {rule}, got do_sample={config.do_sample}")
     return acceptance
-
-
-def _samples(rule: Any) -> bool:
-    return isinstance(rule, Sampling) or (hasattr(rule, "otherwise") and _samples(rule.otherwise))
 
 
 def _unsupported(names: str, got: str = "it; leave one of the two out") -> ValueError:
@@ -230,7 +220,7 @@ def _remove_unused(config: GenerationConfig, arguments: dict[str, Any]) -> None:
         arguments.pop(name, None)
 
 
-def _prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
+def _prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
     """A causal LM's prompts; takes the mask and default positions out of ``arguments``."""
     ids = input_ids.cpu()
     mask = arguments.pop("attention_mask", torch.ones_like(ids)).cpu().bool()
@@ -238,20 +228,18 @@ def _prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, argument
     default = (mask.long().cumsum(dim=1) - 1)[mask]
     if positions is not None and torch.equal(positions.cpu().expand_as(ids)[mask], default):
         del arguments["position_ids"]
-    return Prompts(ids, rows, [[] for _ in ids], None, base.vocab_size)
+    return Prompts(ids, rows, [[] for _ in ids], None)
 
 
-def _encoded_prompts(base: BaseModel, input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
+def _encoded_prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
     """An encoder–decoder's; takes the encoder's output and the masks out of ``arguments``."""
     ids, hidden = input_ids.cpu(), arguments.pop("encoder_outputs").last_hidden_state
     read = arguments.pop("decoder_attention_mask", None)
     if read is not None and not read.all():
-        raise ValueError(
-            "expected decoder_input_ids without padding, got a decoder_attention_mask with zeros; decode texts one"
-            " by one"
-        )
+        got = "a decoder_attention_mask with zeros; decode texts one by one"
+        raise ValueError(f"expected decoder_input_ids without padding, got {got}")
     mask = arguments.pop("attention_mask", torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device))
     if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or hidden.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")
     sources = unpadded(inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0), mask.cpu().bool())
-    return Prompts(ids, ids.tolist(), sources, EncodedSource(hidden, mask), base.vocab_size)
+    return Prompts(ids, ids.tolist(), sources, EncodedSource(hidden, mask))

@@ -1,7 +1,8 @@
-"""A decode as HTML: its texts, and where each call of the model began."""
+"""A decode as HTML: its texts, with a bar before the tokens of each call."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
@@ -9,34 +10,32 @@ from typing import Any
 from latticebpd.lattices.pictures import visible
 
 MOST_ROWS, MOST_TOKENS = 4, 400
-"""What is shown at most: rows, and tokens of each."""
+"""Rows shown at most, and tokens of each."""
 
 _COLOURS = ("#00835e", "#1f6feb")
 
+Decoder = Callable[[list[int]], str] | None
+"""Tokens -> text; None shows their ids."""
 
-def decode_html(found: Any, decode: Callable[[list[int]], str] | None = None) -> str:
-    """HTML of the texts; where the decode has a trace, each bar begins what one call of the model committed.
 
-    Args:
-        found: a ``Generated``.
-        decode: tokens -> text; None shows their numbers.
-    """
+def decode_html(generated: Any, decode: Decoder = None) -> str:
+    """HTML of the texts of a ``Generated``; with a trace, a bar precedes the tokens of each call."""
     rows = []
-    for row in range(min(MOST_ROWS, len(found.sequences))):
-        prompt = found.sequences[row, : found.prompt_length].tolist()
-        new = found.sequences[row, found.prompt_length :].tolist()
-        blocks = found.blocks(row) if found.trace is not None else [new]
+    for row, tokens in enumerate(generated.sequences[:MOST_ROWS].tolist()):
+        prompt, new = tokens[: generated.prompt_length], tokens[generated.prompt_length :]
+        blocks = generated.blocks(row) if generated.trace is not None else [new]
         rows.append(
-            '<p style="white-space:pre-wrap"><span'
-            f' style="opacity:.6">{_text(decode, prompt)}</span>{_blocks(decode, blocks)}</p>'
+            f'<p style="white-space:pre-wrap"><span style="opacity:.6">{_text(decode, prompt)}</span>'
+            f"{_blocks(decode, blocks)}</p>"
         )
-    more = f"<p>the first {MOST_ROWS} of {len(found.sequences)} texts</p>" if len(found.sequences) > MOST_ROWS else ""
-    calls = f"{found.num_tokens} tokens in {found.num_calls} call{'s' * (found.num_calls != 1)}"
-    mean = f", {found.block_efficiency:.2f} tokens per call" if found.num_calls else ""
+    total, num_calls = len(generated.sequences), generated.num_calls
+    more = f"<p>the first {MOST_ROWS} of {total} texts</p>" if total > MOST_ROWS else ""
+    calls = f"{generated.num_tokens} tokens in {num_calls} call{'s' * (num_calls != 1)}"
+    mean = f", {generated.block_efficiency:.2f} tokens per call" if num_calls else ""
     return f"<div>{''.join(rows)}{more}<p><small>{calls}{mean}</small></p></div>"
 
 
-def _blocks(decode: Callable[[list[int]], str] | None, blocks: Sequence[Sequence[int]]) -> str:
+def _blocks(decode: Decoder, blocks: Sequence[Sequence[int]]) -> str:
     parts: list[str] = []
     so_far: list[int] = []
     shown = ""
@@ -48,7 +47,7 @@ def _blocks(decode: Callable[[list[int]], str] | None, blocks: Sequence[Sequence
         so_far += block
         if decode is None:
             new = " " + " ".join(map(str, block))
-        else:  # whole prefixes, because a block may end inside a letter
+        else:  # full prefixes, because a block may end inside a letter
             text = decode(so_far)
             text = text.rstrip("\ufffd") if number + 1 < len(blocks) else text
             new, shown = text[len(shown) :], text
@@ -57,13 +56,12 @@ def _blocks(decode: Callable[[list[int]], str] | None, blocks: Sequence[Sequence
     return "".join(parts)
 
 
-def _text(decode: Callable[[list[int]], str] | None, tokens: list[int]) -> str:
+def _text(decode: Decoder, tokens: list[int]) -> str:
     cut = tokens[-MOST_TOKENS:]
     return ("… " if len(cut) < len(tokens) else "") + _safe(" ".join(map(str, cut)) if decode is None else decode(cut))
 
 
 def _safe(text: str) -> str:
-    """Escaped, line breaks kept, other control characters marked."""
-    return "\n".join(
-        "\t".join(visible(part).replace("␣", " ") for part in line.split("\t")) for line in escape(text).split("\n")
-    )
+    """Escaped; line breaks and tabs stay, other control characters are marked."""
+    parts = re.split(r"([\n\t])", escape(text))
+    return "".join(part if part in ("\n", "\t") else visible(part).replace("␣", " ") for part in parts)

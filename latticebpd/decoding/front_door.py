@@ -45,18 +45,19 @@ class Loaded:
     """A target model and everything that goes with it.
 
     name: of the model; "bundled" for the bundled one.
+    path: where the model was loaded from, by which its tokenizer is found.
     model: with heads, where it has some (a ``BlockwiseLM``); else as ``transformers`` has it.
-    tokenizer: the model's.
-    prompts: how texts become prompts: in the tokenizer's chat template, where it has one.
+    chat, system_prompt: how texts become prompts, see :func:`load`.
     lm: the file of its language model, which holds weights for several systems; None: no language model.
     own_lm: whether the caller named ``lm``; else it lies next to the model.
     source: lattices of the model's heads or of a drafter model; None: neither.
     """
 
     name: str
+    path: Path
     model: BlockwiseLM | PreTrainedModel = field(repr=False)
-    tokenizer: PreTrainedTokenizerBase = field(repr=False)
-    prompts: PlainText | ChatTemplate = field(repr=False)
+    chat: bool | None = None
+    system_prompt: str | None = None
     lm: Path | None = None
     own_lm: bool = False
     source: FamilySource | None = field(default=None, repr=False)
@@ -65,6 +66,16 @@ class Loaded:
     def base(self) -> Any:
         """The model of ``transformers``, without the heads."""
         return BaseModel.of(self.model).model
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's; ValueError if it has none that can be read."""
+        return load_tokenizer(self.path)
+
+    @cached_property
+    def prompts(self) -> PlainText | ChatTemplate:
+        """How texts become prompts: in the tokenizer's chat template, where it has one."""
+        return prompt_format(self.tokenizer, self.model, self.chat, self.system_prompt)
 
     @cached_property
     def scorer(self) -> Scorer | None:
@@ -203,7 +214,7 @@ def load(
     """
     directory = Path(bundled.MODEL if name is None else name)
     check_decodes(directory)
-    model, tokenizer = load_model(directory, dtype), load_tokenizer(directory)
+    model = load_model(directory, dtype)
     if ignore_beams:
         without_beams(model)
     if cpu_kernels:
@@ -211,8 +222,8 @@ def load(
     file = Path(lm) if lm is not None else bundled.LM if name is None else lm_beside(directory)
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
-    prompts = prompt_format(tokenizer, model, chat, system_prompt)
-    loaded = Loaded(BUNDLED if name is None else directory.name, model, tokenizer, prompts, file, lm is not None)
+    label = BUNDLED if name is None else directory.name
+    loaded = Loaded(label, directory, model, chat, system_prompt, file, lm is not None)
     source: FamilySource | None = None
     if drafter is not None:
         source = load_source(Path(drafter), loaded, LoadOptions(bigram, cpu_kernels))

@@ -137,10 +137,8 @@ class GenerationSettings:
         if own is None or own == _empty().max_length:
             return width + DEFAULT_NEW_TOKENS
         if own <= width:
-            raise ValueError(
-                f"expected prompts below the generation config's max_length of {own} columns, got {width}; pass"
-                " max_new_tokens"
-            )
+            got = f"{width}; pass max_new_tokens"
+            raise ValueError(f"expected prompts below the generation config's max_length of {own} columns, got {got}")
         return own
 
     def processors(
@@ -149,10 +147,8 @@ class GenerationSettings:
         """One row's logits processors: the given ones, and those of the config whose kind is not among them.
 
         Args:
-            width: columns of the prompts, padding included.
-            max_length: of the row's text, counted the same way.
+            width, max_length: columns of the prompts, and of the row's text at most, padding included.
             prompt: the row's prompt or source without padding.
-            given: the caller's processors.
         """
         config = copy.copy(self.config)
         config.max_length = max_length
@@ -216,18 +212,14 @@ def refuse(config: GenerationConfig) -> None:
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:
-            beams = "; on the command line, --ignore-beams" if name in BEAMS else ""
-            raise ValueError(
-                f"expected a generation config without {name}, got {value!r}; set it to None on the model, or use"
-                f" generate(){beams}"
-            )
+            advice = "set it to None on the model, or use generate()"
+            advice += "; on the command line, --ignore-beams" if name in BEAMS else ""
+            raise ValueError(f"expected a generation config without {name}, got {value!r}; {advice}")
     for name, value in vars(_empty()).items():
         known = name in HONOURED | WITHOUT_EFFECT | REFUSED.keys() or name.startswith("_")
         if not known and getattr(config, name, value) != value:
-            raise ValueError(
-                f"expected a generation config of fields known here, got {name} = {getattr(config, name)!r}; set it to"
-                f" {value!r}"
-            )
+            got = f"{name} = {getattr(config, name)!r}; set it to {value!r}"
+            raise ValueError(f"expected a generation config of fields known here, got {got}")
 
 
 def ignore_beams(model: Model) -> None:

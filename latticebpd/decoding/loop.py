@@ -18,9 +18,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
-from latticebpd.decoding.prompts import Ids
+from latticebpd.decoding.decode_rows import Ids, Text
 from latticebpd.decoding.session import Session, UnreadTokens
-from latticebpd.decoding.stopping import Text
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.stock_model import Model
@@ -51,14 +50,14 @@ class Generated:
     """What a decode produced and cost.
 
     sequences: ``[rows, length]`` int64, prompt included, as ``generate()`` returns it: finished rows are padded on the
-        right.  Of an encoder–decoder, the decoder's text.
+        right. Of an encoder–decoder, the decoder's text.
     prompt_length: columns of the prompts, padding included; new tokens follow.
     accept_counts: histogram over calls of the tokens committed per call; index is the number of tokens, up to the
         deepest draft's and one more.
-    num_calls: forward passes that committed tokens, each counted once for every row that it served; so the numbers
-        do not depend on how prompts are batched. A *prefill*, which reads a row's prompt without a draft and commits
-        one token, is counted apart. A drafter that needs no hidden state drafts before the prompt is read: the pass
-        that reads prompt and draft together is a call like any other, and the row has no prefill.
+    num_calls: forward passes that committed tokens, each counted once for every row that it served; so the numbers do
+        not depend on how prompts are batched. A *prefill*, which reads a row's prompt without a draft and commits one
+        token, is counted apart. A drafter that needs no hidden state drafts before the prompt is read: the pass that
+        reads prompt and draft together is a call like any other, and the row has no prefill.
     num_passes: the same passes, each counted once.
     num_tokens: new tokens of all rows, those of prefills included.
     verified_tokens: drafted nodes over all calls; the next token itself is not counted.
@@ -243,29 +242,31 @@ def _draft(
     drafter: Drafter, session: Session, rows: list[int], hidden: Sequence[Tensor | None], unread: UnreadTokens
 ) -> list[DraftTree]:
     """One tree for each row, cut at its text's limit; empty where only the model's own token fits into the text."""
-    name, vocabulary, sources = type(drafter).__name__, session.prompts.vocab_size, session.prompts.sources
+    vocabulary, sources = session.base.vocab_size, session.prompts.sources
     texts = [session.texts[row] for row in rows]
     drafted = [i for i, text in enumerate(texts) if text.max_depth]
     trees = [DraftTree.empty()] * len(rows)
     if not drafted:
         return trees
     states = [
-        State(rows[i], texts[i].tokens, texts[i].prompt_length, hidden[i], texts[i].max_depth, sources[rows[i]],
-              unread.layer_states(i))
-        for i in drafted
-    ]  # fmt: skip
-    proposed = drafter.propose(states)
-    if not isinstance(proposed, Sequence) or not all(isinstance(tree, DraftTree) for tree in proposed):
-        raise ValueError(f"expected a list of draft trees, got {proposed!r:.60} from {name}")
-    if len(proposed) != len(states):
-        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(proposed)} from {name}")
-    for i, tree in zip(drafted, proposed, strict=True):
+        State(rows[i], text.tokens, text.prompt_length, hidden[i], text.max_depth, sources[rows[i]], layers)
+        for i, text, layers in ((i, texts[i], unread.layer_states(i)) for i in drafted)
+    ]
+    for i, tree in zip(drafted, propose(drafter, states), strict=True):
         trees[i] = tree.pruned(texts[i].max_depth).first(unread.max_nodes)
-        if len(tree) and int(tree.tokens.max()) >= vocabulary:
-            raise ValueError(
-                f"expected drafted tokens below {vocabulary} (the model's vocabulary), got {int(tree.tokens.max())}"
-                f" from {name}; is it made for this model?"
-            )
+        if len(tree) and (largest := int(tree.tokens.max())) >= vocabulary:
+            got = f"{largest} from {type(drafter).__name__}; is it made for this model?"
+            raise ValueError(f"expected drafted tokens below {vocabulary} (the model's vocabulary), got {got}")
+    return trees
+
+
+def propose(drafter: Drafter, states: Sequence[State]) -> list[DraftTree]:
+    """The drafter's trees; ValueError unless there is one for each state."""
+    trees, name = drafter.propose(states), type(drafter).__name__
+    if not isinstance(trees, Sequence) or not all(isinstance(tree, DraftTree) for tree in trees):
+        raise ValueError(f"expected a list of draft trees, got {trees!r:.60} from {name}")
+    if len(trees) != len(states):
+        raise ValueError(f"expected one tree for each of {len(states)} states, got {len(trees)} from {name}")
     return trees
 
 

@@ -1,9 +1,8 @@
 """Check finished texts against the target model's greedy choices, position by position (teacher forcing).
 
-The model reads the texts once; every new token is compared with its choice after the tokens before it. In float32 a
-decode under exact acceptance has no divergence. In half precision it may: passes of different lengths round
-differently, and either of two nearly tied tokens may win. That is so for any speculative decoder, and for
-``generate()`` itself; the margin distinguishes such ties from mistakes.
+The model reads the texts once. In float32 a decode under exact acceptance has no divergence. In half precision it may:
+passes of different lengths round differently, and either of two nearly tied tokens may win, as in any speculative
+decoder and in ``generate()`` itself; the margin distinguishes such ties from mistakes.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.session import Session
 from latticebpd.target.forward import Forward
 from latticebpd.target.stock_model import BaseModel, Model
@@ -92,10 +92,8 @@ def check_lossless(
     base = BaseModel.of(model)
     ids = torch.as_tensor(sequences).cpu()
     if ids.ndim != 2 or not 1 <= prompt_length <= ids.shape[1]:
-        raise ValueError(
-            f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {tuple(ids.shape)} and"
-            f" {prompt_length}"
-        )
+        got = f"{tuple(ids.shape)} and {prompt_length}"
+        raise ValueError(f"expected sequences [rows, length] with 1 <= prompt_length <= length, got {got}")
     if base.is_encoder_decoder != (input_ids is not None):
         raise ValueError("expected input_ids, the sources, for an encoder–decoder and for no other model")
     sources = None if input_ids is None else torch.as_tensor(input_ids).to(base.device)
@@ -110,7 +108,10 @@ def check_lossless(
         pad_token_id=pad_token_id, stop_strings=[], max_new_tokens=max(1, ids.shape[1] - prompt_length),
     )  # fmt: skip
     ends, pad = frozenset(session.settings.eos_ids), session.settings.config.pad_token_id
-    prompts, texts = session.prompts.tokens, [_until_end(row[prompt_length:].tolist(), ends, pad) for row in ids]
+    prompts, texts = session.prompts.tokens, [until_end(row[prompt_length:].tolist(), ends) for row in ids]
+    for text in texts if pad not in ends else ():
+        while text and text[-1] == pad:
+            text.pop()
 
     divergences: list[Divergence] = []
     compared = 0
@@ -123,24 +124,14 @@ def check_lossless(
         source = None if encoded is None else encoded.select(torch.tensor(rows, device=base.device))
         verified = Forward(base, source).nodes({**base.text(tokens), "use_cache": False})
         for i, row in enumerate(rows):
-            first, text = len(prompts[row]), texts[row]
-            logits = verified.logits_of([i] * len(text), range(first - 1, first - 1 + len(text))).float()
-            if session.texts[row].processors and text:
-                logits = torch.stack([session.texts[row].processed(text[:at], line) for at, line in enumerate(logits)])
+            first, text, rules = len(prompts[row]) - 1, texts[row], session.texts[row]
+            logits = verified.logits_of([i] * len(text), range(first, first + len(text))).float()
+            if rules.processors and text:
+                logits = torch.stack([rules.processed(text[:at], line) for at, line in enumerate(logits)])
             expected = logits.argmax(dim=-1).tolist()
-            at = next((at for at, pair in enumerate(zip(text, expected, strict=True)) if pair[0] != pair[1]), None)
+            at = next((at for at, token in enumerate(text) if token != expected[at]), None)
             compared += len(text) if at is None else at + 1
             if at is not None:
                 margin = float(logits[at, expected[at]] - logits[at, text[at]])
                 divergences.append(Divergence(row, prompt_length + at, text[at], expected[at], margin))
     return Losslessness(divergences, len(ids), compared)
-
-
-def _until_end(tokens: list[int], eos_ids: frozenset[int], pad: int | None) -> list[int]:
-    """A row's new tokens up to and with its end-of-text token; without one, minus the padding at the end."""
-    for at, token in enumerate(tokens):
-        if token in eos_ids:
-            return tokens[: at + 1]
-    while tokens and tokens[-1] == pad:
-        tokens = tokens[:-1]
-    return tokens

@@ -1,11 +1,9 @@
 """Logits processors: each node's logits are processed with that node's own prefix.
 
-The nodes of a tree stand for different texts, so a processor is called for one node at a time, with ``[1, length]`` ids
-(the row's text without padding, then the drafted tokens down to the node) and ``[1, vocab]`` scores. That is what
-``generate()`` shows it for one row. Processors that look at other rows or remember earlier calls are refused by name.
-
-In a padded batch ``generate()`` counts columns, padding included; the thresholds of processors that count from the
-beginning of a text are shifted by the padding.
+A processor is called for one node at a time, with ``[1, length]`` ids (the row's text without padding, then the drafted
+tokens down to the node) and ``[1, vocab]`` scores, as ``generate()`` does for one row. Processors that look at other
+rows or remember earlier calls are refused by name. ``generate()`` counts columns, padding included; the thresholds of
+processors that count from the beginning of a text are shifted by the padding.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import (
     ExponentialDecayLengthPenalty,
@@ -72,34 +69,25 @@ def node_processors(
     """
     for name in [type(processor).__name__ for processor in given or []]:
         if name in REMEMBERING:
-            raise ValueError(
-                f"expected logits processors that depend on a text and its scores alone, got {name}; use generate()"
-                " for it"
-            )
+            expected = "logits processors that depend on a text and its scores alone"
+            raise ValueError(f"expected {expected}, got {name}; use generate() for it")
         if name in BY_ROW and len(prompts) > 1:
-            raise ValueError(
-                f"expected one prompt with {name}, which tells rows apart by index, got {len(prompts)}; decode one"
-                " by one"
-            )
+            expected = f"one prompt with {name}, which tells rows apart by index"
+            raise ValueError(f"expected {expected}, got {len(prompts)}; decode one by one")
     rows = []
     for row, (prompt, source, max_length) in enumerate(zip(prompts, sources, max_lengths, strict=True)):
         padding = width - len(prompt)
-        processors = settings.processors(width, max_length + padding, source or prompt, given or [])
-        rows.append(
-            LogitsProcessorList(
-                _shifted(each, row, padding)
-                for each in processors  # ForcedBOS acts on texts of one column, which a padded one never is
-                if not (padding and isinstance(each, ForcedBOSTokenLogitsProcessor))
-            )
-        )
+        processors: list[Any] = settings.processors(width, max_length + padding, source or prompt, given or [])
+        if padding:  # ForcedBOS acts on texts of one column, which a padded one never is
+            processors = [each for each in processors if not isinstance(each, ForcedBOSTokenLogitsProcessor)]
+        rows.append(LogitsProcessorList(_shifted(each, row, padding) for each in processors))
     return rows
 
 
 def _shifted(processor: Any, row: int, padding: int) -> Any:
     """The processor of a row whose text lacks the first ``padding`` columns; a copy if it counts columns."""
-    changes = {
-        name: getattr(processor, name) - padding for kind, name in COUNTING.items() if isinstance(processor, kind)
-    }
+    counts = [name for kind, name in COUNTING.items() if isinstance(processor, kind)]
+    changes = {name: getattr(processor, name) - padding for name in counts}
     ignored = getattr(processor, "prompt_ignore_length", None)  # one number, or one for each row
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and ignored is not None:
         own = int(ignored[row] if isinstance(ignored, Tensor) else ignored)
@@ -108,10 +96,3 @@ def _shifted(processor: Any, row: int, padding: int) -> Any:
         processor = copy.copy(processor)
         vars(processor).update(changes)
     return processor
-
-
-def processed(processors: LogitsProcessorList, tokens: list[int], logits: Tensor) -> Tensor:
-    """``[vocab]`` logits of what follows ``tokens``, as the processors leave them."""
-    ids: Any = torch.tensor([tokens], device=logits.device)
-    scores: Tensor = processors(ids, logits[None].float())
-    return scores[0]

@@ -17,20 +17,19 @@ _FORMS: dict[str, Callable[..., Acceptance]] = {
     r"distance:(\d+(?:\.\d+)?)": lambda epsilon: Distance(float(epsilon)),
     r"beta:(\d+),(\d+(?:\.\d+)?)": lambda beta, tau: TopBeta(int(beta), float(tau)),
 }
-"""What a name looks like -> the rule, made of the groups."""
+"""Pattern of a name -> the rule from its groups."""
 
 
 def parse_rule(text: str, **sampling: Any) -> Acceptance:
-    """The rule that a name stands for.
+    """The rule of a name.
 
     Args:
-        text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, which may name the
-            rule that decides behind its tokens, as in ``min-block:3,top-k:2``; else that is ``exact``.
-        sampling: arguments of ``Sampling``, for ``sample``; those that are None are as if not given.
+        text: ``exact``, ``top-k:2``, ``distance:2``, ``beta:5,3``, ``sample``, or ``min-block:3``, optionally with the
+            rule after the block, as in ``min-block:3,top-k:2``; by default ``exact``.
+        sampling: arguments of ``Sampling``, for ``sample``; None leaves one out.
 
     Raises:
-        ValueError: another name, a number out of its range, or arguments of ``Sampling`` with a rule that does not
-            sample.
+        ValueError: another name, a number out of range, or arguments of ``Sampling`` with another rule.
     """
     given = {name: value for name, value in sampling.items() if value is not None}
     if (block := re.fullmatch(r"min-block:(\d+)(?:,(.+))?", text)) is not None:
@@ -38,8 +37,8 @@ def parse_rule(text: str, **sampling: Any) -> Acceptance:
     if text == "sample":
         return Sampling(**given)
     for form, make in _FORMS.items():
-        if (found := re.fullmatch(form, text)) is not None:
+        if (match := re.fullmatch(form, text)) is not None:
             if given:
                 raise ValueError(f"expected the rule sample with {', '.join(given)}, got {text!r}")
-            return make(*found.groups())
+            return make(*match.groups())
     raise ValueError(f"expected an acceptance rule {EXPECTED}, got {text!r}")

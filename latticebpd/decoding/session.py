@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
+from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_texts, prepare
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.prompts import Ids, Mask, Prompts, prepare
-from latticebpd.decoding.stopping import Text, begin_texts
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.forward import Verified
 from latticebpd.target.stock_model import BaseModel, Model
@@ -44,7 +43,7 @@ class SessionOptions(TypedDict, total=False):
 class Session:
     """A decode in progress.
 
-    base: the target model.  settings: its generation config with the caller's options.
+    base: the target model. settings: its generation config with the caller's options.
     prompts, texts: one of each for every row.
     use_cache: whether the verifier may keep a key-value cache.
     layers: the model's layers whose states are kept, from 0; set before the first use of ``verifier``.

@@ -1,4 +1,4 @@
-"""Decodes, lattices and trees as notebooks show them, with the words of a tokenizer."""
+"""Decodes, lattices and trees in notebooks, with the words of a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from latticebpd.lattices.token_text import piece
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture or a table; notebooks draw it.
+    """A picture or a table, which notebooks draw.
 
-    html: a table or a text as HTML, or a picture as SVG, which pages of HTML take as it is.
+    html: a table or a text as HTML, or a picture as SVG, which is valid inside HTML.
     """
 
     html: str = field(repr=False)
@@ -30,11 +30,11 @@ class Shown:
 
 
 def show(thing: Any, tokenizer: Any = None) -> Shown:
-    """A lattice, a tree, drafts, a step or a decode with the words of a tokenizer, for notebooks.
+    """A lattice, a tree, drafts, a step or a decode for notebooks.
 
     Args:
-        thing: what is shown; without a tokenizer, tokens are numbers.
-        tokenizer: of ``transformers``.
+        thing: what is shown.
+        tokenizer: of ``transformers``; without one, tokens are numbers.
 
     Raises:
         ValueError: something else.
@@ -50,6 +50,5 @@ def show(thing: Any, tokenizer: Any = None) -> Shown:
         return Shown(drafts_table(thing, word))
     if isinstance(thing, Generated):
         return Shown(decode_html(thing, None if tokenizer is None else tokenizer.decode))
-    raise ValueError(
-        f"expected a lattice, a draft tree, drafts, a step or a decode to show, got {type(thing).__name__}"
-    )
+    kind = type(thing).__name__
+    raise ValueError(f"expected a lattice, a draft tree, drafts, a step or a decode to show, got {kind}")

@@ -1,5 +1,4 @@
-"""What a call costs by its size: the curve that decides how many tokens a draft should have, and whether there should
-be one.
+"""Cost of a call by its size: decides how many tokens to draft, and whether to draft at all.
 
 A pass over ``rows`` texts of ``columns`` tokens each, the next token and the drafted ones, takes ``seconds``; between
 the sizes that were measured it is taken to rise evenly. Making the drafts takes ``drafting``, whatever is left of them.
@@ -25,8 +24,8 @@ class CostCurve:
     """Seconds of a call.
 
     rows, columns: the sizes measured, rising.  seconds: ``[rows][columns]`` of a pass.
-    about: model, machine, threads, tokens of context. drafting: ``[rows]`` seconds of making the drafts; empty where
-        nobody knows.
+    about: model, machine, threads, tokens of context. drafting: ``[rows]`` seconds of making the drafts; empty: not
+        measured.
     """
 
     rows: tuple[int, ...]
@@ -56,8 +55,8 @@ class CostCurve:
         wide, deep = np.array(self.columns), np.array(self.rows)
         by_rows = np.array([np.interp(columns, wide, each) for each in self.seconds])  # [rows, n]
         by_rows *= np.maximum(columns / wide[-1], 1)
-        found = np.array([np.interp(rows, deep, each) for each in by_rows.T])
-        seconds: np.ndarray = found * max(rows / deep[-1], 1)
+        at_rows = np.array([np.interp(rows, deep, each) for each in by_rows.T])
+        seconds: np.ndarray = at_rows * max(rows / deep[-1], 1)
         return seconds
 
     def drafting_of(self, rows: int) -> float:
@@ -68,7 +67,7 @@ class CostCurve:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostCurve:
-        """Raises ValueError where the file is none of ours, FileNotFoundError where there is none."""
+        """Raises ValueError if the file holds no costs, FileNotFoundError if it does not exist."""
         try:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             if record.pop("format_version") != FORMAT_VERSION:

@@ -1,11 +1,11 @@
-"""What a drafter is: who guesses the next tokens.
+"""What a drafter is: it proposes the next tokens.
 
 A drafter has two methods.  ``propose`` sees the moment before a draft, once for every unfinished row of the batch,
-and returns a tree of guesses for each; ``observe`` hears which tokens were committed.  To add a drafter, write a
+and returns a tree of guesses for each; ``observe`` receives the committed tokens.  To add a drafter, write a
 class with these two methods; nothing else changes.
 
 A drafter that looks at no hidden state may say so, ``needs_hidden = False``: it is then asked before the model has read
-the prompt, so that the first pass verifies a draft already. One that looks at what some of the model's layers handed on
+the prompt, so that the first pass verifies a draft already. One that reads hidden states of selected layers
 says which, ``needs_layers = (1, 9)``, counted from 0.
 """
 
@@ -29,12 +29,12 @@ class State:
     tokens: the prompt without padding and everything committed, the last being the next token, which the base model
         chose itself; of an encoder-decoder, the decoder's text.
     prompt_length: how many of them are the prompt. A row's first draft is one with at most ``prompt_length + 1``
-        tokens: where a drafter keeps something per row, there it starts anew.
+        tokens: a drafter that keeps a state per row resets it there.
     hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is
         read.
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
-    layers: ``[tokens - 1, layers * hidden]``, what the layers that the drafter needs handed on, side by side, for every
+    layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every
         token but the last; None where it needs none. Good until the next pass.
     """
 
@@ -59,7 +59,7 @@ class Drafter(Protocol):
         """One tree of what may follow ``state.tokens`` for each state, in their order."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Hear, after every call of the model, the tokens committed to each row."""
+        """Called after every call of the model with the tokens committed to each row."""
 
 
 def needs_hidden(drafter: Drafter) -> bool:

@@ -93,7 +93,8 @@ class FamilySource(LatticeSource, Protocol):
         """Hash of the model's and the drafter's weights."""
 
     def default_system(self, rescored: bool) -> str:
-        """The system's name without a calibration, ``{n}`` for its nodes; rescored: by a language model of one's own."""
+        """The system's name without a calibration, ``{n}`` for its nodes; rescored: by a language model of one's
+        own."""
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         """The same drafter with ``k`` arcs per slot and its first ``slots`` slots; None: all."""

@@ -1,4 +1,4 @@
-"""The one drafter of all that is drafted from lattices: a source and a strategy; and the usual pairs by name."""
+"""Drafters from lattices: a source and a strategy, and the usual pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabul
 
 
 class LatticeDrafter:
-    """Drafts from the lattices of a source as a strategy says; nothing where there is no lattice.
+    """Drafts from the lattices of a source by a strategy; an empty tree where the source has no lattice.
 
     Args:
         prompt_context: whether the prompt is context for the strategy's language model; else the new tokens alone are.
@@ -34,11 +34,11 @@ class LatticeDrafter:
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         if isinstance(self.strategy, Sized) and not self.strategy.worthwhile(len(states)):
             return [DraftTree.empty()] * len(states)
-        found = self.source.lattices(states)
-        rows = [row for row, lattice in enumerate(found) if lattice is not None]
+        drawn = self.source.lattices(states)
+        rows = [row for row, lattice in enumerate(drawn) if lattice is not None]
         trees = [DraftTree.empty()] * len(states)
         if rows:
-            lattices = [lattice for lattice in found if lattice is not None]
+            lattices = [lattice for lattice in drawn if lattice is not None]
             for row, tree in zip(
                 rows, self.strategy.draft(lattices, [self.scoring_context(states[row]) for row in rows]), strict=True
             ):
@@ -46,7 +46,7 @@ class LatticeDrafter:
         return trees
 
     def scoring_context(self, state: State) -> Sequence[int]:
-        """What the strategy is told of a row beside its lattice: the tokens before it."""
+        """The tokens before the lattice, which the strategy's language model reads."""
         return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
@@ -110,5 +110,5 @@ class HindsightDrafter(LatticeDrafter):
         self.continuations = by_row(continuations)
 
     def scoring_context(self, state: State) -> Sequence[int]:
-        """What follows, instead."""
+        """The known continuation, instead."""
         return remaining(self.continuations, state)

@@ -65,11 +65,11 @@ def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.
     """All prefixes of both trees; a prefix of both has the sum of their probabilities."""
     nodes = {edge: node for node, edge in enumerate(zip(one.parents.tolist(), one.tokens.tolist(), strict=True))}
     tokens, parents, probs = one.tokens.tolist(), one.parents.tolist(), one_probs.tolist()
-    place = {ROOT: ROOT}
+    index_of = {ROOT: ROOT}
     for node, (parent, token, prob) in enumerate(
         zip(two.parents.tolist(), two.tokens.tolist(), two_probs.tolist(), strict=True)
     ):
-        edge = place[parent], token
+        edge = index_of[parent], token
         if edge in nodes:
             probs[nodes[edge]] += prob
         else:
@@ -77,7 +77,7 @@ def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.
             tokens.append(token)
             parents.append(edge[0])
             probs.append(prob)
-        place[node] = nodes[edge]
+        index_of[node] = nodes[edge]
     return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.log(probs), two.lattice)
 
 
@@ -86,6 +86,6 @@ def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:
     if len(tree) <= num_nodes or tree.log_probs is None:
         return tree
     kept = np.sort(np.argsort(-tree.log_probs, kind="stable")[:num_nodes])
-    place = {int(node): index for index, node in enumerate(kept)} | {ROOT: ROOT}
-    parents = [place[parent] for parent in tree.parents[kept].tolist()]
+    index_of = {int(node): index for index, node in enumerate(kept)} | {ROOT: ROOT}
+    parents = [index_of[parent] for parent in tree.parents[kept].tolist()]
     return DraftTree(tree.tokens[kept], np.array(parents, np.int32), tree.log_probs[kept], tree.lattice)

@@ -39,11 +39,11 @@ class PrefixCache:
         return [len(text) for _, text in self.texts]
 
     def align(self, states: Sequence[GrowingText]) -> list[int] | None:
-        """Make the cache's rows those of ``states``: some of what it has, whose places are returned, or, with None, new
-        and empty ones."""
-        places = [self._place(state) for state in states]
-        known = [place for place in places if place is not None]
-        self.rows = {state.row: place for place, state in enumerate(states)}
+        """Make the cache's rows those of ``states``: the indices of cached rows that are reused; None: all
+        rows are new and empty."""
+        cached = [self._cached_row(state) for state in states]
+        known = [row for row in cached if row is not None]
+        self.rows = {state.row: index for index, state in enumerate(states)}
         if len(known) < len(states):
             self.cache = RowCache(self.is_encoder_decoder)
             self.cache.lengths = [0] * len(states)
@@ -51,23 +51,23 @@ class PrefixCache:
             return None
         if known != list(range(len(self.texts))):
             self.cache.select(known)
-            self.texts = [self.texts[place] for place in known]
+            self.texts = [self.texts[row] for row in known]
         return known
 
     def keep(self, new: Sequence[Sequence[int]]) -> None:
-        """The first columns of the last pass were these tokens of each row: they are read; the columns behind them are
-        forgotten."""
+        """The first columns of the last pass were these tokens of each row: they are kept, later columns are
+        dropped."""
         self.cache.keep([range(len(tokens)) for tokens in new])
         for (_, text), tokens in zip(self.texts, new, strict=True):
             text.extend(tokens)
 
-    def _place(self, state: GrowingText) -> int | None:
-        """The row of the cache that has read a beginning of this text, if there is one."""
-        place = self.rows.get(state.row)
-        if place is None:
+    def _cached_row(self, state: GrowingText) -> int | None:
+        """The cached row whose tokens are a prefix of this text; None: no such row."""
+        row = self.rows.get(state.row)
+        if row is None:
             return None
-        source, text = self.texts[place]
+        source, text = self.texts[row]
         known = (
             source == tuple(state.source) and len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
         )
-        return place if known else None
+        return row if known else None

@@ -1,6 +1,6 @@
 """Models and tokenizers by name, as every ``--model`` takes them.
 
-A name is a directory that ``save_pretrained`` wrote, with block heads beside it or without; a ``.gguf`` file; a model
+A name is a directory that ``save_pretrained`` wrote, with or without block heads; a ``.gguf`` file; a model
 of the catalogue (``latticebpd models list``); or a hub's name.
 """
 
@@ -23,20 +23,20 @@ Name: TypeAlias = "str | os.PathLike[str]"
 
 
 def load_model(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM | PreTrainedModel:
-    """A blockwise model, where there are heads; else a causal LM or an encoder–decoder as it is; ready for inference.
+    """A blockwise model if the directory has heads, else the causal LM or encoder–decoder itself; ready for inference.
 
     Raises:
-        ValueError: there is no such model, or it cannot be read.
+        ValueError: no such model, or it cannot be read.
     """
-    found = resolved(name)
-    return BlockwiseLM.from_pretrained(found, dtype) if is_blockwise(found) else load_stock(found, dtype)
+    path = resolved(name)
+    return BlockwiseLM.from_pretrained(path, dtype) if is_blockwise(path) else load_stock(path, dtype)
 
 
 def load_blockwise(name: Name, dtype: torch.dtype = torch.float32) -> BlockwiseLM:
     """A model with heads.
 
     Raises:
-        ValueError: there is no such model, it cannot be read, or it has no heads.
+        ValueError: no such model, it cannot be read, or it has no heads.
     """
     model = load_model(name, dtype)
     if not isinstance(model, BlockwiseLM):
@@ -50,35 +50,35 @@ def load_stock(name: Name, dtype: torch.dtype = torch.float32) -> PreTrainedMode
     """The causal LM or encoder–decoder of a name, without heads.
 
     Raises:
-        ValueError: there is no such model, or it cannot be read.
+        ValueError: no such model, or it cannot be read.
     """
-    found = resolved(name)
-    return load_gguf(found, dtype) if is_gguf(found) else load_base(found, dtype)
+    path = resolved(name)
+    return load_gguf(path, dtype) if is_gguf(path) else load_base(path, dtype)
 
 
 def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, with ``transformers``' interface.
+    """A model's tokenizer, with ``transformers``' interface.
 
     Raises:
-        ValueError: there is none that can be read.
+        ValueError: no tokenizer that can be read.
     """
-    found = resolved(name)
-    if is_gguf(found):
-        return load_gguf_tokenizer(found)
+    path = resolved(name)
+    if is_gguf(path):
+        return load_gguf_tokenizer(path)
     names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
-    if Path(found).is_dir() and not any(
-        any(Path(found).glob(name)) for name in names
+    if Path(path).is_dir() and not any(
+        any(Path(path).glob(name)) for name in names
     ):  # transformers would go and ask the hub
-        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json), found none")
-    file = Path(found) / "tokenizer.json"
+        raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json), found none")
+    file = Path(path) / "tokenizer.json"
     try:
-        if file.exists() and not (Path(found) / "tokenizer_config.json").exists():
+        if file.exists() and not (Path(path) / "tokenizer_config.json").exists():
             return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(file)))
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            found, trust_remote_code=False, local_files_only=Path(found).is_dir()
+            path, trust_remote_code=False, local_files_only=Path(path).is_dir()
         )
     except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
-        raise ValueError(f"{found}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
+        raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
     return tokenizer
 
 

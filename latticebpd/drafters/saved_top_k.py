@@ -39,11 +39,10 @@ class SavedTopK:
         self._last: dict[int, int] = {}
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        found = [self._find(state) for state in states]
-        return [None if index is None else self.saved[index] for index in found]
+        return [None if (index := self._find(state)) is None else self.saved[index] for state in states]
 
     def _find(self, state: State) -> int | None:
-        """The lattice for this moment, if there is one."""
+        """The index of the lattice that follows this text; None: no such lattice."""
         done = len(state.tokens) - state.prompt_length
         if not self._by_context:
             return done - 1 if 1 <= done <= len(self.saved) else None

@@ -1,4 +1,4 @@
-"""What is drafted from lattices: the best tokens, the best paths, the best tree, or what hindsight says.
+"""Strategies: the best tokens, the best paths, the best tree, or the best path in hindsight.
 
 A *strategy* turns lattices into draft trees (``draft``), while a text is decoded; and stored lattices, many at a time,
 into arrays of the same drafts (``draft_stored``), for analyses that have no model at hand.
@@ -32,7 +32,7 @@ class StoredPaths:
 
 @dataclass(frozen=True, eq=False)
 class StoredTrees:
-    """Draft trees of ``n`` lattices.  tokens, parents: ``[n, nodes]``, best node first, -1 behind the last."""
+    """Draft trees of ``n`` lattices.  tokens, parents: ``[n, nodes]``, best node first, -1 after the last."""
 
     tokens: np.ndarray
     parents: np.ndarray
@@ -63,7 +63,7 @@ class Vanilla:
 
 @dataclass(frozen=True)
 class GreedyChain:
-    """Slot by slot the best token behind the one before, by the lattice's transitions: DSpark's draft; without them,
+    """Slot by slot the best token after the one before, by the lattice's transitions: DSpark's draft; without them,
     vanilla's.
 
     It is what a search for the best path finds with one beam and no language model.
@@ -86,7 +86,7 @@ class Oracle:
     transitions."""
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        """contexts: what follows each lattice's place in the base model's own text, instead of what comes before it."""
+        """contexts: the tokens that follow in the target's own text, instead of those before the lattice."""
         return [
             DraftTree.from_paths(oracle_path(lattice, following)[None], lattice)
             for lattice, following in zip(lattices, contexts, strict=True)
@@ -115,7 +115,7 @@ class NBestPaths:
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredPaths:
         if isinstance(self.scorer, NgramScorer):
             return StoredPaths(*self.scorer.path_arrays(lattices, self.p, threads))
-        drafts = [found.tokens for found in self.scorer.paths(*_listed(lattices), self.p)]
+        drafts = [each.tokens for each in self.scorer.paths(*_listed(lattices), self.p)]
         return StoredPaths(
             _stacked(drafts, lattices.tokens.shape[1:2]), np.array([len(rows) for rows in drafts], np.int64)
         )
@@ -144,17 +144,15 @@ class BestTree:
 
 
 class DraftingBudget:
-    """When drafting is left alone: an account, in seconds, of what drafts promised to save, their own making counted.
+    """Time budget: drafting is skipped while predicted savings minus drafting cost are negative.
 
-    A call adds a hundredth of what it takes without drafts; where nothing is left, nothing is drafted. So drafts in
-    vain, however dear they are, cost one per cent of all calls, a quarter of a call at the beginning, and the last of
-    them.
+    Each call adds 1 % of its time without drafts to the budget. So unprofitable drafting costs at most 1 % of decode
+    time, a quarter of a call at the beginning, and the last draft.
     """
 
     SHARE = 0.01
     FIRST, MOST = 0.25, 1.0
-    """Calls without drafts that the account begins with, and that may be saved up for a part of a text where drafts do
-    not pay."""
+    """The initial budget, and the most that can be saved up, in calls without drafts."""
 
     def __init__(self) -> None:
         self._left: float | None = None
@@ -166,7 +164,7 @@ class DraftingBudget:
         return self._left > 0
 
     def credit(self, saved: float) -> None:
-        """What a draft promised to save."""
+        """Add a draft's predicted savings."""
         self._left = (self._left or 0.0) + saved
 
 
@@ -177,9 +175,8 @@ class Sized:
 
     Of a tree whose nodes come best first, its first ``n`` are the best tree of ``n`` nodes, and ``1 + the sum of their
     probabilities`` the tokens that a call is expected to commit. All rows of a batch are padded to the widest, so that
-    a node up to that width costs
-    no row anything, and one size for all is the best choice of sizes: that which maximises the expected tokens of all
-    rows over the seconds of their call, those of drafting among them, down to none.
+    a node up to that width costs nothing, and one size for all is the best choice of sizes: that which maximises the
+    expected tokens of all rows over the seconds of their call, those of drafting among them, down to none.
 
     trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of a call.
     """
@@ -193,8 +190,7 @@ class Sized:
         return self.trees.scorer
 
     def worthwhile(self, rows: int) -> bool:
-        """Whether to draft at this call, by what the last drafts promised: neither heads nor search need to be asked
-        where not."""
+        """Whether to draft at this call. If predicted savings are negative, heads and search are skipped."""
         return self.budget.allows(float(self.costs.of(rows, np.ones(1))[0]))
 
     def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
@@ -217,7 +213,7 @@ class Sized:
 def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[int, float]:
     """Nodes of each row's tree that promise the most tokens a second; of equal sizes the least.
 
-    And the seconds that the call promises to save, beside calls without drafts that commit as many tokens.
+    And the predicted savings in seconds against calls without drafts that commit as many tokens.
 
     Args:
         log_probs: of every row ``[nodes]``, best first.
@@ -249,7 +245,7 @@ def _listed(lattices: LatticeSet) -> tuple[list[SausageLattice], list[Context]]:
 
 
 def _stacked(rows: Sequence[np.ndarray], shape: tuple[int, ...] = ()) -> np.ndarray:
-    """``[n, longest, *shape]``: arrays of several lengths, -1 behind the short ones."""
+    """``[n, longest, *shape]``: arrays of several lengths, padded with -1."""
     result = np.full((len(rows), max(map(len, rows), default=0), *shape), PADDING, np.int32)
     for row, values in zip(result, rows, strict=True):
         row[: len(values)] = values

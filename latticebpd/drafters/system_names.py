@@ -1,7 +1,7 @@
 """Drafting systems by name, as people say them: the one parser.
 
     vanilla             the best token of every slot (Stern 2018)
-    chain               slot by slot the best token behind the one before, by the lattice's transitions (DSpark)
+    chain               slot by slot the best token after the one before, by the lattice's transitions (DSpark)
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
     64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
 BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
 _FORMS = (
-    "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name behind, such as 16-best:0-gram"
+    "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name appended, such as"
+    " 16-best:0-gram"
 )
 _SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
 _COPIES = re.compile(r"([1-9][0-9]{0,5})-copies")
@@ -47,7 +48,7 @@ Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 class SystemName:
     """A strategy's name, taken apart.
 
-    kind: vanilla, chain, oracle, best, tree or calibrated.  size: paths or nodes, 0 where there is none to tell.
+    kind: vanilla, chain, oracle, best, tree or calibrated.  size: paths or nodes, 0 if it has none.
     model: the language model's name, or None.
     """
 
@@ -111,8 +112,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
 
 def rescores(name: str) -> bool:
     """Whether a drafter of that name asks the language model that it is given."""
-    found = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
-    return found is not None and found[3] != NO_MODEL
+    match = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
+    return match is not None and match[3] != NO_MODEL
 
 
 def drafter_named(

@@ -47,12 +47,12 @@ def lattices_by_states(
     for begin in range(0, len(positions), ROWS):
         chosen = positions[begin : begin + ROWS]
         states = [State(row, text[: position + 2], 1, None, max_depth, source) for row, position in enumerate(chosen)]
-        found = [lattice for lattice in lattices(states) if lattice is not None]
-        if len(found) < len(states) or any(lattice.slots < max_depth for lattice in found):
+        drawn = [lattice for lattice in lattices(states) if lattice is not None]
+        if len(drawn) < len(states) or any(lattice.slots < max_depth for lattice in drawn):
             raise ValueError(
                 f"expected texts within the drafter's positions, got one of {chosen[-1] + 2} tokens; make them shorter"
             )
-        yield found, None
+        yield drawn, None
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -14,16 +14,16 @@ from latticebpd.lattices.sausage import PADDING, SausageLattice
 def lattices_from_logits(logits: Tensor, k: int, shortlist: np.ndarray | None = None) -> list[SausageLattice]:
     """``SausageLattice.from_logits`` for ``[rows, slots, vocab]`` tensors, the top-k taken on the tensor's own device.
 
-    Ties at the k-th place go to the lower token id, as in ``from_logits``.
+    Ties at the k-th rank go to the lower token id, as in ``from_logits``.
 
     Args:
         shortlist: ``[vocab]`` the tokens that the logits are of, ascending; None: 0, 1, ...
     """
     plain = is_plain(logits) and 1 <= k <= logits.shape[-1]
-    found = _best(logits, k) if plain else _lattices_of_places(logits, k)
+    top = _best(logits, k) if plain else _exact_top_k(logits, k)
     return [
         SausageLattice(tokens if shortlist is None else np.where(tokens < 0, PADDING, shortlist[tokens]), log_probs)
-        for tokens, log_probs in found
+        for tokens, log_probs in top
     ]
 
 
@@ -32,15 +32,15 @@ def _best(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     long."""
     given = logits.contiguous()
     rows, slots, vocab = given.shape
-    values, places = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
+    values, indices = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
     totals = np.empty((rows, slots, 1), np.float32)
-    values_at, places_at, totals_at = (each.ctypes.data for each in (values, places, totals))
-    _kernels.top_k(given.data_ptr(), rows * slots, vocab, k, values_at, places_at, totals_at, torch.get_num_threads())
-    return list(zip(places, values - totals, strict=True))
+    values_at, indices_at, totals_at = (each.ctypes.data for each in (values, indices, totals))
+    _kernels.top_k(given.data_ptr(), rows * slots, vocab, k, values_at, indices_at, totals_at, torch.get_num_threads())
+    return list(zip(indices, values - totals, strict=True))
 
 
-def _lattices_of_places(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    # One spare candidate shows whether the k-th place is tied; then the exact rule decides over all tokens.
+def _exact_top_k(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    # One spare candidate shows whether the k-th rank is tied; then the exact rule decides over all tokens.
     values, tokens = logits.topk(min(k + 1, logits.shape[-1]), dim=-1)
     log_probs = values[..., :k] - logits.logsumexp(dim=-1, keepdim=True)
     host_values, host_tokens, host_log_probs = (

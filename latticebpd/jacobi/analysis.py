@@ -53,16 +53,11 @@ class Sentence:
             "frontier": iterates.frontier.tolist(),
             "right_since": iterates.right_since.tolist(),
             "waits": [
-                {
-                    "place": wait.position,
-                    "on": wait.on,
-                    "probability_without": wait.probability,
-                    "redundant": (wait.position, wait.on) not in edges,
-                }
-                for waits in self.dependencies.waits
-                for wait in waits
+                {"place": wait.position, "on": wait.on, "probability_without": wait.probability,
+                 "redundant": (wait.position, wait.on) not in edges}
+                for waits in self.dependencies.waits for wait in waits
             ],
-        }
+        }  # fmt: skip
 
 
 def analyse(
@@ -112,10 +107,9 @@ class ClassStatistics:
     """One class of tokens.
 
     name: the class; ``all`` for all tokens together.
-    tokens: number of tokens.  followers: of those, the ones that are not a text's first.
+    tokens, followers: number of tokens, and of those that are not a text's first.
     in_parallel: followers that became right for good no later than the token before them.
-    mean_pass: mean number of the pass that made them right for good.
-    mean_waits: mean number of earlier tokens that a token waited for, redundant ones included.
+    mean_pass, mean_waits: means of the pass that made a token right for good, and of the tokens that it waited for.
     waited_for_previous: tokens that waited for the token right before them.
     """
 
@@ -130,12 +124,9 @@ class ClassStatistics:
 
 @dataclass(frozen=True)
 class PassStatistics:
-    """One pass, over the texts that have not ended before it.
+    """Pass ``number``, from 1, over the ``texts`` that have not ended before it.
 
-    number: of the pass, from 1.
-    texts: how many take part.
-    mean_width: positions made right for good.
-    mean_ahead: right positions after a wrong one.
+    mean_width, mean_ahead: positions made right for good, and right ones after a wrong one.
     """
 
     number: int

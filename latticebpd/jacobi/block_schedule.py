@@ -36,9 +36,8 @@ class LengthRatio:
             ValueError: no pairs, unequal numbers, or a share outside 0 to 1.
         """
         if not sources or len(sources) != len(targets) or min(sources) < 1:
-            raise ValueError(
-                f"expected as many target lengths as source lengths, all >= 1, got {len(targets)} and {len(sources)}"
-            )
+            got = f"{len(targets)} and {len(sources)}"
+            raise ValueError(f"expected as many target lengths as source lengths, all >= 1, got {got}")
         if not 0 <= covered <= 1:
             raise ValueError(f"expected a share of pairs from 0 to 1, got {covered}")
         ratio = sum(targets) / sum(sources)

@@ -1,17 +1,17 @@
 """The decoding dependency graph: which earlier tokens a token waited for, measured (Santilli 2023, section 3.5).
 
 A pass changes the value at position ``i`` because the pass before it changed values before ``i``. Let the earlier pass
-have read ``u`` and computed ``v``, and the later one have read ``v`` and computed ``w`` with ``w_i != v_i``. A subset of
-the positions at which ``u`` and ``v`` differ *suffices* for the change if the model's choice at ``i`` is ``w_i`` with
-``v`` in that subset and ``u`` everywhere else. The full set suffices, since the later pass read it; the empty set does
-not, since the earlier pass computed ``v_i`` from it. The change's *causes* are a minimal set that suffices: starting
-from all positions, each is removed if the rest still suffices, wrong values first, then the nearest first, until none
-can be removed. Several minimal sets may exist; the order makes the answer unique and prefers right tokens to guesses.
+have read ``u`` and computed ``v``, and the later one have read ``v`` and computed ``w`` with ``w_i != v_i``. A subset
+of the positions at which ``u`` and ``v`` differ *suffices* for the change if the model's choice at ``i`` is ``w_i``
+with ``v`` in that subset and ``u`` everywhere else. The full set suffices, since the later pass read it; the empty set
+does not, since the earlier pass computed ``v_i`` from it. The change's *causes* are a minimal set that suffices:
+starting from all positions, each is removed if the rest still suffices, wrong values first, then the nearest first,
+until none can be removed. Several minimal sets may exist; the order makes the answer unique and prefers right tokens.
 
-Position ``i`` *waited for* position ``j`` if ``j``'s becoming right, even for a while, caused the change that made ``i``
-right for good, directly or through wrong values. A value that was right from its first pass on waited for nothing. An
-edge is *redundant* if others imply it, because a position that ``i`` waited for had itself waited for ``j``;
-:attr:`Dependencies.edges` leaves those out.
+Position ``i`` *waited for* position ``j`` if ``j``'s becoming right, even for a while, caused the change that made
+``i`` right for good, directly or through wrong values. A value that was right from its first pass on waited for
+nothing. An edge is *redundant* if others imply it, because a position that ``i`` waited for had itself waited for
+``j``; :attr:`Dependencies.edges` leaves those out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from transformers import LogitsProcessorList
 
-from latticebpd.decoding.prompts import Ids
+from latticebpd.decoding.decode_rows import Ids
 from latticebpd.decoding.session import Session
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
 from latticebpd.target.recompute import RecomputingVerifier
@@ -113,8 +113,8 @@ def dependencies(
         model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
         stop_strings=[], logits_processor=logits_processor,
     )  # fmt: skip
-    if len(session.prompts) != 1:
-        raise ValueError(f"expected a single prompt, got {len(session.prompts)}; measure one text after the other")
+    if len(session.texts) != 1:
+        raise ValueError(f"expected a single prompt, got {len(session.texts)}; measure one text after the other")
     # From each position's last change backwards, as far as wrong values lead
     changes: dict[_Change, Change] = {}
     last = [(int(number), position) for position, number in enumerate(trajectory.right_since)]

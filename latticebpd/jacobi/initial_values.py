@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 import fst
+from latticebpd.decoding.loop import propose
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import ROOT, DraftTree
 
@@ -55,11 +56,11 @@ class RandomTokens(_Stateless):
     seed: int = 0
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
-        return [_part(block, self._draw(block.row, _start(block) + block.max_depth)) for block in blocks]
-
-    def _draw(self, row: int, length: int) -> list[int]:
-        drawn: list[int] = np.random.default_rng((self.seed, row)).integers(self.vocab_size, size=length).tolist()
-        return drawn
+        rows = ((block, np.random.default_rng((self.seed, block.row))) for block in blocks)
+        return [
+            _part(block, row.integers(self.vocab_size, size=_start(block) + block.max_depth).tolist())
+            for block, row in rows
+        ]
 
 
 class SourceCopy(_Stateless):
@@ -80,9 +81,8 @@ class PreviousOutput(_Stateless):
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
         if blocks and max(block.row for block in blocks) >= len(self.texts):
-            raise ValueError(
-                f"expected an earlier output for every row, got {len(self.texts)}; an empty list stands for none"
-            )
+            got = f"{len(self.texts)}; an empty list stands for none"
+            raise ValueError(f"expected an earlier output for every row, got {got}")
         return [_part(block, self.texts[block.row]) for block in blocks]
 
 
@@ -122,12 +122,7 @@ class DraftedInitial:
         self.drafter = drafter
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
-        trees = self.drafter.propose(blocks)
-        if len(trees) != len(blocks):
-            raise ValueError(
-                f"expected one tree for each of {len(blocks)} states, got {len(trees)} from"
-                f" {type(self.drafter).__name__}"
-            )
+        trees = propose(self.drafter, blocks)
         return [_deepest_path(tree.pruned(block.max_depth)) for tree, block in zip(trees, blocks, strict=True)]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:

@@ -2,26 +2,33 @@
 
 Systems take turns at every batch, so drift of the machine's speed affects all alike. A system's *iterations* are the
 decoder's forward passes; speedups are ratios of sums over all texts, and per text for the distribution.
+
+*Operations* are the multiplications and additions of matrix products, from the model's shape: 2 for every weight and
+token, and 4 for every query, key and attention width. Norms, activations and embeddings are left out, as in table 3 of
+Santilli 2023. Cross-attention costs its keys and values once for each source token, the products once for each token
+that the decoder reads.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.jacobi.operations import ModelFlops
 from latticebpd.jacobi.solution import Solution
 from latticebpd.target.stock_model import BaseModel, Model
 
 GREEDY = "greedy"
+CROSS_KEYS_AND_VALUES = ("encoder_attn.k_proj", "encoder_attn.v_proj", "EncDecAttention.k", "EncDecAttention.v")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -95,6 +102,80 @@ class SystemRun:
         return sum(self.flops) / self.time_speedup(baseline)
 
 
+@dataclass(frozen=True)
+class ModelFlops:
+    """Numbers of weights by their inputs, and the sizes of attention; without an encoder those of encoder, source and
+    cross-attention are 0.
+
+    encoder_weights: of the encoder's matrices.
+    source_weights: of the decoder's matrices that read the source.
+    decoder_weights: of its other matrices.
+    output_weights: of the projection to the vocabulary.
+    encoder_attention, decoder_attention, cross_attention: layers times width.
+    """
+
+    encoder_weights: int
+    source_weights: int
+    decoder_weights: int
+    output_weights: int
+    encoder_attention: int
+    decoder_attention: int
+    cross_attention: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> ModelFlops:
+        """From the modules of a causal LM or an encoder-decoder."""
+        base = BaseModel.of(model)
+        both = base.is_encoder_decoder
+        # The text config of an encoder-decoder has one side only, under common names.
+        config: Any = model.config if both else base.config
+        encoder = _weights(base.encoder) if both else {}
+        decoder = _weights(base.decoder)
+        source = sum(count for name, count in decoder.items() if name.endswith(CROSS_KEYS_AND_VALUES))
+        heads = _first(config, "decoder_attention_heads", "num_attention_heads")
+        width = heads * (_first(config, "head_dim", "d_kv") or config.hidden_size // heads)
+        layers = _first(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")
+        encoder_layers = _first(config, "encoder_layers", "num_hidden_layers") if both else 0
+        output = model.get_output_embeddings()
+        return cls(
+            encoder_weights=sum(encoder.values()),
+            source_weights=source,
+            decoder_weights=sum(decoder.values()) - source,
+            output_weights=int(output.weight.numel()),
+            encoder_attention=encoder_layers * width,
+            decoder_attention=layers * width,
+            cross_attention=layers * width if both else 0,
+        )
+
+    def flops(self, source: int, columns: int, pairs: int, predicted: int) -> int:
+        """Operations of decoding one text.
+
+        Args:
+            source: tokens that the encoder reads.
+            columns: tokens that the decoder reads, over all passes.
+            pairs: keys that those tokens attend to in self-attention, summed over tokens.
+            predicted: tokens whose states are projected to the vocabulary.
+        """
+        weights = (self.encoder_weights + self.source_weights) * source
+        weights += self.decoder_weights * columns + self.output_weights * predicted
+        attention = self.encoder_attention * source**2 + self.cross_attention * columns * source
+        return 2 * weights + 4 * (attention + self.decoder_attention * pairs)
+
+    def greedy_flops(self, source: int, prompt: int, new: int) -> int:
+        """Operations of greedy decoding with a cache: ``prompt`` tokens in one pass, then ``new`` one by one."""
+        pairs = prompt**2 + sum(prompt + i for i in range(1, new))
+        return self.flops(source, prompt + new - 1, pairs, new)
+
+
+def _first(config: Any, *names: str) -> int:
+    """The config's value under the first of the names that it has; 0 without any."""
+    return next((int(value) for name in names if (value := getattr(config, name, None)) is not None), 0)
+
+
+def _weights(module: nn.Module) -> dict[str, int]:
+    return {name: each.weight.numel() for name, each in module.named_modules() if isinstance(each, nn.Linear | Conv1D)}
+
+
 def _lengths(base: BaseModel, batch: Batch) -> tuple[list[int], list[int]]:
     """For each row, the tokens of the source and of the decoder's prompt."""
     own = batch.mask.sum(1).tolist()
@@ -102,21 +183,25 @@ def _lengths(base: BaseModel, batch: Batch) -> tuple[list[int], list[int]]:
 
 
 def stock(model: Model, max_new_tokens: int, num_beams: int = 1, **options: Any) -> System:
-    """``transformers``' own ``generate()``, its passes counted by a hook; operations are counted without ``options``."""
+    """``transformers``' own ``generate()``; operations are not counted under further ``options``."""
     base = BaseModel.of(model)
     shape, ends, fill = ModelFlops.of(base.model), frozenset(base.eos_ids), GenerationSettings(base).fill_id
     required = {"do_sample": False, "max_new_tokens": max_new_tokens, "pad_token_id": fill, "num_beams": num_beams}
 
     def decode(batch: Batch) -> BatchRun:
         ids = batch.ids.to(base.device)
-        with _counted_passes(base) as passes:
+        passes: list[None] = []
+        hook = base.decoder.register_forward_pre_hook(lambda *_: passes.append(None))
+        try:
             out = base.model.generate(ids, attention_mask=batch.mask.to(base.device), **required, **options)
+        finally:
+            hook.remove()
         prompt = 1 if base.is_encoder_decoder else ids.shape[1]
-        tokens = [_until_end(row, ends) for row in out[:, prompt:].tolist()]
-        if options:
-            return BatchRun(tokens, [passes[0]] * len(ids))
+        tokens = [until_end(row, ends) for row in out[:, prompt:].tolist()]
         # A beam goes on until the batch's last; rows of greedy decoding end, and are counted, by themselves.
-        steps = [passes[0]] * len(ids) if num_beams > 1 else [len(row) for row in tokens]
+        steps = [len(passes)] * len(ids) if num_beams > 1 or options else [len(row) for row in tokens]
+        if options:
+            return BatchRun(tokens, steps)
         flops = []
         for source, read, new in zip(*_lengths(base, batch), steps, strict=True):
             encoder = shape.flops(source, 0, 0, 0)
@@ -187,27 +272,6 @@ def compare(
         if on_batch is not None:
             on_batch()
     return runs
-
-
-@contextmanager
-def _counted_passes(base: BaseModel) -> Iterator[list[int]]:
-    """A list whose only item is the number of the decoder's forward passes so far."""
-    count = [0]
-
-    def one_more(*_: Any) -> None:
-        count[0] += 1
-
-    hook = base.decoder.register_forward_pre_hook(one_more)
-    try:
-        yield count
-    finally:
-        hook.remove()
-
-
-def _until_end(row: list[int], ends: frozenset[int]) -> list[int]:
-    """The tokens up to and with the first that ends the text; padding follows."""
-    end = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
-    return row[: end + 1]
 
 
 def _batch(rows: Sequence[Sequence[int]], start: int, pad: int, pad_left: bool) -> Batch:

@@ -91,7 +91,7 @@ class Trajectory:
     """A text's iterates.
 
     tokens: ``[m]``, the finished text.
-    values: ``[passes + 1, m]`` int64, the input of the next pass, row 0 of the first; ``UNKNOWN`` before a block begins.
+    values: ``[passes + 1, m]`` int64, the input of the next pass; ``UNKNOWN`` before a block begins.
     probabilities: ``[passes, m]`` float64, of the value that a pass computed; NaN at positions not computed.
     """
 

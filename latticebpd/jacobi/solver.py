@@ -5,9 +5,10 @@ Position ``i`` is *settled*, final, once a pass has left all values before it un
 one position, whatever the initial values, and a block is solved when a pass has changed none but its last value, which
 no equation of the block reads. The settled prefix stays in the key-value cache; the rest of the block is read again.
 
-The paper's three algorithms (section 3.2) are this iteration under three schedules of blocks. Whatever the blocks, initial
-values and length, the text is that of ``generate(do_sample=False)``; only the number of passes differs. Each row has its own blocks and begins the next as soon as one is solved; one pass serves all rows. A text ends only in
-its settled part, token by token under the rules of ``latticebpd.decoding.stopping``.
+The paper's three algorithms (section 3.2) are this iteration under three schedules of blocks. Whatever the blocks,
+initial values and length, the text is that of ``generate(do_sample=False)``; only the number of passes differs. Each
+row has its own blocks and begins the next as soon as one is solved; one pass serves all rows. A text ends only in its
+settled part, token by token under the rules of ``latticebpd.decoding.decode_rows``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.decoding.prompts import Ids, Prompts
-from latticebpd.decoding.session import Session, SessionOptions
-from latticebpd.decoding.stopping import Text
+from latticebpd.decoding.decode_rows import Ids, Text
+from latticebpd.decoding.session import Session, SessionOptions, UnreadTokens
 from latticebpd.drafters.drafter import State
 from latticebpd.jacobi.block_schedule import BlockSchedule, Length
 from latticebpd.jacobi.initial_values import Initial, Padding
@@ -29,11 +29,10 @@ from latticebpd.jacobi.solution import Iterate, Solution
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.forward import Verified
 from latticebpd.target.stock_model import Model
-from latticebpd.target.verifier import Verifier
 
 
 class JacobiOptions(SessionOptions, total=False):
-    """JacobiOptions of all three algorithms."""
+    """The options of all three algorithms."""
 
     trace: bool
 
@@ -42,47 +41,38 @@ class JacobiOptions(SessionOptions, total=False):
 class _Row:
     """The state of one row.
 
-    unread: settled tokens that the cache does not hold yet, at least one.
-    cached: tokens in the cache.
-    values: the current iterate of the block after them; empty between blocks.
+    values: the current iterate of its block; empty between blocks.
     hidden: the state that predicted the last settled token.
     columns, pairs, passes, updates, blocks: counts, as in ``Solution``.
     """
 
     index: int
     text: Text
-    unread: list[int]
-    cached: int
     columns: int
     pairs: int
-    values: list[int] = field(default_factory=list)
-    hidden: Tensor | None = None
     passes: int = 0
     updates: int = 0
     blocks: int = 0
+    values: list[int] = field(default_factory=list)
+    hidden: Tensor | None = None
 
-    def tree(self, room: int | None) -> DraftTree:
-        """The values as a chain after the unread tokens, without the last, which no equation reads."""
-        return DraftTree.from_paths([[*self.unread[1:], *self.values[:-1]][:room]])
+    def update(self, computed: list[int], hidden: Tensor, unread: int) -> list[int]:
+        """Apply a pass that read ``unread`` settled tokens, and return the newly settled ones.
 
-    def update(self, computed: list[int], hidden: Tensor) -> tuple[list[int], list[int]]:
-        """Apply a pass: its values, and the states that predicted them, ``[columns, hidden]``.
-
-        Returns the newly settled tokens, and the nodes of the chain that now belong to the text.
+        Args:
+            computed: the block's first values, at most all.
+            hidden: ``[columns, hidden]``, the states that predicted them.
         """
         differing = [i for i, (old, new) in enumerate(zip(self.values, computed, strict=False)) if old != new]
         agreeing = min([*differing, len(computed) - 1])
-        nodes = len(self.unread) - 1 + agreeing
-        columns = len(self.unread) - 1 + len(computed)
+        columns = unread - 1 + len(computed)
         self.columns += columns
-        self.pairs += columns * (self.cached + columns)
+        self.pairs += columns * (len(self.text.tokens) - unread + columns)
         self.passes += 1
         self.updates += bool(differing)
-        self.hidden = hidden[nodes]
-        self.cached += nodes + 1
-        self.unread = [computed[agreeing]]
+        self.hidden = hidden[agreeing]
         self.values = computed[agreeing + 1 :] + self.values[len(computed) :]
-        return computed[: agreeing + 1], list(range(nodes))
+        return computed[: agreeing + 1]
 
 
 def jacobi(
@@ -157,31 +147,38 @@ def solve(
     """Decode a batch under a schedule; other arguments as for :func:`jacobi`."""
     initial = Padding() if initial is None else initial
     session = Session.begin(model, inputs, **options)
-    schedule.check(len(session.prompts))
-    prompts, texts, verifier, fill = session.prompts, session.texts, session.verifier, session.settings.fill_id
-
-    rows = active = _begin(verifier, texts)
+    schedule.check(len(session.texts))
+    # All but the prompts' last tokens are read first; or, if that leaves nothing of one, all together with the blocks.
+    texts, prefixes = session.texts, [text.tokens[:-1] for text in session.texts]
+    unread = UnreadTokens(session.verifier, prefixes if all(prefixes) else session.prompts.tokens)
+    lengths = [0] * len(texts)
+    if all(prefixes):
+        unread.verify([DraftTree.empty()] * len(texts))
+        unread.keep([[]] * len(texts), [text.tokens[-1] for text in texts])
+        lengths = list(map(len, prefixes))
+    rows = active = [_Row(i, text, n, n * n) for i, (text, n) in enumerate(zip(texts, lengths, strict=True))]
     iterates: list[Iterate] = []
     num_passes = 0
     while active:
-        _begin_blocks([row for row in active if not row.values], schedule, initial, prompts, fill)
-        trees = [row.tree(verifier.max_nodes) for row in active]
-        verified = verifier.verify([row.unread[0] for row in active], trees)
-        paths, settled = [], []
+        _begin_blocks(session, [row for row in active if not row.values], schedule, initial)
+        room = unread.max_nodes
+        trees = [DraftTree.from_paths([row.values[:-1][:room]]) for row in active]  # no equation reads the last value
+        verified = unread.verify(trees)
         computed = _evaluate(verified, active, trees, with_probabilities=trace)
-        for row, hidden, (values, probabilities) in zip(active, verified.hidden, computed, strict=True):
+        settled = []
+        for i, (row, (values, probabilities)) in enumerate(zip(active, computed, strict=True)):
             before, start = row.values, len(row.text.new_tokens)
-            tokens, path = row.update(values, hidden)
+            final = row.update(values, verified.hidden[i], len(unread.tokens[i]))
             if trace:
-                iterates.append(Iterate(row.index, start, before, tokens + row.values, probabilities, len(tokens)))
-            settled.append(row.text.commit(tokens))
-            paths.append(path)
-        verifier.keep(paths)
-        initial.observe([row.index for row in active], settled)
+                iterates.append(Iterate(row.index, start, before, final + row.values, probabilities, len(final)))
+            settled.append(final)
+        unread.keep([range(len(final) - 1) for final in settled], [final[-1] for final in settled])
+        committed = [row.text.commit(final) for row, final in zip(active, settled, strict=True)]
+        initial.observe([row.index for row in active], committed)
         num_passes += 1
         kept = [i for i, row in enumerate(active) if not row.text.finished]
         if kept and len(kept) < len(active):  # rows that have ended cost nothing more
-            verifier.select(kept)
+            unread.select(kept)
         active = [active[i] for i in kept]
 
     counts: dict[str, Any] = {
@@ -190,7 +187,7 @@ def solve(
     }
     return Solution(
         sequences=session.sequences,
-        prompt_length=prompts.prefix.shape[1],
+        prompt_length=session.prompts.prefix.shape[1],
         num_tokens=np.array([len(text.new_tokens) for text in texts], dtype=np.int64),
         num_passes=num_passes,
         trace=iterates if trace else None,
@@ -198,48 +195,28 @@ def solve(
     )
 
 
-def _begin(verifier: Verifier, texts: list[Text]) -> list[_Row]:
-    """Read all prompts but for their last tokens; the first pass reads those together with the first block.
-
-    If a prompt is a single token, as an encoder-decoder's is, the first pass reads all of every prompt.
-    """
-    prefixes = [text.tokens[:-1] for text in texts]
-    if all(prefixes):
-        verifier.prefill(prefixes)
-        return [
-            _Row(i, text, text.tokens[-1:], len(read), len(read), len(read) ** 2)
-            for i, (text, read) in enumerate(zip(texts, prefixes, strict=True))
-        ]
-    verifier.begin(len(texts))
-    return [_Row(i, text, list(text.tokens), 0, 0, 0) for i, text in enumerate(texts)]
-
-
-def _begin_blocks(rows: list[_Row], schedule: BlockSchedule, initial: Initial, prompts: Prompts, fill: int) -> None:
+def _begin_blocks(session: Session, rows: list[_Row], schedule: BlockSchedule, initial: Initial) -> None:
     """Initial values for rows between blocks."""
     asked: list[tuple[_Row, State]] = []
     for row in rows:
-        text, source = row.text, prompts.sources[row.index]
+        text, source = row.text, session.prompts.sources[row.index]
         start, left = len(text.new_tokens), text.max_depth + 1
         first_alone = initial.after_first_token and start == 0
         width = 1 if first_alone else min(schedule.width(row.index, source, start) or left, left)
-        row.values = [fill] * width
+        row.values = [session.settings.fill_id] * width
         row.blocks += 1
         if not first_alone:
             asked.append((row, State(row.index, text.tokens, text.prompt_length, row.hidden, width, source)))
     if not asked:
         return
-    name, vocabulary = type(initial).__name__, prompts.vocab_size
+    name, largest = type(initial).__name__, session.base.vocab_size - 1
     initial_values = initial.values([block for _, block in asked])
-    if len(initial_values) != len(asked):
-        raise ValueError(
-            f"expected initial values for each of {len(asked)} blocks, got {len(initial_values)} from {name}"
-        )
+    if (count := len(initial_values)) != len(asked):
+        raise ValueError(f"expected initial values for each of {len(asked)} blocks, got {count} from {name}")
     for (row, block), values in zip(asked, initial_values, strict=True):
-        if len(values) > block.max_depth or not all(0 <= value < vocabulary for value in values):
-            raise ValueError(
-                f"expected at most {block.max_depth} initial values from 0 to {vocabulary - 1} (the model's"
-                f" vocabulary), got {values} from {name}; is it made for this model?"
-            )
+        if len(values) > block.max_depth or not all(0 <= value <= largest for value in values):
+            expected = f"at most {block.max_depth} initial values from 0 to {largest} (the model's vocabulary)"
+            raise ValueError(f"expected {expected}, got {values} from {name}; is it made for this model?")
         row.values[: len(values)] = values
 
 
@@ -247,9 +224,9 @@ def _evaluate(
     verified: Verified, rows: list[_Row], trees: list[DraftTree], with_probabilities: bool
 ) -> list[tuple[list[int], list[float]]]:
     """Every row's new values, and their probabilities if asked for, by one projection to the vocabulary."""
-    widths = [len(tree) + 2 - len(row.unread) for row, tree in zip(rows, trees, strict=True)]
+    widths = [len(tree) + 1 for tree in trees]
     cells = [(i, j) for i, width in enumerate(widths) for j in range(width)]
-    logits = verified.logits_of([i for i, _ in cells], [len(rows[i].unread) - 1 + j for i, j in cells])
+    logits = verified.logits_of([i for i, _ in cells], [j for _, j in cells])
     if any(row.text.processors for row in rows):
         logits = torch.stack(
             [rows[i].text.processed(rows[i].values[:j], line) for (i, j), line in zip(cells, logits, strict=True)]

@@ -12,14 +12,14 @@ from fst.files import replacing
 
 T = TypeVar("T")
 
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What parsing and checking a damaged record raises; invalid JSON and UTF-8 are ValueErrors."""
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)
+"""What reading, parsing and checking raise; invalid JSON and UTF-8 are ValueErrors."""
 
 
 def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: str, remedy: str) -> T:
     """What ``parse`` makes of a file's record.
 
-    problem, remedy: begin and end the message of the ValueError for a damaged file, the cause between them.
+    problem, remedy: begin and end the message of the ValueError for a missing or damaged file, the cause between them.
     """
     try:
         return parse(json.loads(Path(path).read_text(encoding="utf-8")))

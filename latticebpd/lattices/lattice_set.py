@@ -116,7 +116,8 @@ class LatticeSet(ArrayValues):
         shapes = {tuple(array.shape[1:] for name, array in part._arrays().items() if name in names) for part in parts}
         if len(shapes) != 1:
             raise ValueError(f"expected at least one set of lattices, all of one shape, got {len(shapes)} shapes")
-        return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return replace(parts[0], **arrays)
 
     def _arrays(self) -> dict[str, Any]:
         """The arrays that are not None, by name."""
@@ -143,9 +144,9 @@ class LatticeSet(ArrayValues):
 
     def save(self, path: str | os.PathLike[str], compressed: bool = False) -> None:
         """Write an ``.npz`` atomically; compressed, it is a third smaller and several times slower to read."""
-        words = {name: np.array(word) for name in self.WORDS if (word := getattr(self, name)) is not None}
+        arrays = self._arrays() | {name: word for name in self.WORDS if (word := getattr(self, name)) is not None}
         with replacing(path) as temporary, open(temporary, "wb") as file:
-            (np.savez_compressed if compressed else np.savez)(file, **self._arrays(), **words)
+            (np.savez_compressed if compressed else np.savez)(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LatticeSet:

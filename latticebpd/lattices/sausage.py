@@ -1,14 +1,14 @@
 """Sausage lattices: the top-k outputs of independent heads (Kim 2024, section 7).
 
-A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row.  Between states ``i`` and ``i + 1``
-there is one arc for each of the ``k`` best tokens of one prediction head, weighted with the head's
-log-probability.  Every path from the first state to the last is one draft; there are up to ``k ** slots``.
+A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row. From state ``i`` to ``i + 1`` there is one
+arc for each of the ``k`` best tokens of one prediction head, weighted with the head's log-probability. Every path from
+the first state to the last is one draft; there are up to ``k ** slots``.
 
 A drafter may tie neighbouring slots (DSpark's bigram head): *transitions* weigh an arc by the arc before it. The
 automaton then has a state for each slot and arc.
 
-Head 1 is the base model's own output, whose token is committed without being drafted, so the lattice of ``h``
-heads has ``h - 1`` slots: those of heads 2..h.
+Head 1 is the target model's own output, whose token is committed without being drafted, so the lattice of ``h`` heads
+has ``h - 1`` slots: those of heads 2..h.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PADDING = -1
 """Token of a missing arc."""
+LARGEST_TOKEN = np.iinfo(np.int32).max - 1
 
 
 def _as_numpy(values: Any) -> np.ndarray:
@@ -48,13 +49,13 @@ class SausageLattice(ArrayValues):
 
     Args:
         tokens: ``[slots, k]`` token ids, distinct within a slot; -1 pads slots that have fewer arcs.
-        log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30.  They need not be normalised; -1e30 or
-            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded places
+        log_probs: ``[slots, k]`` natural-log weights of the arcs, at most 1e30, not necessarily normalised; -1e30 or
+            less (a mask: ``-inf``, the lowest float) removes an arc and is kept as ``-inf``; values at padded positions
             are ignored.
         transitions: ``[slots - 1, k, k]``, or None: ``transitions[s, i, j]`` is added to the weight of arc ``j`` of
-            slot ``s + 1`` where the path has come by arc ``i`` of slot ``s``; numbers as of ``log_probs``. A masked one
-            keeps the second arc from following the first, so that drafts may end early. What the first slot gains
-            behind the text belongs into its ``log_probs``.
+            slot ``s + 1`` if the path comes by arc ``i`` of slot ``s``; values as of ``log_probs``. A masked one keeps
+            the second arc from following the first, so that drafts may end early. The first slot's transitions from
+            the text are part of its ``log_probs``.
 
     Raises:
         ValueError: wrong shapes, NaN or more than 1e30, negative or repeated token ids, a slot without an arc.
@@ -67,46 +68,39 @@ class SausageLattice(ArrayValues):
     def __post_init__(self) -> None:
         tokens, log_probs = _as_numpy(self.tokens), _as_numpy(self.log_probs)
         if tokens.ndim != 2 or tokens.shape != log_probs.shape:
-            raise ValueError(
-                f"expected tokens and log_probs of one shape [slots, k], got {tokens.shape} and {log_probs.shape}"
-            )
+            shapes = f"{tokens.shape} and {log_probs.shape}"
+            raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {shapes}")
         if tokens.dtype.kind not in "iu":
             raise ValueError(f"expected integer tokens, got {tokens.dtype}")
         if log_probs.dtype.kind not in "fiu":
             raise ValueError(f"expected real log_probs, got {log_probs.dtype}")
-        if tokens.size and (tokens.min() < PADDING or tokens.max() > np.iinfo(np.int32).max - 1):
-            slot = int(np.argwhere((tokens < PADDING) | (tokens > np.iinfo(np.int32).max - 1))[0][0])
-            raise ValueError(
-                f"slot {slot}: expected token ids >= 0 (or -1 as padding) that fit 32 bits, got {tokens[slot].tolist()}"
-            )
+        if tokens.size and (tokens.min() < PADDING or tokens.max() > LARGEST_TOKEN):
+            slot = int(np.argmax(((tokens < PADDING) | (tokens > LARGEST_TOKEN)).any(axis=1)))
+            expected = "expected token ids >= 0 (or -1 as padding) that fit 32 bits"
+            raise ValueError(f"slot {slot}: {expected}, got {tokens[slot].tolist()}")
         real = tokens != PADDING
-        bad = real & ~(log_probs <= LARGEST_WEIGHT)  # NaN too
-        if bad.any():
-            slot, place = map(int, np.argwhere(bad)[0])
-            raise ValueError(
-                f"slot {slot}, arc {place}: expected a log-probability of at most {LARGEST_WEIGHT:g}, got"
-                f" {log_probs[slot, place]}"
-            )
+        if (bad := real & ~(log_probs <= LARGEST_WEIGHT)).any():  # NaN too
+            slot, arc = map(int, np.argwhere(bad)[0])
+            expected = f"expected a log-probability of at most {LARGEST_WEIGHT:g}"
+            raise ValueError(f"slot {slot}, arc {arc}: {expected}, got {log_probs[slot, arc]}")
+        masked = log_probs <= -LARGEST_WEIGHT
         arcs = real & (log_probs > -LARGEST_WEIGHT)
-        if (masked := log_probs <= -LARGEST_WEIGHT).any():
-            log_probs = np.where(masked, -np.inf, log_probs)
         if not arcs.any(axis=1).all():
-            raise ValueError(
-                f"slot {int(np.argmin(arcs.any(axis=1)))}: expected at least one arc of finite log-probability, got"
-                " none"
-            )
+            slot = int(np.argmin(arcs.any(axis=1)))
+            raise ValueError(f"slot {slot}: expected at least one arc of finite log-probability, got none")
         ordered = np.sort(tokens, axis=1)
-        repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != PADDING)
-        if repeated.any():
-            slot, place = map(int, np.argwhere(repeated)[0])
-            raise ValueError(
-                f"slot {slot}: expected distinct tokens, got token {ordered[slot, place]} twice; keep its better arc"
-            )
-        object.__setattr__(self, "tokens", read_only(np.ascontiguousarray(tokens, dtype=np.int32)))
-        object.__setattr__(self, "log_probs", read_only(np.ascontiguousarray(log_probs, dtype=np.float32)))
+        if (repeated := (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] != PADDING)).any():
+            slot, arc = map(int, np.argwhere(repeated)[0])
+            token = ordered[slot, arc]
+            raise ValueError(f"slot {slot}: expected distinct tokens, got token {token} twice; keep its better arc")
+        log_probs = np.where(masked, -np.inf, log_probs) if masked.any() else log_probs
+        self._assign(
+            tokens=read_only(np.ascontiguousarray(tokens, dtype=np.int32)),
+            log_probs=read_only(np.ascontiguousarray(log_probs, dtype=np.float32)),
+        )
         if self.transitions is not None:
             gains = checked_transitions(_as_numpy(self.transitions), arcs)
-            object.__setattr__(self, "transitions", read_only(gains.astype(np.float32, copy=False)))
+            self._assign(transitions=read_only(gains.astype(np.float32, copy=False)))
 
     @classmethod
     def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
@@ -128,7 +122,7 @@ class SausageLattice(ArrayValues):
         best = top_k(values, k)
         chosen = np.take_along_axis(values, best, axis=1).astype(np.float64)
         top = chosen[:, :1]
-        with np.errstate(over="ignore"):  # further below the best than numbers reach is -inf
+        with np.errstate(over="ignore"):  # differences beyond the type's range are -inf
             log_norm = top + np.log(np.exp(values - top).sum(axis=1, keepdims=True, dtype=np.float64))
             return cls(best, chosen - log_norm)
 
@@ -142,33 +136,36 @@ class SausageLattice(ArrayValues):
 
     @property
     def num_paths(self) -> int:
-        """Number of distinct drafts; exact, however large."""
+        """Number of distinct drafts, exact."""
         arcs = (self.tokens != PADDING) & (self.log_probs > -np.inf)
         if self.transitions is None or not (self.transitions == -np.inf).any():
             return math.prod(arcs.sum(axis=1).tolist())
-        paths = arcs[0].astype(object)  # that end in each arc: Python's integers, which are of any size
-        for taken, there in zip(self.transitions > -np.inf, arcs[1:], strict=True):
-            paths = np.where(there, (paths[:, None] * taken).sum(axis=0), 0)
+        paths = arcs[0].astype(object)  # that end in each arc, as Python's unbounded integers
+        for allowed, following in zip(self.transitions > -np.inf, arcs[1:], strict=True):
+            paths = np.where(following, (paths[:, None] * allowed).sum(axis=0), 0)
         return int(paths.sum())
 
     def _repr_svg_(self) -> str:
-        """As notebooks draw it: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
+        """For notebooks: the first slots, the best arcs, tokens as numbers; `latticebpd.show` has words."""
         from latticebpd.lattices.pictures import lattice_picture
 
         return lattice_picture(self)
 
     def to_fst(self) -> pywrapfst.VectorFst:
-        """The lattice as an OpenFst acceptor: label = token id + 1, weight = cost = -log_prob; linear where there are
-        no transitions."""
+        """The lattice as an OpenFst acceptor, a ``pynini.Fst`` where pynini is installed.
+
+        Label = token id + 1, weight = -log_prob; linear where there are no transitions.
+        """
         return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
 
     @classmethod
     def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
-        """The lattice that an acceptor of linear topology spells: all arcs from state ``i`` lead to one state ``i +
-        1``.
+        """The lattice that an acceptor spells: a linear one, or one with a state for each slot and token, as
+        :meth:`to_fst` makes of lattices with transitions.
 
         Raises:
-            ValueError: the automaton has another topology, or labels or weights that no lattice has.
+            ValueError: the automaton has another topology (``fst.Lattice`` reads all acyclic ones), or labels or
+                weights that no lattice has.
         """
         return cls(*fst.fst_to_lattice(automaton))
 
@@ -176,26 +173,22 @@ class SausageLattice(ArrayValues):
         """The lattice of each slot's ``k`` best arcs, best first, ties towards the lower token id."""
         order = np.lexsort((self.tokens, -np.where(self.tokens == PADDING, -np.inf, self.log_probs)))[:, :k]
         tokens, log_probs = (np.take_along_axis(each, order, axis=1) for each in (self.tokens, self.log_probs))
-        return SausageLattice(
-            tokens, log_probs, None if self.transitions is None else permuted(self.transitions, order)
-        )
+        transitions = None if self.transitions is None else permuted(self.transitions, order)
+        return SausageLattice(tokens, log_probs, transitions)
 
     def first_slots(self, slots: int) -> SausageLattice:
-        """The lattice of its first ``slots`` slots, or all that there are."""
+        """The lattice of the first ``slots`` slots, or of all if there are fewer."""
         if self.slots <= slots:
             return self
-        return SausageLattice(
-            self.tokens[:slots],
-            self.log_probs[:slots],
-            None if self.transitions is None else self.transitions[: max(slots - 1, 0)],
-        )
+        transitions = None if self.transitions is None else self.transitions[: max(slots - 1, 0)]
+        return SausageLattice(self.tokens[:slots], self.log_probs[:slots], transitions)
 
 
 def permuted(transitions: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """``[..., slots - 1, k', k']``: transitions ``[..., slots - 1, k, k]`` between the arcs that ``order [..., slots,
-    k']`` picks."""
-    behind = np.take_along_axis(transitions, order[..., :-1, :, None], axis=-2)
-    return np.take_along_axis(behind, order[..., 1:, None, :], axis=-1)
+    """``[..., slots - 1, k', k']``: transitions ``[..., slots - 1, k, k]`` between the arcs selected by ``order [...,
+    slots, k']``."""
+    rows = np.take_along_axis(transitions, order[..., :-1, :, None], axis=-2)
+    return np.take_along_axis(rows, order[..., 1:, None, :], axis=-1)
 
 
 def top_k(values: np.ndarray, k: int) -> np.ndarray:
@@ -208,57 +201,49 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
         candidates = np.argsort(rank, axis=1, kind="stable")[:, :k]
     else:
         candidates = np.broadcast_to(np.arange(values.shape[1]), values.shape)
-    # Rising and from behind, because the largest integers have no negative.
+    # An ascending sort of the reversed row, because the lowest integers have no negative.
     rising = np.argsort(np.take_along_axis(values, candidates, axis=1)[:, ::-1], axis=1, kind="stable")
     return np.take_along_axis(candidates, k - 1 - rising[:, ::-1], axis=1)
 
 
 def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token, whatever came before; of equally good ones the
-    lowest id."""
+    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token without transitions, the lowest id of equal
+    ones."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
-    best: np.ndarray = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max).min(
-        axis=-1
-    )
+    candidates = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max)
+    best: np.ndarray = candidates.min(axis=-1)
     return best
 
 
 def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndarray | None = None) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` slot by slot the best token behind the one before (DSpark); ties go to
-    the lowest id.
-
-    Without transitions these are each slot's best tokens.  -1 stands from where masked transitions let no token follow.
-    """
+    """``[..., slots, k]`` -> ``[..., slots]`` slot by slot the best token after the one before (DSpark), the lowest id
+    of equal ones; -1 from where masked transitions allow none."""
     chain = np.full(tokens.shape[:-1], PADDING, tokens.dtype)
     weights = np.where(tokens == PADDING, -np.inf, log_probs).astype(np.float64)
-    going_on, place = np.ones(tokens.shape[:-2], bool), np.zeros(tokens.shape[:-2], np.int64)
+    going_on, arc = np.ones(tokens.shape[:-2], bool), np.zeros(tokens.shape[:-2], np.int64)
     for slot in range(tokens.shape[-2]):
         reached = weights[..., slot, :]
         if slot and transitions is not None:
-            behind = np.take_along_axis(transitions[..., slot - 1, :, :], place[..., None, None], axis=-2)[..., 0, :]
-            reached = reached + behind
+            gains = np.take_along_axis(transitions[..., slot - 1, :, :], arc[..., None, None], axis=-2)
+            reached = reached + gains[..., 0, :]
         best = reached.max(axis=-1, keepdims=True)
         going_on = going_on & (best[..., 0] > -np.inf)
         ids = np.where(reached == best, tokens[..., slot, :], np.iinfo(tokens.dtype).max)
-        place = ids.argmin(axis=-1)
+        arc = ids.argmin(axis=-1)
         chain[..., slot] = np.where(going_on, ids.min(axis=-1), PADDING)
     return chain
 
 
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The draft in the lattice with the longest prefix of ``continuation`` (Kim 2024, section 6.3); transitions do not
-    matter to it.
+    """The draft with the longest prefix of ``continuation`` (Kim 2024, section 6.3), whatever the transitions.
 
-    Args:
-        lattice: the candidates.
-        continuation: the base model's own next tokens; positions beyond its end match nothing.
+    continuation: the target model's own next tokens; positions beyond its end match nothing.
 
-    Returns:
-        ``[slots]`` tokens: the continuation as far as the lattice holds it, then each slot's best arc.
+    Returns ``[slots]`` tokens: the continuation as far as the lattice contains it, then each slot's best arc.
     """
     path = best_tokens(lattice.tokens, lattice.log_probs)
     for slot, token in enumerate(list(continuation)[: lattice.slots]):
-        if not (lattice.tokens[slot][lattice.log_probs[slot] > -np.inf] == token).any() or token == PADDING:
+        if token == PADDING or not (lattice.tokens[slot][lattice.log_probs[slot] > -np.inf] == token).any():
             break
         path[slot] = token
     return path

@@ -67,12 +67,8 @@ class ShardDirectory:
             self.count(record)
             return record
 
-        file = self.path / self.settings_name
-        problem, remedy = f"expected settings as `{self.command}` writes them:", "give a directory that it has filled"
-        try:
-            return read_json(file, parse, problem, remedy)
-        except OSError as error:
-            raise ValueError(f"{file}: {problem} {error}; {remedy}") from error
+        problem = f"expected settings as `{self.command}` writes them:"
+        return read_json(self.path / self.settings_name, parse, problem, "give a directory that it has filled")
 
     def files(self) -> list[Path]:
         """All shards; ValueError if the directory was not filled by the command or shards are missing."""
@@ -97,13 +93,9 @@ class ShardDirectory:
         wanted = json.loads(json.dumps(settings))
         if not self.is_ours:
             self.path.mkdir(parents=True, exist_ok=True)
-            others = [path for path in self.path.iterdir() if not path.name.startswith(".")]
+            others = self._others(set())
             if not self.is_ours:  # nor has another process of the same run claimed it meanwhile
-                if others:
-                    raise ValueError(
-                        f"{self.path}: expected a directory that is new, empty or filled by this command before, found"
-                        " other files"
-                    )
+                self._refuse(others)
                 self.record(wanted)
         used = self.settings()
         for name in sorted({*used, *wanted}):
@@ -121,15 +113,19 @@ class ShardDirectory:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         shards = [path for path in self.path.glob(f"shard-*{self.suffix}") if self.is_ours and path.stem[6:].isdigit()]
-        ours = {self.path / self.settings_name, *shards}
-        if others := sorted(p.name for p in self.path.iterdir() if p not in ours and not p.name.startswith(".")):
-            raise ValueError(
-                f"{self.path}: expected a new directory, or one that `{self.command}` has filled, found {others[0]};"
-                " choose another"
-            )
+        self._refuse(self._others({self.path / self.settings_name, *shards}))
         self.record({})
         for path in shards:
             path.unlink()
+
+    def _others(self, ours: set[Path]) -> list[str]:
+        """Files of another origin; a killed run may leave hidden ones."""
+        return sorted(file.name for file in self.path.iterdir() if file not in ours and not file.name.startswith("."))
+
+    def _refuse(self, others: list[str]) -> None:
+        if others:
+            expected = "expected a directory that is new, empty or filled by this command before"
+            raise ValueError(f"{self.path}: {expected}, found {others[0]}; choose another")
 
     def record(self, settings: Mapping[str, Any]) -> None:
         """Write the settings."""

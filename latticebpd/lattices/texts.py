@@ -97,10 +97,8 @@ class Texts:
             return parts[0] if parts else cls.of_rows([], [])
         offsets = np.cumsum([0, *(len(part.tokens) for part in parts)], dtype=np.int64)
         starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets[:-1], strict=True)]
-        tokens, prompts = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("tokens", "prompt_lengths")
-        )
-        return cls(tokens, np.concatenate([*starts, offsets[-1:]]), prompts)
+        prompts = np.concatenate([part.prompt_lengths for part in parts])
+        return cls(np.concatenate([part.tokens for part in parts]), np.concatenate([*starts, offsets[-1:]]), prompts)
 
     def chosen(self, indices: Iterable[int]) -> Texts:
         """Some of the texts, in this order."""

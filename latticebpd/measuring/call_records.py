@@ -40,8 +40,7 @@ class End(Enum):
 class ModelChoice:
     """The model's prediction at a position of its text.
 
-    best: its most probable token. rank: the written token's, from 0. gap: the written token's log-probability below the
-        best's.
+    best: its most probable token. rank: the written token's, from 0. gap: of their log-probabilities.
     """
 
     best: int
@@ -81,7 +80,9 @@ class Call:
     after: np.ndarray | None
 
 
-def read_calls(model: Model, prompt: Sequence[int], out: Generated, lm: LanguageModel = None, row: int = 0) -> list[Call]:
+def read_calls(
+    model: Model, prompt: Sequence[int], out: Generated, lm: LanguageModel = None, row: int = 0
+) -> list[Call]:
     """The calls of one row of a traced decode; the model reads the row's text once more.
 
     Args:

@@ -20,7 +20,7 @@ from latticebpd.drafters.strategies import BestTree, NBestPaths, Strategy
 from latticebpd.drafters.system_names import NO_MODEL, ORACLE, VANILLA, Models, strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring.lattice_files import Shard, first_and_all, units
+from latticebpd.measuring.lattice_files import Shard, first_and_all
 from latticebpd.measuring.mergeable_counts import MergeableCounts, block_efficiency, ratio
 from latticebpd.measuring.oracle_tally import losses, ranks
 from latticebpd.measuring.replay import DecodeReplay
@@ -128,14 +128,11 @@ class Comparison(MergeableCounts):
         return ratio(100 * self.lost, self.steps[:, None])
 
     def mended_share(self, outcome: int) -> np.ndarray:
-        """``[systems, 2]`` % of wins (outcome 0), ties (1) or losses (2) that repair a repetition, and that make one."""
+        """``[systems, 2]`` % of wins (outcome 0), ties (1) or losses (2) that repair a repetition, or make one."""
         return ratio(100 * self.mended[:, outcome], self.outcomes[:, outcome, None])
 
     def gain_interval(self, level: float = 0.95) -> np.ndarray:
-        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla.
-
-        Each sample compares ratios of sums over its texts.
-        """
+        """``[systems, 2]`` paired bootstrap interval over texts of the gain in block efficiency over vanilla."""
         drawn = self.resampled[(self.resampled[:, :, 1] > 0).all(axis=1)]
         if not len(drawn):
             return np.full((len(self.systems), 2), np.nan)
@@ -158,22 +155,18 @@ def compare(
 
     Args:
         blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them, all of them.
-        systems: names, see ``latticebpd.drafters.system_names``.
-        lm: language model, or several by name.
+        systems: names, see ``latticebpd.drafters.system_names``. lm: language model, or several by name.
         alpha: the weight of all of them; None takes each system's stored weight, and 1 where there is none.
-        seed: of the intervals.
-        threads: of the searches; the result does not depend on it.
+        seed: of the intervals. threads: of the searches; they do not change the result.
         by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
         shard: count this part only.
 
     Raises:
-        ValueError: a name that is no system's, no lattice at all, lattices of several shapes or origins, or texts that
-            are not known though they are needed.
+        ValueError: an unknown system, no lattice, several shapes or origins, or missing texts.
     """
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
     strategies = [strategy_named(name, lm, alpha) for name in names]
-    shard = shard or Shard()
-    (first, _), parts = first_and_all(part for each in units(blocks) if len((part := shard.of(*each))[0]))
+    (first, _), parts = first_and_all((shard or Shard()).units(blocks))
     signature = Signature.of(
         first, by=counted_by(by, first), lm=_description(lm), alpha=_weights(strategies), seed=seed
     )
@@ -245,10 +238,7 @@ def _repeats(drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _resample(resampled: np.ndarray, units: np.ndarray, counted: np.ndarray, seed: int) -> None:
-    """A text's lattices are drawn together, Poisson(1) times: the bootstrap for streams of data.
-
-    counted: ``[n, systems, 2]`` tokens and steps.
-    """
+    """Draw each text Poisson(1) times, the bootstrap of streams. counted: ``[n, systems, 2]`` tokens and steps."""
     for unit in np.unique(units).tolist():
         weights = np.random.default_rng((seed, unit)).poisson(1, len(resampled))
         resampled += weights[:, None, None] * counted[units == unit].sum(axis=0)

@@ -44,15 +44,12 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
     mass = p.sum(axis=2)
     if mass.max(initial=0) > 1 + SURPLUS:
         row, slot = map(int, np.unravel_index(mass.argmax(), mass.shape))
-        raise ValueError(
-            f"expected natural log-probabilities, whose probabilities sum to at most 1, got {mass[row, slot]:.4g} "
-            f"in lattice {row}, slot {slot}; lattices of logits tell no entropy"
-        )
+        got = f"{mass[row, slot]:.4g} in lattice {row}, slot {slot}; lattices of logits tell no entropy"
+        raise ValueError(f"expected natural log-probabilities, whose probabilities sum to at most 1, got {got}")
     others = vocab_size - is_arc.sum(axis=2)
     if others.min(initial=0) < 0:
-        raise ValueError(
-            f"expected a vocabulary of at least {lattices.tokens.shape[2]} tokens (one slot's), got {vocab_size}"
-        )
+        least = f"{lattices.tokens.shape[2]} tokens (one slot's)"
+        raise ValueError(f"expected a vocabulary of at least {least}, got {vocab_size}")
     kept = -(p * log_p).sum(axis=2)
     least_arc = np.where(is_arc, p, np.inf).min(axis=2)
     # Without other tokens the rest is rounding error.
@@ -71,7 +68,7 @@ def _p_log_p(p: np.ndarray) -> np.ndarray:
 def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:
     """Least and greatest possible ``max{k : H[i] <= H[i + 1] for all i < k}``, heads counted from 1.
 
-    low, high: ``[heads]`` bounds of the mean entropies; one array alone is exact, and both results are equal.
+    low, high: ``[heads]`` bounds of the mean entropies; one array alone is exact.
     """
     if not len(low):
         raise ValueError("expected the mean entropy of at least one head, got none")
@@ -146,10 +143,8 @@ def head_entropy(blocks: Iterable[LatticeSet], vocab_size: int | None = None, by
         elif vocab_size is not None:
             low, high = entropy_bounds(block, vocab_size)
         else:
-            raise ValueError(
-                "expected lattices with entropies, as `latticebpd lattices` writes them, or a vocabulary's size; got"
-                " neither"
-            )
+            written = "as `latticebpd lattices` writes them"
+            raise ValueError(f"expected lattices with entropies, {written}, or a vocabulary's size; got neither")
         lengths = lengths_of(ranks(block), 1)
         stepped, tokens = np.ones(len(block), bool), lengths + 1
         if signature.by == DECODE and block.sequence is not None:
@@ -182,16 +177,12 @@ class Regression:
 
 
 def regress(x: np.ndarray, y: np.ndarray) -> Regression:
-    """Of ``y [n]`` on ``x [n]``; for h_max and block efficiency, of texts or of data sets (Kim 2024: R = 0.77).
-
-    Raises:
-        ValueError: arrays of different lengths, or fewer than two points.
-    """
+    """Of ``y [n]`` on ``x [n]``, at least two; of block efficiency on h_max the paper has R = 0.77 (Kim 2024)."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     if x.ndim != 1 or x.shape != y.shape or len(x) < 2:
         raise ValueError(f"expected two lists of one length, at least 2, got {x.shape} and {y.shape}")
     dx, dy = x - x.mean(), y - y.mean()
     sxx, syy, sxy = (dx @ dx).item(), (dy @ dy).item(), (dx @ dy).item()
-    slope = sxy / sxx if sxx > 0 else float("nan")
-    r = sxy / (sxx * syy) ** 0.5 if sxx > 0 and syy > 0 else float("nan")
+    slope = sxy / sxx if sxx > 0 else np.nan
+    r = sxy / (sxx * syy) ** 0.5 if sxx > 0 and syy > 0 else np.nan
     return Regression(slope, float(y.mean() - slope * x.mean()), r, len(x))

@@ -16,7 +16,7 @@ import numpy as np
 
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import shard_files, texts_of
-from latticebpd.measuring.lattice_files import text_numbers
+from latticebpd.measuring.lattice_files import required_texts, text_numbers
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.weights import LATTICE, TEXT, Tuning
 
@@ -38,36 +38,23 @@ def draw_examples(paths: Paths, count: int, seed: int) -> tuple[str, tuple[int, 
 
 
 def numbered(lattices: Iterable[LatticeSet], unit: str) -> Iterator[tuple[LatticeSet, np.ndarray]]:
-    """Every block, and ``[n]`` the number of the example that each of its lattices belongs to.
-
-    Raises:
-        ValueError: examples are texts, and a file does not number its own.
-    """
+    """Every block, and ``[n]`` its lattices' examples; ValueError where these are texts and the file numbers none."""
     seen = 0
     for block in lattices:
-        if unit == TEXT and block.sequence is None:
-            raise ValueError(
-                "expected lattices that tell their texts, as those that the weight was tuned on, got a file without"
-                " `sequence`"
-            )
-        yield block, block.sequence if unit == TEXT and block.sequence is not None else seen + np.arange(len(block))
+        if unit == TEXT:
+            yield block, required_texts(block, "as those that the weight was tuned on")
+        else:
+            yield block, seen + np.arange(len(block))
         seen += len(block)
 
 
 def exclude_examples(lattices: Iterable[LatticeSet], records: Iterable[FittedRecord]) -> Iterator[LatticeSet]:
-    """The blocks of the same files without the examples that anything was fitted to.
-
-    Lattices are numbered through all files. All examples of a kind are therefore excluded at once, and lattices before
-    texts.
-
-    Raises:
-        ValueError: nothing is left.
-    """
+    """The blocks of the same files without the examples of the records; ValueError where nothing is left."""
     examples: dict[str, list[int]] = defaultdict(list)
     for record in records:
         examples[record.unit] += record.examples
     left = iter(lattices)
-    for unit in sorted(examples):  # "lattice" before "text"
+    for unit in sorted(examples):  # "lattice" before "text": lattices are numbered through all files
         left = _without(left, unit, examples[unit])
     is_empty = True
     for block in left:

@@ -69,12 +69,9 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: Model, source: float = 0) -> ModelShape:
-        """The shape of a model with heads or without, by its configuration and the type of its weights.
+        """The shape of a model with heads or without; of an encoder–decoder the decoder's, which calls read.
 
-        Of an encoder–decoder it is the decoder's, which calls read, with ``source`` tokens that it attends to.
-
-        Raises:
-            ValueError: the configuration does not name a width that is needed.
+        Raises ValueError where the configuration does not name a width. source: mean tokens of the texts' sources.
         """
         from latticebpd.drafters.heads.blockwise import BlockwiseLM
         from latticebpd.target.stock_model import BaseModel
@@ -143,13 +140,10 @@ class Decoding:
 
 
 PAPER_DECODINGS = (
-    Decoding("autoregressive", 1.0, 0),
-    Decoding("base BPD", 1.646, 9),
-    Decoding("4-gram BPD", 1.657, 9),
-    Decoding("neural-61M BPD", 1.724, 9, PAPER_RESCORER, 8),
-    Decoding("16-best 0-gram BPD", 1.717, 16 * 9),
+    Decoding("autoregressive", 1.0, 0), Decoding("base BPD", 1.646, 9), Decoding("4-gram BPD", 1.657, 9),
+    Decoding("neural-61M BPD", 1.724, 9, PAPER_RESCORER, 8), Decoding("16-best 0-gram BPD", 1.717, 16 * 9),
     Decoding("16-best 4-gram BPD", 1.797, 16 * 9),
-)
+)  # fmt: skip
 """Table 11's columns: mean block efficiencies over the paper's seven data sets, p * h tokens verified."""
 
 
@@ -176,11 +170,7 @@ def hardware_cost(
     lengths: Sequence[int] = LENGTHS,
     mode: str = "corrected",
 ) -> HardwareCost:
-    """Table 11 for any model and any systems.
-
-    Raises:
-        ValueError: no system, no length, a block efficiency below 1, or a mode that is none of ``MODES``.
-    """
+    """Table 11 for any model and any systems; ``mode``: one of ``MODES``."""
     if mode not in MODES:
         raise ValueError(f"expected a mode among {', '.join(MODES)}, got {mode!r}")
     if not decodings or not lengths or min(lengths) < 0:
@@ -199,14 +189,11 @@ def hardware_cost(
 
 def _paper_call(shape: ModelShape, decoding: Decoding, length: int) -> tuple[float, float, float]:
     """Parameter bytes, cache bytes, FLOPs."""
-    size, seen = shape.bytes_per_number, length + decoding.verified
-    parameters = size * shape.parameters
-    cache = 2 * shape.layers * shape.feed_forward * size * seen
-    flops = 2 * shape.parameters + 8 * shape.layers * shape.hidden * seen**2
-    if (small := decoding.rescorer) is not None:
-        parameters += small.bytes_per_number * small.parameters
-        cache += 2 * small.layers * small.feed_forward * small.bytes_per_number * seen
-        flops += 2 * small.parameters + 8 * small.layers * small.hidden * seen**2
+    seen = length + decoding.verified
+    models = [shape, *([] if decoding.rescorer is None else [decoding.rescorer])]
+    parameters = sum(model.bytes_per_number * model.parameters for model in models)
+    cache = sum(2 * model.layers * model.feed_forward * model.bytes_per_number * seen for model in models)
+    flops = sum(2 * model.parameters + 8 * model.layers * model.hidden * seen**2 for model in models)
     return parameters, cache, flops
 
 

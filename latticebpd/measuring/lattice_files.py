@@ -51,42 +51,33 @@ class Shard:
             raise ValueError(f"expected a shard as i/n, such as 0/4, got {text!r}")
         return cls(int(index), int(count))
 
-    def of(self, block: LatticeSet, numbers: np.ndarray) -> tuple[LatticeSet, np.ndarray]:
-        """The part's lattices of a block, and ``[n]`` the numbers of their units."""
-        own = numbers % self.count == self.index
-        return (block, numbers) if self.count == 1 else (block.take(own), numbers[own])
+    def units(self, blocks: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
+        """The part's lattices, and ``[n]`` the number of each one's unit: its text, or ``UNIT`` neighbours."""
+        seen = 0
+        for block in blocks:
+            numbers = (seen + np.arange(len(block))) // UNIT if block.sequence is None else block.sequence
+            seen += len(block)
+            own = numbers % self.count == self.index
+            if own.any():
+                yield (block, numbers) if own.all() else (block.take(own), numbers[own])
 
     def select(self, blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
         """The part's lattices."""
-        parts = (self.of(*each)[0] for each in units(blocks))
-        return (part for part in parts if len(part))
-
-
-def units(blocks: Iterable[LatticeSet]) -> Iterator[tuple[LatticeSet, np.ndarray]]:
-    """Every block, and ``[n]`` the number of each lattice's unit: its text, or ``UNIT`` neighbouring lattices."""
-    seen = 0
-    for block in blocks:
-        yield block, (seen + np.arange(len(block))) // UNIT if block.sequence is None else block.sequence
-        seen += len(block)
+        return (block for block, _ in self.units(blocks))
 
 
 def blocks(paths: Sequence[str | os.PathLike[str]], shard: Shard | None = None) -> Iterator[LatticeSet]:
     """The shard's lattices of ``paths``, files or directories of shards, at most ``BLOCK`` at a time.
 
     Raises:
-        ValueError: a path with a file that is no lattice file, is truncated or damaged, with shards missing, or without
-            a lattice; the message names it.
+        ValueError: a path with a damaged file, missing shards or no lattice; the message names it.
         FileNotFoundError: there is no such file.
     """
     return (shard or Shard()).select(_all_blocks(paths))
 
 
 def first_and_all(items: Iterator[Item]) -> tuple[Item, Iterator[Item]]:
-    """The first block, and all of them.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """The first block, and all of them; ValueError where there is none."""
     for first in items:
         return first, chain([first], items)
     raise ValueError("expected at least one lattice, got files without any")
@@ -95,11 +86,7 @@ def first_and_all(items: Iterator[Item]) -> tuple[Item, Iterator[Item]]:
 def text_numbers(paths: Sequence[str | os.PathLike[str]]) -> tuple[int, np.ndarray | None]:
     """The number of lattices in ``paths``, and ``[n]`` the text of each, as `blocks` numbers them; None if not known.
 
-    Nothing else of the files is read.
-
-    Raises:
-        ValueError: only some files number their texts, or as `blocks` does.
-        FileNotFoundError: there is no such file.
+    Raises ValueError where only some files number their texts. Nothing else of the files is read.
     """
     numbers: list[np.ndarray] = []
     texts = lattices = 0
@@ -141,27 +128,27 @@ def _all_blocks(paths: Sequence[str | os.PathLike[str]]) -> Iterator[LatticeSet]
             raise ValueError(f"{path}: expected at least one lattice, got none")
 
 
+def required_texts(block: LatticeSet, reason: str) -> np.ndarray:
+    """``block.sequence``; ValueError where there is none."""
+    if block.sequence is None:
+        raise ValueError(f"expected lattices that tell their texts, {reason}, got a file without `sequence`")
+    return block.sequence
+
+
 def without_prompts(blocks: Iterable[LatticeSet]) -> Iterator[LatticeSet]:
     """The blocks with padding for the prompts in the contexts: a language model then sees the answers alone.
 
-    The first lattice of a text has one token of the answer as its context, the next one token more.
-
-    Raises:
-        ValueError: lattices that do not tell their texts, and so not where a prompt ends.
+    The first lattice of a text has one token of the answer as its context, the next one token more. Raises ValueError
+    for lattices without texts.
     """
     text, known = -1, 0
     for block in blocks:
-        if block.sequence is None:
-            raise ValueError(
-                "expected lattices that tell their texts, to leave prompts out of the contexts, got a file without"
-                " `sequence`"
-            )
-        first = np.append(True, block.sequence[1:] != block.sequence[:-1])
+        sequence = required_texts(block, "to leave prompts out of the contexts")
+        first = np.append(True, sequence[1:] != sequence[:-1])
         own = np.arange(len(block)) - np.maximum.accumulate(np.where(first, np.arange(len(block)), 0))
-        if len(block) and block.sequence[0] == text:
-            own += np.where(block.sequence == text, known, 0)
         if len(block):
-            text, known = int(block.sequence[-1]), int(own[-1]) + 1
+            own += np.where((sequence == text) & (sequence[0] == text), known, 0)
+            text, known = int(sequence[-1]), int(own[-1]) + 1
         width = block.context.shape[1]
         answer = np.arange(width) >= width - 1 - own[:, None]
         yield replace(block, context=np.where(answer, block.context, PADDING))
@@ -175,14 +162,10 @@ def with_progress(blocks: Iterable[LatticeSet], on_block: Callable[[int], None])
 
 
 def num_lattices(paths: Sequence[str | os.PathLike[str]]) -> int:
-    """Number of lattices in the files and directories; only headers are read.
-
-    Raises:
-        ValueError, FileNotFoundError: as :func:`blocks` does.
-    """
+    """Number of lattices in the files and directories; only headers are read. Errors as of :func:`blocks`."""
     total = 0
-    for path in [file for given in paths for file in shard_files(given)]:
-        with _opened(path) as (columns, _):
+    for file in (file for path in paths for file in shard_files(path)):
+        with _opened(file) as (columns, _):
             total += columns["tokens"].length
     return total
 
@@ -221,9 +204,8 @@ class _Rows:
         read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, self.dtype = read_header(file)
         if not shape or fortran or self.dtype.hasobject:
-            raise ValueError(
-                f"{name}: expected an array of numbers in C order with at least one axis, got {self.dtype} {shape}"
-            )
+            wanted = "an array of numbers in C order with at least one axis"
+            raise ValueError(f"{name}: expected {wanted}, got {self.dtype} {shape}")
         self.length, self.shape = int(shape[0]), tuple(int(size) for size in shape[1:])
         self.row = math.prod(self.shape) * self.dtype.itemsize
         if not 0 <= self.row <= 1 << 26:
@@ -234,12 +216,8 @@ class _Rows:
     def take(self, count: int) -> np.ndarray:
         """The next ``count`` rows."""
         wanted = count * self.row
-        data = bytearray()
-        while len(data) < wanted:
-            piece = self.file.read(min(wanted - len(data), 1 << 24))
-            if not piece:
-                raise ValueError(
-                    f"{self.name}: expected {wanted} more bytes of rows, got {len(data)} bytes; the file is truncated"
-                )
-            data += piece
+        data = bytearray(self.file.read(wanted))
+        if len(data) < wanted:
+            got = f"{len(data)} bytes; the file is truncated"
+            raise ValueError(f"{self.name}: expected {wanted} more bytes of rows, got {got}")
         return np.frombuffer(data, dtype=self.dtype).reshape(count, *self.shape)

@@ -138,13 +138,13 @@ def tally(
     """One pass over lattices of one shape.
 
     Args:
-        blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them; all of one number of slots.
+        blocks: as ``latticebpd.measuring.lattice_files.blocks`` yields them.
         ks: arcs per slot to try, each >= 1.
-        heads: numbers of heads to try, head 1 (the base model's own) included, each >= 2; none: all there are.
+        heads: numbers of heads to try, head 1 (the base model's own) included, each >= 2; by default all heads.
         by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
 
     Raises:
-        ValueError: no lattice at all, lattices of several shapes, or texts that are not known though they are needed.
+        ValueError: no lattice, several shapes, or missing texts.
     """
     if min((*ks, 1), default=0) < 1 or not ks:
         raise ValueError(f"expected k >= 1, got {list(ks)}")

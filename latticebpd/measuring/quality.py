@@ -26,7 +26,7 @@ References: TypeAlias = Sequence[Sequence[str]]
 
 
 def exact_match(texts: Sequence[str], references: References) -> float:
-    """% of texts that equal a reference, once both are normalised."""
+    """% of texts that equal a reference, both normalised."""
     return _mean(texts, references, lambda text, reference: float(normalised(text) == normalised(reference)))
 
 
@@ -36,33 +36,23 @@ def f1(texts: Sequence[str], references: References) -> float:
 
 
 def rouge_l(texts: Sequence[str], references: References) -> float:
-    """Mean F-measure of ROUGE-L, by the package ``rouge-score``, stemmed, %.
-
-    Raises:
-        ValueError: the package is not installed.
-    """
+    """Mean F-measure of ROUGE-L, stemmed, %; ValueError without the package ``rouge-score``."""
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise ValueError(
-            "expected the package rouge-score for ROUGE-L, found none; install latticebpd[summarisation]"
-        ) from None
+        remedy = "install latticebpd[summarisation]"
+        raise ValueError(f"expected the package rouge-score for ROUGE-L, found none; {remedy}") from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     return _mean(texts, references, lambda text, reference: float(scorer.score(reference, text)["rougeL"].fmeasure))
 
 
 def bleu(texts: Sequence[str], references: References) -> float:
-    """Corpus BLEU by the package ``sacrebleu``, at its defaults.
-
-    Raises:
-        ValueError: the package is not installed, or texts have different numbers of references.
-    """
+    """Corpus BLEU at ``sacrebleu``'s defaults; ValueError without it, or for different numbers of references."""
     try:
         from sacrebleu import corpus_bleu
     except ImportError:
-        raise ValueError(
-            "expected the package sacrebleu for BLEU, found none; install latticebpd[translation]"
-        ) from None
+        remedy = "install latticebpd[translation]"
+        raise ValueError(f"expected the package sacrebleu for BLEU, found none; {remedy}") from None
     if len({len(each) for each in references}) != 1:
         raise ValueError("expected as many references for every text, for BLEU, got different numbers")
     return float(corpus_bleu(list(texts), [list(column) for column in zip(*references, strict=True)]).score)
@@ -122,5 +112,5 @@ def _overlap(text: str, reference: str) -> float:
 
 
 def _mean(texts: Sequence[str], references: References, score: Callable[[str, str], float]) -> float:
-    best = [max(score(text, reference) for reference in each) for text, each in zip(texts, references, strict=True)]
-    return 100 * fmean(best)
+    pairs = zip(texts, references, strict=True)
+    return 100 * fmean(max(score(text, reference) for reference in each) for text, each in pairs)

@@ -75,11 +75,7 @@ class Signature:
 
 
 def counted_by(wanted: str | None, block: LatticeSet) -> str:
-    """``wanted``; the default is by decode, and by position where the files do not number their texts.
-
-    Raises:
-        ValueError: another word.
-    """
+    """``wanted``, ``decode`` or ``position``; by default by decode, and by position where texts are not known."""
     if wanted not in (None, DECODE, POSITION):
         raise ValueError(f"expected statistics by decode or by position, got {wanted!r}")
     return wanted or (POSITION if block.sequence is None else DECODE)

@@ -1,4 +1,4 @@
-"""The weight of a language model, tuned on examples that reports leave out (Kim 2024, appendix D).
+"""The weight of a language model: swept (Kim 2024, appendix E, table 8), and tuned on held-out examples (appendix D).
 
 Every system has a weight of its own, under which its decodes of the examples take the fewest calls. The records are
 stored with the model (``latticebpd.scoring.weights``).
@@ -6,21 +6,96 @@ stored with the model (``latticebpd.scoring.weights``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.measuring.comparison import describe
 from latticebpd.measuring.examples import Paths, draw_examples, lattices_fingerprint, numbered
-from latticebpd.measuring.lattice_files import blocks
-from latticebpd.measuring.sweep import ALPHAS, AlphaSweep, sweep_alpha
+from latticebpd.measuring.lattice_files import blocks, first_and_all
+from latticebpd.measuring.mergeable_counts import block_efficiency
+from latticebpd.measuring.replay import DecodeReplay
+from latticebpd.measuring.signature import Signature
+from latticebpd.measuring.systems import outcome
 from latticebpd.scoring.rescoring import LanguageModel, check_vocabulary
-from latticebpd.scoring.weights import Tuning, edge
+from latticebpd.scoring.weights import DECODE, POSITION, Tuning, edge
 
+ALPHAS = (0.1, 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
+"""The paper's grid."""
 PIECE = 64
 """Lattices rescored at every weight before the next ones, so that a neural rescorer's cache serves all weights."""
 WIDENINGS = 4
 """Times that a grid grows beyond a best weight at its edge: by twice and four times it, or a half and a quarter."""
+
+
+@dataclass(frozen=True, eq=False)
+class AlphaSweep:
+    """One system at several weights, on the same lattices.
+
+    alphas: rising. counts: ``[alphas, slots + 1]`` positions by accepted drafted tokens.
+    walked: ``[alphas, 3]`` tokens, calls, fewest calls of decodes; zero where texts are not known.
+    """
+
+    system: str
+    alphas: tuple[float, ...]
+    counts: np.ndarray
+    walked: np.ndarray
+    signature: Signature
+
+    @property
+    def by(self) -> str:
+        """``decode``, or ``position`` where texts are not known."""
+        return DECODE if self.walked[0, 1] else POSITION
+
+    @property
+    def block_efficiency(self) -> np.ndarray:
+        """``[alphas]`` tokens per call of decodes, or by position where texts are not known."""
+        return block_efficiency(self.by, self.counts, self.walked)
+
+    @property
+    def best(self) -> float:
+        """The weight of the greatest block efficiency; of equal ones the smallest."""
+        return self.alphas[int(np.argmax(self.block_efficiency))]
+
+    def __add__(self, other: AlphaSweep) -> AlphaSweep:
+        """The weights of both, on the same lattices."""
+        alphas = (*self.alphas, *other.alphas)
+        order = np.argsort(alphas, kind="stable")
+        counts = np.concatenate([self.counts, other.counts])[order]
+        walked = np.concatenate([self.walked, other.walked])[order]
+        return replace(self, alphas=tuple(sorted(alphas)), counts=counts, walked=walked)
+
+
+def sweep_alpha(
+    blocks: Iterable[LatticeSet], system: str, lm: LanguageModel, alphas: Sequence[float] = ALPHAS
+) -> AlphaSweep:
+    """Run a system at every weight, in one pass over the lattices.
+
+    Args:
+        blocks: lattices to leave out of results at the best weight.
+        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
+        alphas: weights to try, each >= 0.
+    """
+    if not alphas or not min(alphas) >= 0:
+        raise ValueError(f"expected weights >= 0, got {list(alphas)}")
+    alphas = sorted(set(alphas))
+    strategies = [strategy_named(system, lm, alpha) for alpha in alphas]
+    first, blocks = first_and_all(block for block in blocks if len(block))
+    signature = Signature.of(first, lm=describe(lm), alpha=",".join(f"{alpha:g}" for alpha in alphas))
+    slots = first.tokens.shape[1]
+    counts, walked = np.zeros((len(alphas), slots + 1), np.int64), np.zeros((len(alphas), 3), np.int64)
+    replay = DecodeReplay(walked)
+    for block in blocks:
+        signature.check(block)
+        lengths = np.stack([outcome(strategy, block).lengths for strategy in strategies], axis=1)
+        for row in range(len(alphas)):
+            counts[row] += np.bincount(lengths[:, row], minlength=slots + 1)
+        if block.sequence is not None:
+            replay.add(block.sequence, lengths)
+    return AlphaSweep(system, tuple(alphas), counts, walked, signature)
 
 
 def tune(
@@ -34,15 +109,13 @@ def tune(
 ) -> tuple[Tuning, AlphaSweep]:
     """The weight under which ``system`` needs the fewest calls to decode random examples; of equal ones the least.
 
-    Where texts are not known, the weight with the most accepted tokens, by position. A best weight at the edge widens
-    the grid up to ``WIDENINGS`` times; the record says whether it is still at the edge.
+    Where texts are not known, it is the best one by position. The record says whether it is at the grid's edge even
+    after ``WIDENINGS``.
 
     Args:
         paths: lattice files, or directories of them.
-        lm: the language model.
-        system: as ``latticebpd.drafters.system_names`` has it.
-        alphas: weights to try.
-        examples: how many, at most.
+        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
+        alphas: weights to try. examples: how many, at most.
         on_piece: called with the number of lattices done, for progress.
 
     Raises:

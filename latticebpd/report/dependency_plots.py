@@ -1,6 +1,8 @@
-"""The two pictures of a text, one above the other: its dependency graph and its heat map (Santilli 2023, figure 4)."""
+"""Decoding dependency graphs and heat maps of texts, as pictures and as a page (Santilli 2023, figure 4)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,43 +10,49 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Patch
 
-from latticebpd.jacobi.analysis import Sentence
+from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 from latticebpd.jacobi.solution import TokenStatus
+from latticebpd.report import page_templates
 from latticebpd.report.theme import FAINT, SERIES
 
-COLOURS = {
-    TokenStatus.NOT_RIGHT: "#eef0f1",
-    TokenStatus.NEWLY_RIGHT: SERIES[0].light,
-    TokenStatus.SETTLED: "#b3d5e8",
-    TokenStatus.AHEAD: SERIES[4].light,
+CELLS = {
+    TokenStatus.NOT_RIGHT: ("#eef0f1", "not yet right"),
+    TokenStatus.NEWLY_RIGHT: (SERIES[0].light, "newly right, with its probability"),
+    TokenStatus.SETTLED: ("#b3d5e8", "settled"),
+    TokenStatus.AHEAD: (SERIES[4].light, "right ahead of the frontier"),
 }
-NAMES = {
-    TokenStatus.NOT_RIGHT: "not yet right",
-    TokenStatus.NEWLY_RIGHT: "newly right, with its probability",
-    TokenStatus.SETTLED: "settled",
-    TokenStatus.AHEAD: "right ahead of the frontier",
-}
+"""Colour and label of each status."""
 EDGE = FAINT.light
 
 
+def graphs_page(sentences: Sequence[Sentence], statistics: CorpusStatistics, settings: str) -> str:
+    """The page of graphs and heat maps, with a slider over the iterations, as HTML; it loads nothing.
+
+    Args:
+        sentences: those shown, in order.
+        statistics: of all texts, also of those that are not shown.
+        settings: one line on how the numbers came about.
+    """
+    data = {"texts": [sentence.record() for sentence in sentences]}
+    return page_templates.render("graphs", "Decoding dependency graphs", settings, data=data, statistics=statistics)
+
+
 def picture(sentence: Sentence) -> Figure:
-    """Columns are the text's tokens; above them who waited for whom, without redundant edges; below them what each pass
-    made of them."""
+    """Above each token of the text the tokens it waited for, without redundant edges; below it its status by pass."""
     columns, passes = len(sentence.pieces), sentence.trajectory.passes
     longest = max((wait.position - wait.on for wait in sentence.dependencies.edges), default=1)
     arcs = min(0.35 + 0.16 * longest, 2.4)
-    # The heat map's cells are half as high as wide; labels and legend wait room of their own.
+    # The heat map's cells are half as high as wide; labels and legend need room of their own.
     figure = Figure(figsize=(1.2 + max(0.44 * columns, 5.6), 1.9 + arcs + 0.25 * passes), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[arcs, 0.25 * passes])
     _graph(upper, sentence, longest)
     _heat_map(lower, sentence)
     lower.set_xlim(-0.5, columns - 0.5)
-    patches = [
-        Patch(facecolor=COLOURS[cell], edgecolor="#9aa3ad", linewidth=0.5, label=NAMES[cell]) for cell in TokenStatus
+    labels = [
+        Patch(facecolor=colour, edgecolor="#9aa3ad", linewidth=0.5, label=label) for colour, label in CELLS.values()
     ]
-    figure.legend(
-        handles=patches, loc="outside lower center", ncols=2 if columns < 18 else 4, fontsize=8, frameon=False
-    )
+    per_line = 2 if columns < 18 else 4
+    figure.legend(handles=labels, loc="outside lower center", ncols=per_line, fontsize=8, frameon=False)
     return figure
 
 
@@ -54,7 +62,7 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
         middle, width, height = (wait.position + wait.on) / 2, span, 2 * span / longest
         axes.add_patch(Arc((middle, 0), width, height, theta1=0, theta2=180, color=EDGE, linewidth=1.1))
         axes.plot(wait.position, 0, marker="v", color=EDGE, markersize=4, clip_on=False)
-    free = [place for place, waits in enumerate(sentence.dependencies.waits) if not waits]
+    free = [position for position, waits in enumerate(sentence.dependencies.waits) if not waits]
     axes.plot(free, [0] * len(free), "o", color="white", markeredgecolor=EDGE, markersize=4, clip_on=False)
     axes.set_ylim(0, 1.08)
     axes.set_yticks([])
@@ -64,34 +72,18 @@ def _graph(axes: Axes, sentence: Sentence, longest: int) -> None:
 
 
 def _heat_map(axes: Axes, sentence: Sentence) -> None:
-    iterates = sentence.trajectory
-    colours = ListedColormap([COLOURS[cell] for cell in TokenStatus])
-    axes.imshow(
-        iterates.cells,
-        cmap=colours,
-        norm=BoundaryNorm(np.arange(-0.5, len(TokenStatus)), len(TokenStatus)),
-        aspect="auto",
-        interpolation="none",
-    )
-    for number, place in np.argwhere(iterates.cells == TokenStatus.NEWLY_RIGHT):
-        axes.text(
-            place,
-            number,
-            f"{iterates.probabilities[number, place]:.2f}",
-            ha="center",
-            va="center",
-            fontsize=6.5,
-            color="white",
-        )
-    axes.set_xticks(
-        range(len(sentence.pieces)), [_plain(text) for text in sentence.pieces], rotation=45, ha="right", fontsize=8
-    )
-    step = max(1, iterates.passes // 20)
-    axes.set_yticks(
-        range(0, iterates.passes, step), [str(number + 1) for number in range(0, iterates.passes, step)], fontsize=8
-    )
+    iterates, pieces = sentence.trajectory, [_plain(text) for text in sentence.pieces]
+    colours = ListedColormap([colour for colour, _ in CELLS.values()])
+    norm = BoundaryNorm(np.arange(-0.5, len(CELLS)), len(CELLS))
+    axes.imshow(iterates.cells, cmap=colours, norm=norm, aspect="auto", interpolation="none")
+    for number, position in np.argwhere(iterates.cells == TokenStatus.NEWLY_RIGHT):
+        probability = f"{iterates.probabilities[number, position]:.2f}"
+        axes.text(position, number, probability, ha="center", va="center", fontsize=6.5, color="white")
+    axes.set_xticks(range(len(pieces)), pieces, rotation=45, ha="right", fontsize=8)
+    ticks = range(0, iterates.passes, max(1, iterates.passes // 20))
+    axes.set_yticks(ticks, [str(number + 1) for number in ticks], fontsize=8)
     axes.set_ylabel("iteration", fontsize=8)
-    axes.set_xticks(np.arange(-0.5, len(sentence.pieces)), minor=True)
+    axes.set_xticks(np.arange(-0.5, len(pieces)), minor=True)
     axes.set_yticks(np.arange(-0.5, iterates.passes), minor=True)
     axes.grid(which="minor", color="white", linewidth=1.2)
     axes.tick_params(which="minor", length=0)

@@ -1,5 +1,4 @@
-"""Sections about drafts: how many tokens each system has accepted, at what cost (Kim 2024, tables 1, 3 to 5, 7, 9 and
-10)."""
+"""Sections about drafts: accepted tokens of each system, and their cost (Kim 2024, tables 1, 3 to 5, 7, 9 and 10)."""
 
 from __future__ import annotations
 
@@ -8,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from latticebpd.measuring.model_decodes import Decoded
 from latticebpd.measuring.oracle_tally import CUT, MISRANKED, NOT_IN_LATTICE
 from latticebpd.report import plots
-from latticebpd.report.content import (
-    Cell, Column, Plot, Section, Table, counted, decimals, one, percent, plot_of, slug, system_label, text, three, two,
-)  # fmt: skip
+from latticebpd.report.content import Cell, Column, Plot, Section, Table, decimals
 from latticebpd.report.measurements import PATHS, Measured, Measurements
+from latticebpd.report.wording import counted, one, percent, plot_of, slug, system_label, three, two
 
 EFFICIENCY = "Tokens committed per call of the model: accepted drafted tokens and the one that comes free."
 ORACLE = "The lattice's best path in hindsight: what perfect rescoring would draft."

@@ -1,5 +1,4 @@
-"""Sections about heads and lattices: confidence, the language model's weight, a drawing (Kim 2024, table 8, figures 3
-and 4)."""
+"""Sections about heads and lattices: confidence, the weight, a drawing (Kim 2024, table 8, figures 3 and 4)."""
 
 from __future__ import annotations
 
@@ -10,10 +9,9 @@ import numpy as np
 from fst.drawing import lattice_svg
 from latticebpd.measuring.entropy import HeadEntropy, regress
 from latticebpd.report import plots
-from latticebpd.report.content import (
-    Column, Drawing, Plot, Section, Table, counted, plot_of, slug, system_label, three,
-)  # fmt: skip
+from latticebpd.report.content import Column, Drawing, Plot, Section, Table
 from latticebpd.report.measurements import Measured, Measurements
+from latticebpd.report.wording import counted, plot_of, slug, system_label, three
 
 
 def entropy(measurements: Measurements) -> Section | None:

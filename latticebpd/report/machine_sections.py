@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from latticebpd.drafters.system_names import BEST, NO_MODEL, SystemName
 from latticebpd.measuring.hardware_cost import Decoding, HardwareCost, ModelShape, hardware_cost
-from latticebpd.report.content import Column, Section, Table, system_label, three
+from latticebpd.report.content import Column, Section, Table
 from latticebpd.report.measurements import Measured, Measurements
+from latticebpd.report.wording import system_label, three
 from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
 from latticebpd.scoring.neural.rescorer import ParallelNeuralRescorer
 from latticebpd.scoring.rescoring import as_scorer
@@ -65,8 +66,8 @@ def _hardware_table(cost: HardwareCost, name: str, caption: str) -> Table:
         ),
         (f"{flop}FLOPs at {cost.lengths[-1]} tokens", *(cost.flops / work).tolist()),
     ]
-    note = "Calculated; divided by block efficiency."
-    return Table(name, caption, [Column("per decoded token"), *(Column(each, note, three) for each in cost.names)], rows)
+    costs = (Column(system, "Calculated; divided by block efficiency.", three) for system in cost.names)
+    return Table(name, caption, [Column("per decoded token"), *costs], rows)
 
 
 def latency(measurements: Measurements) -> Section | None:

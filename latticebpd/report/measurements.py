@@ -21,14 +21,12 @@ from latticebpd.measuring.examples import FittedRecord, exclude_examples, lattic
 from latticebpd.measuring.latency import Latency, rescoring_latency
 from latticebpd.measuring.lattice_files import blocks, with_progress
 from latticebpd.measuring.oracle_tally import OracleTally, tally
-from latticebpd.measuring.sweep import ALPHAS
 from latticebpd.measuring.systems import outcome
-from latticebpd.measuring.tuning import tune
+from latticebpd.measuring.tuning import ALPHAS, tune
+from latticebpd.scoring import rescoring
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.posteriors import arc_posteriors
-from latticebpd.scoring.rescoring import (
-    LanguageModel, as_scorer, check_vocabulary, is_calibrated, set_aside_by, tuned, tunings_of,
-)  # fmt: skip
+from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
 from latticebpd.scoring.weights import Tuning
 
 PATHS = (1, 2, 4, 8, 16, 32, 64)
@@ -167,7 +165,7 @@ def systems_of(models: Mapping[str, LanguageModel]) -> list[str]:
     with_model = [f"{p}-best" for p in PATHS] + [f"{n}-tree" for n in NODES] if names else []
     without = [f"{p}-best:0-gram" for p in PATHS[1:]] + [f"{n}-tree:0-gram" for n in NODES]
     others = [f"{system}:{name}" for name in names[1:] for system in ("1-best", "16-best", "64-tree")]
-    calibrated = [name for name in names if is_calibrated(models[name])]
+    calibrated = [name for name in names if rescoring.is_calibrated(models[name])]
     known = [f"{n}-{CALIBRATED}{'' if name == names[0] else f':{name}'}" for name in calibrated for n in NODES]
     return [*with_model, *known, *without, *others]
 
@@ -179,17 +177,15 @@ def measure(
     vocab_size: int | None = None,
     watch: Watch | None = None,
 ) -> Measurements:
-    """Measure everything.
+    """Measure one or more data sets.
 
     Args:
-        datasets: at least one.
         models: language models by name; most of the report is about the first. Stored tunings are used.
         vocab_size: for entropies of lattices without them; by default the first n-gram model's.
         watch: for progress.
 
     Raises:
-        ValueError: no data set, one without lattices, lattices of several shapes or origins in one, or another
-            vocabulary.
+        ValueError: no data set, no lattice, or several shapes, origins or vocabularies in one data set.
     """
     options = options or Options()
     if not datasets:
@@ -200,14 +196,9 @@ def measure(
         vocab_size = next((lm.vocab_size for lm in ngrams.values()), None)
     sets = tuple(_measure_one(dataset, models, options, vocab_size, watch) for dataset in datasets)
     first = next(exclude_examples(blocks(datasets[0].paths), sets[0].fitted))
-    latency = None
-    if options.latency:
-        timed = NgramScorer(None)
-        if ngrams:
-            stored = as_scorer(sets[0].models[next(iter(ngrams))], options.alpha, "16-best")
-            assert isinstance(stored, NgramScorer)
-            timed = stored
-        latency = rescoring_latency(first, timed, count=options.latency_lattices)
+    scorer = as_scorer(sets[0].models[next(iter(ngrams))] if ngrams else None, options.alpha, "16-best")
+    assert isinstance(scorer, NgramScorer)
+    latency = rescoring_latency(first, scorer, count=options.latency_lattices) if options.latency else None
     words = {name: describe(model) for name, model in models.items()}
     return Measurements(sets, words, _example(first, sets[0], options), latency, options)
 
@@ -235,7 +226,7 @@ def _measure_one(
     names = systems_of(models)
     tunings: dict[str, tuple[Tuning, ...]] = {}
     for name, model in models.items():
-        if stored := tunings_of(model):
+        if stored := rescoring.tunings_of(model):
             tunings[name] = stored
         elif count:
             own = [system for system in map(SystemName.parse, names) if system.chosen(models) == name]
@@ -245,9 +236,13 @@ def _measure_one(
                 tune(dataset.paths, model, each, ALPHAS, count, options.seed, on_piece)[0] for each in wanted
             )
     # Weights tuned on other files exclude none of these examples.
-    records = [record for name, model in models.items() for record in (*tunings.get(name, ()), *set_aside_by(model))]
+    records = [
+        record for name, model in models.items() for record in (*tunings.get(name, ()), *rescoring.set_aside_by(model))
+    ]
     fitted = [record for record in dict.fromkeys(records) if record.lattices == fingerprint]
-    weighted: dict[str, LanguageModel] = {name: tuned(model, tunings.get(name, ())) for name, model in models.items()}
+    weighted: dict[str, LanguageModel] = {
+        name: rescoring.tuned(model, tunings.get(name, ())) for name, model in models.items()
+    }
     oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))), options.by)
     comparison = compare(read("systems"), names, weighted or None, options.alpha, options.seed, by=options.by)
     entropy = head_entropy(read("entropy"), vocab_size, options.by) if has_entropy or vocab_size is not None else None

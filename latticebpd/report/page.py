@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else, with its tables and plots as files beside it."""
+"""A report as one self-contained HTML page, with its tables and plots as files next to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = "report.html"
 
 @dataclass(frozen=True)
 class Headline:
-    """The three numbers that matter first: tokens per call of vanilla drafts, of the best system, of the oracle.
+    """Tokens per call of vanilla drafts, of the best system, of the oracle.
 
     recovered: share of the headroom, 0..1; None where there is none.
     """
@@ -36,32 +36,30 @@ class Headline:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything on the page; definitions: terms and what they mean; facts: what the numbers depend on."""
+    """Everything on the page. facts: names and values of what the numbers depend on."""
 
     title: str
     subtitle: str
     headline: Headline
-    sections: tuple[Section, ...]
-    definitions: tuple[tuple[str, str], ...]
-    facts: tuple[tuple[str, str], ...]
+    sections: Sequence[Section]
+    facts: Sequence[tuple[str, str]]
 
     def html(self) -> str:
         """The page: no script, nothing loaded."""
         return page_templates.render("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write the page, a CSV file of every table, a PNG file of every plot and an SVG file of every drawing; returns
-        their paths."""
+        """Write the page, every table as CSV, every plot as PNG and every drawing as SVG; returns their paths."""
         directory = Path(directory)
-        names = [item.name for section in self.sections for item in section.items]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        items = [item for section in self.sections for item in section.items]
+        names = [item.name for item in items]
+        if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
             raise ValueError(
                 f"expected data sets whose names differ in letters and digits, got two files called {twice}; name them"
                 " apart"
             )
         files: dict[str, bytes] = {PAGE: self.html().encode()}
-        for item in (item for section in self.sections for item in section.items):
+        for item in items:
             if isinstance(item, Table):
                 files[f"{item.name}.csv"] = item.csv().encode()
             elif isinstance(item, Plot):
@@ -75,13 +73,13 @@ class Report:
 
 
 def _runs(items: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Neighbours of one kind together: plots stand side by side."""
+    """Runs of neighbours of one kind: plots stand side by side."""
     kinds = {Table: "table", Plot: "plot", Drawing: "drawing"}
     return [(kind, list(group)) for kind, group in groupby(items, lambda item: kinds[type(item)])]
 
 
 def _svg(item: Plot | Drawing) -> Markup:
-    # Markup of our own making: names and captions in it are escaped where it is made.
+    # Names and captions in this markup are already escaped.
     if isinstance(item, Drawing):
         return Markup(item.svg)
     return Markup(inline_svg(item.figure, item.name, str(Markup.escape(item.caption))))

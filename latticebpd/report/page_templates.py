@@ -1,7 +1,7 @@
-"""The page kit: every page of this project is one Jinja template on the same base and in the same style.
+"""Pages: every page of this project is one Jinja template on the same base and in the same style.
 
-A page is one file that loads nothing: style, pictures and, where there is one, the script stand in it.  Colours are CSS
-variables (`latticebpd.report.theme`), so that a page follows its reader's preference for light or dark.
+A page is one file that loads nothing: it contains its style, pictures and script. Colours are CSS variables
+(`latticebpd.report.theme`), so that a page follows its reader's preference for light or dark.
 """
 
 from __future__ import annotations
@@ -19,15 +19,9 @@ from latticebpd.report.theme import css_colours
 
 @cache
 def environment() -> Environment:
-    """What templates see besides their own values: the colours, and tests and filters of Jinja; everything is
-    escaped."""
-    made = Environment(
-        loader=PackageLoader("latticebpd.report", "pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The environment of all templates, with the colours as a global; everything is escaped."""
+    loader = PackageLoader("latticebpd.report", "pages")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.globals["colours"] = Markup(css_colours())
     return made
 

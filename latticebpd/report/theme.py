@@ -1,8 +1,7 @@
 """Colours and type of a report: one drawing for light and dark.
 
-Figures are drawn in the light colours.  In the page each of these becomes a CSS variable, so the same drawing follows
-the reader's preference.  Hues are from Okabe and Ito's palette, which people of any colour vision tell apart; lines
-also differ in their markers.
+Figures are drawn in the light colours, which become CSS variables in the page: the same drawing follows the reader's
+preference. Hues are from Okabe and Ito's palette, for people of any colour vision; lines also differ in their markers.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ RAMP = tuple(
     Colour(f"r{i + 1}", light, dark)
     for i, (light, dark) in enumerate([
         ("#3f1d63", "#8a6bd1"), ("#41397f", "#7f87dd"), ("#365c8d", "#6aa0dd"), ("#277f8e", "#4fb6d0"),
-        ("#1fa187", "#3fcab0"),
-        ("#3a9a5c", "#6fdb8a"), ("#65902f", "#a4e05f"), ("#8d8016", "#d6dd4e"), ("#ab740a", "#fbd24e"),
+        ("#1fa187", "#3fcab0"), ("#3a9a5c", "#6fdb8a"), ("#65902f", "#a4e05f"), ("#8d8016", "#d6dd4e"),
+        ("#ab740a", "#fbd24e"),
     ])
 )  # fmt: skip
 """From the first head to the last."""
@@ -52,33 +51,14 @@ COLOURS = (INK, FAINT, RULE, *SERIES, *RAMP)
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 9.5,
-    "text.color": INK.light,
-    "axes.edgecolor": FAINT.light,
-    "axes.labelcolor": INK.light,
-    "axes.titlecolor": INK.light,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": RULE.light,
-    "grid.linewidth": 0.7,
-    "xtick.color": FAINT.light,
-    "ytick.color": FAINT.light,
-    "xtick.labelcolor": INK.light,
-    "ytick.labelcolor": INK.light,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 5,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "latticebpd",
-    "savefig.dpi": 160,
-}
+    "font.family": "sans-serif", "font.size": 9.5, "text.color": INK.light, "axes.edgecolor": FAINT.light,
+    "axes.labelcolor": INK.light, "axes.titlecolor": INK.light, "axes.titlesize": 10.5, "axes.titleweight": "bold",
+    "axes.titlelocation": "left", "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "grid.color": RULE.light, "grid.linewidth": 0.7, "xtick.color": FAINT.light,
+    "ytick.color": FAINT.light, "xtick.labelcolor": INK.light, "ytick.labelcolor": INK.light, "lines.linewidth": 1.8,
+    "lines.markersize": 5, "legend.frameon": False, "legend.fontsize": 9, "svg.fonttype": "none",
+    "svg.hashsalt": "latticebpd", "savefig.dpi": 160,
+}  # fmt: skip
 """For ``matplotlib.rc_context``; drawing and writing must both happen within."""
 
 
@@ -92,14 +72,12 @@ def png(figure: Figure) -> bytes:
 
 
 def inline_svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an SVG element for a page: colours are CSS variables, names are its own, the ground shows
-    through."""
+    """The figure as an SVG element for a page: colours are CSS variables, ids prefixed, the ground transparent."""
     file = io.StringIO()
     FigureCanvasSVG(figure)
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with rc_context(STYLE):
-        figure.savefig(
-            file, format="svg", transparent=True, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

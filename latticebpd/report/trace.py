@@ -1,5 +1,4 @@
-"""A page that shows decodes call by call: the lattice before and after rescoring, the drafted tree, what stayed, why it
-ended."""
+"""A page of decodes call by call: lattices before and after rescoring, draft trees, verdicts, why drafts ended."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ Word = Callable[[int], str]
 class TracedDecode:
     """One decode on the page.
 
-    title: its heading. prompt: the text before, or an encoder–decoder's source. written: the new tokens, those that the
-    prefill committed included. calls: of ``latticebpd.measuring.call_records.read_calls``.
+    title: its heading. prompt: the text before, or an encoder–decoder's source. written: the new tokens, the prefill's
+    included. calls: of ``latticebpd.measuring.call_records.read_calls``.
     """
 
     title: str
@@ -53,41 +52,42 @@ def trace_page(
     def visible(token: int) -> str:
         return word(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣").replace("▁", "␣")
 
-    return page_templates.render(
-        "trace", title, subtitle, decodes=[_decode(each, decode, visible, most) for each in decodes]
-    )
+    shown = [_decode(each, decode, visible, most) for each in decodes]
+    return page_templates.render("trace", title, subtitle, decodes=shown, word=visible)
 
 
 def write_trace(
     path: str | os.PathLike[str], title: str, subtitle: str, decodes: Sequence[TracedDecode], tokenizer: Any
 ) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
-    page_templates.write(
-        path, trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
-    )
+    page = trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
+    page_templates.write(path, page)
 
 
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:
-    written = list(decoded.written)
-    first = decoded.calls[0].start if decoded.calls else len(written)
-    pieces = _pieces(written, decode)
-    ends = Counter(call.end for call in decoded.calls)
-    calls = len(decoded.calls)
+    """What the template shows of a decode."""
+    written, calls = list(decoded.written), decoded.calls
+    first = calls[0].start if calls else len(written)
+    pieces, tokens = _pieces(written, decode), len(written) - first
+    ends = Counter(call.end for call in calls)
     return {
         "title": decoded.title,
         "prompt": decoded.prompt,
         "first": "".join(pieces[:first]),
         "before": first,
-        "tokens": len(written) - first,
-        "block_efficiency": (len(written) - first) / calls if calls else float("nan"),
-        "verified": sum(len(call.step.tree) for call in decoded.calls) / calls if calls else float("nan"),
+        "tokens": tokens,
+        "block_efficiency": tokens / len(calls) if calls else float("nan"),
+        "verified": sum(len(call.step.tree) for call in calls) / len(calls) if calls else float("nan"),
         "ends": [(end.value, ends[end]) for end in End if ends[end]],
-        "calls": [_call(number, call, written, pieces, word, most) for number, call in enumerate(decoded.calls, 1)],
+        "calls": [
+            (call, _committed(call, pieces), _lattice(call, written, word, most), _nodes(call, ROOT, word))
+            for call in calls
+        ],
     }
 
 
 def _pieces(tokens: list[int], decode: Decode) -> list[str]:
-    """What each token adds to the text; one that ends inside a character adds nothing, and the next one all of it."""
+    """What each token adds to the text; a token that ends inside a character adds nothing, the next one all of it."""
     pieces, shown = [], ""
     for length in range(1, len(tokens) + 1):
         text = decode(tokens[:length]).rstrip("\ufffd")
@@ -96,36 +96,22 @@ def _pieces(tokens: list[int], decode: Decode) -> list[str]:
     return pieces
 
 
-def _call(number: int, call: Call, written: list[int], pieces: list[str], word: Word, most: int) -> dict[str, Any]:
-    committed = [
-        (pieces[call.start + place], call.positions[place].state if place < len(call.step.accepted) else "own")
-        for place in range(len(call.step.committed))
+def _committed(call: Call, pieces: list[str]) -> list[tuple[str, str]]:
+    """Text and state of every token that a call committed."""
+    accepted = len(call.step.accepted)
+    return [
+        (pieces[call.start + depth], call.positions[depth].state if depth < accepted else "own")
+        for depth in range(len(call.step.committed))
     ]
-    tree, lattice = call.step.tree, call.step.tree.lattice
-    svg = ""
-    if lattice is not None:
-        draft = [place.drafted for place in call.positions if place.drafted is not None]
-        svg = lattice_svg(lattice.tokens, lattice.log_probs, word, written[call.start :], draft, most, call.after)
-    return {
-        "number": number,
-        "committed": committed,
-        "accepted": len(call.step.accepted),
-        "drafted": len(tree),
-        "length": len(call.positions) - 1,
-        "end": call.end.value,
-        "places": [
-            {
-                "state": place.state,
-                "drafted": None if place.drafted is None else word(place.drafted),
-                "best": None if place.choice is None else word(place.choice.best),
-                "choice": place.choice,
-            }
-            for place in call.positions
-        ],
-        # Names of arcs are escaped where the picture is made.
-        "lattice": Markup(svg),
-        "tree": _nodes(call, ROOT, word),
-    }
+
+
+def _lattice(call: Call, written: list[int], word: Word, most: int) -> Markup:
+    """The drawing of a call's lattice, whose names of arcs are already escaped; empty where there is none."""
+    if (lattice := call.step.tree.lattice) is None:
+        return Markup("")
+    draft = [each.drafted for each in call.positions if each.drafted is not None]
+    svg = lattice_svg(lattice.tokens, lattice.log_probs, word, written[call.start :], draft, most, call.after)
+    return Markup(svg)
 
 
 def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:
@@ -134,9 +120,9 @@ def _nodes(call: Call, parent: int, word: Word) -> list[dict[str, Any]]:
     end = accepted[-1] if accepted else ROOT
     nodes = []
     for node in tree.children(parent).tolist():
-        state = call.positions[accepted.index(node)].state if node in accepted else "refused" if parent == end else "void"
-        probability = None if tree.log_probs is None else float(np.exp(tree.log_probs[node]))
-        nodes.append(
-            {"word": word(int(tree.tokens[node])), "state": state, "p": probability, "below": _nodes(call, node, word)}
-        )
+        state = "refused" if parent == end else "void"
+        if node in accepted:
+            state = call.positions[accepted.index(node)].state
+        p = None if tree.log_probs is None else float(np.exp(tree.log_probs[node]))
+        nodes.append({"word": word(int(tree.tokens[node])), "state": state, "p": p, "below": _nodes(call, node, word)})
     return nodes

@@ -19,7 +19,7 @@ from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.calibration import Calibration
-from latticebpd.scoring.ngram import Batch, NgramScorer, in_batches, padded_histories
+from latticebpd.scoring.ngram import Batch, NgramScorer, Tree, in_batches, padded_histories, trees_of
 from latticebpd.scoring.scorer import Context
 
 MOST_FURTHER = 64
@@ -84,14 +84,13 @@ class CalibratedScorer:
         found = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
         return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
 
-    def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[list[np.ndarray]]:
+    def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[Tree]:
         """Tokens, parents and log-probabilities of each row's tree."""
         tokens, log_probs, transitions, contexts = batch
         texts = [_text(context) for context in contexts]
         table = self.calibration.table[: -1 if self.calibration.further and not further else None]
         arguments = (tokens, log_probs, self.ngram.lm, self._texts.of(texts), table, num_nodes, padded_histories(texts))
-        *arrays, counts = fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions)
-        return [[array[row, :count] for array in arrays] for row, count in enumerate(counts.tolist())]
+        return trees_of(fst.calibrated_tree_batch(*arguments, further=further, transitions=transitions))
 
     def tree_arrays(
         self, lattices: LatticeSet, num_nodes: int, threads: int | None = None

@@ -17,6 +17,7 @@ from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import checked_alpha
 
 T = TypeVar("T")
+Tree: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 Batch: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | None, list[Context]]"
 """Lattices of one shape: tokens and log-probabilities ``[rows, slots, k]``, transitions ``[rows, slots - 1, k, k]`` and
 contexts."""
@@ -45,11 +46,10 @@ class NgramScorer:
         return in_batches(lattices, contexts, search)
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        def search(batch: Batch) -> list[list[np.ndarray]]:
+        def search(batch: Batch) -> list[Tree]:
             tokens, log_probs, transitions, own = batch
             arguments = (tokens, log_probs, self.lm, num_nodes, self.alpha, padded_histories(own), None, transitions)
-            *arrays, counts = fst.best_first_tree_batch(*arguments)
-            return [[array[row, :count] for array in arrays] for row, count in enumerate(counts.tolist())]
+            return trees_of(fst.best_first_tree_batch(*arguments))
 
         found = in_batches(lattices, contexts, search)
         return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
@@ -96,6 +96,11 @@ def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str
             f"expected {kind} over the vocabulary of {owner} ({other}), got one over {own}; train one on text encoded"
             " with the same tokenizer"
         )
+
+
+def trees_of(found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> list[Tree]:
+    """Tokens, parents and log-probabilities of each tree of a batch, without its padding."""
+    return [(tokens[:n], parents[:n], weights[:n]) for tokens, parents, weights, n in zip(*found, strict=True)]
 
 
 def in_batches(

@@ -1,5 +1,4 @@
-"""The weights of a lattice's arcs after rescoring (Kim 2024, figure 4): each arc's posterior under lattice and language
-model."""
+"""The posteriors of a lattice's arcs under lattice and language model (Kim 2024, figure 4)."""
 
 from __future__ import annotations
 
@@ -11,28 +10,29 @@ import fst
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer
+from latticebpd.scoring.word_lattices import word_lattice_posteriors
 
 BEAM = 256
-"""Best paths that stand for all where a model's histories cannot be merged."""
+"""Best paths that are taken for all, where a model's histories cannot be merged."""
 
 
 def arc_posteriors(
-    lattice: SausageLattice, lm: LanguageModel, alpha: float | None = None, context: Sequence[int] = ()
+    lattice: SausageLattice | fst.Lattice, lm: LanguageModel, alpha: float | None = None, context: Sequence[int] = ()
 ) -> np.ndarray:
-    """``[slots, k]`` natural log of the probability of the paths that take each arc; -inf where there are none.
+    """``[slots, k]`` natural log of the probability of the paths through each arc, -inf if none; of a word lattice
+    ``[arcs]``. Arguments: as for ``rescore``.
 
-    Exact for n-gram models.  Of other models, whose every path is a history of its own, the ``BEAM`` best paths count.
-
-    Args:
-        lattice, lm, alpha, context: as for ``rescore``.
+    Exact for n-gram models, and for KenLM models on word lattices, which take no others. Of other models, whose paths
+    are all separate histories, the ``BEAM`` best paths count.
     """
     scorer = as_scorer(lm, alpha)
+    if isinstance(lattice, fst.Lattice):
+        return word_lattice_posteriors(lattice, scorer, context)
     if isinstance(scorer, NgramScorer):
-        return fst.arc_posteriors(
-            lattice.tokens, lattice.log_probs, scorer.lm, scorer.alpha, context, lattice.transitions
-        )
+        arguments = (lattice.tokens, lattice.log_probs, scorer.lm, scorer.alpha, context, lattice.transitions)
+        return fst.arc_posteriors(*arguments)
     (drafts,) = scorer.paths([lattice], [context], BEAM)
     shares = drafts.scores - np.logaddexp.reduce(drafts.scores)
     taken = drafts.tokens[:, :, None] == lattice.tokens  # [paths, slots, k]
-    found: np.ndarray = np.logaddexp.reduce(np.where(taken, shares[:, None, None], -np.inf), axis=0)
-    return found
+    posteriors: np.ndarray = np.logaddexp.reduce(np.where(taken, shares[:, None, None], -np.inf), axis=0)
+    return posteriors

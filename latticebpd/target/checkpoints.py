@@ -15,57 +15,50 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
     """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for
-    inference.
+    inference; ValueError if it does not exist or is damaged.
 
-    Code that lies beside a model is not run unless ``trust_remote_code`` is among the further arguments, which go to
-    ``transformers``.
-
-    Raises:
-        ValueError: there is no such model, or its files are corrupt.
+    kwargs: for ``transformers``. Code of the model's repository runs only with ``trust_remote_code``.
     """
     kwargs = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": Path(model).is_dir(), **kwargs}
     name = str(model)
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise ValueError(
-            f"{model}: expected the directory of a model (config.json, model.safetensors) or a hub's name, found"
-            " neither"
-        )
+        expected = "expected the directory of a model (config.json, model.safetensors) or a hub's name"
+        raise ValueError(f"{model}: {expected}, found neither")
     try:
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}
         config = AutoConfig.from_pretrained(model, **shared)
         _check_layers(Path(model), config)
         family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = family.from_pretrained(model, dtype=dtype, output_loading_info=True, **kwargs)
-    except Exception as error:  # a damaged config.json raises whatever its values lead to
+    except Exception as error:  # damaged values in config.json raise any kind of error
         raise ValueError(f"{model}: the base model cannot be read: {error}") from error
     base: PreTrainedModel
     base, report = loaded
     if missing := sorted(report["missing_keys"]):  # which transformers would fill with random numbers
-        raise ValueError(
-            f"{model}: expected weights for all that config.json describes, but {len(missing)} are missing, such as"
-            f" {missing[0]}"
-        )
+        expected = "expected weights for all that config.json describes"
+        raise ValueError(f"{model}: {expected}, but {len(missing)} are missing, such as {missing[0]}")
     for module in base.modules():
         if type(module).__name__.endswith("SinusoidalPositionalEmbedding"):
-            module.requires_grad_(False)  # constants: new models know it, loaded ones (transformers 5) forget it
+            module.requires_grad_(False)  # constants, which transformers 5 makes trainable when it loads them
     base.eval()
     return base
 
 
+def check_layer_count(name: str, layers: Any, tensors: int) -> None:
+    """ValueError for a damaged number of layers, before a model of that size is built."""
+    if not isinstance(layers, int) or not 1 <= layers <= tensors:
+        raise ValueError(f"expected {name} from 1 to {tensors}, the number of tensors, got {layers}")
+
+
 def _check_layers(directory: Path, config: Any) -> None:
-    """ValueError where a directory's config.json describes no layers, or more than its weights have tensors, which
-    memory may not hold."""
-    files = sorted(directory.glob("model*.safetensors"))
-    if not files:
-        return
     tensors = 0
-    for file in files:
+    for file in directory.glob("model*.safetensors"):
         with safe_open(file, framework="pt") as archive:
             tensors += len(archive.keys())
     for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
         layers = getattr(config.get_text_config(), name, None)
-        if isinstance(layers, int) and not 1 <= layers <= tensors:
-            raise ValueError(f"expected {name} from 1 to {tensors} (the tensors of model.safetensors), got {layers}")
+        if tensors and isinstance(layers, int):
+            check_layer_count(name, layers, tensors)
 
 
 _CONVERSION = (
@@ -75,18 +68,14 @@ _CONVERSION = (
 
 
 def safetensors_in(directory: Path, wanted: str) -> list[Path]:
-    """A checkpoint's safetensors files, whatever their names.
-
-    Args:
-        wanted: the usual name, for the message.
+    """A checkpoint's safetensors files, whatever their names; wanted: the usual name, for the message.
 
     Raises:
-        ValueError: there are none; where there are pickled weights, the message has a command that converts them.
+        ValueError: there are none; for pickled weights, the message has a command that converts them.
     """
-    files = sorted(directory.glob("*.safetensors"))
-    if files:
+    if files := sorted(directory.glob("*.safetensors")):
         return files
-    pickled = next(iter(sorted([*directory.glob("*.pt"), *directory.glob("*.bin")])), None)
+    pickled = min([*directory.glob("*.pt"), *directory.glob("*.bin")], default=None)
     if pickled is None:
         raise ValueError(f"{directory}: expected {wanted}, found no safetensors file")
     command = _CONVERSION.format(source=str(pickled), target=str(pickled.with_suffix(".safetensors")))
@@ -94,7 +83,7 @@ def safetensors_in(directory: Path, wanted: str) -> list[Path]:
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A hash of a model's weights: the same for the same numbers in the same type, wherever they were loaded from."""
+    """A hash of a model's weights: equal for equal numbers of one type, wherever they were loaded from."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -103,18 +92,17 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def stored_fingerprint(directory: str | os.PathLike[str], samples: int = 1 << 15) -> str | None:
-    """A hash of a directory's ``model*.safetensors``: every tensor's name and shape and some of its numbers, from all
-    over it.
+    """A hash of a directory's ``model*.safetensors``: every tensor's name, shape and a sample of its numbers.
 
-    Quick also for large models, and enough to tell one base model from another; the same in single precision and in
-    half. None where there are no such files.
+    Fast also for large models, and enough to distinguish target models; equal in single and half precision. None if
+    there are no such files.
     """
     files = sorted(Path(directory).glob("model*.safetensors"))
     lines: dict[str, bytes] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as archive:
-                for name in archive.keys():  # noqa: SIM118  (no dict)
+                for name in archive.keys():  # noqa: SIM118  (not a dict)
                     tensor = archive.get_tensor(name).flatten()
                     some = tensor[:: max(1, len(tensor) // samples)].to(torch.float16)
                     lines[name] = f"{name} {archive.get_slice(name).get_shape()}".encode() + some.numpy().tobytes()

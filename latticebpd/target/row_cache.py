@@ -1,15 +1,12 @@
-"""The key–value cache of rows that grow by passes of which only some columns stay.
+"""The key–value cache of rows that grow by passes of which only some columns are kept.
 
-A layer's keys and values are one padded block, ``[rows, attention heads, places, size]``. Row ``r`` keeps its text at
-places ``0 .. lengths[r] - 1``; a pass appends its columns behind the longest row. Afterwards each row's kept columns
-move down to the end of its text and the block is cut to the longest text, so that memory follows the texts, not the
-number of passes. What lies between a row's text and the columns must never be looked at.
+A layer's keys and values are one padded block, ``[rows, attention heads, length, size]``. Row ``r`` has its text at
+positions ``0 .. lengths[r] - 1``; a pass appends its columns after the longest row. Then each row's kept columns move
+down to the end of its text, and the block is cut to the longest text, so that memory follows the texts, not the number
+of passes. Positions between a row's text and the columns must be masked.
 
-The block is the beginning of a buffer with room for more, which a pass fills: nothing is copied but the new columns,
-until the room is used up.
-
-What else has a vector for every token, such as the states that some layers handed on, is kept beside keys and values in
-the same way.
+The block is a view of a buffer with room for more: nothing is copied but the new columns until the room is used up.
+Other vectors of every token, such as the hidden states after some layers, are cached in the same way.
 """
 
 from __future__ import annotations
@@ -26,106 +23,86 @@ from latticebpd.cpu import _kernels
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer.  keys, values: views of the first ``places`` of ``buffers``, made when somebody asks."""
+    """One layer; ``keys`` and ``values`` are views of the first ``length`` positions of ``buffers``."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.buffers: list[Tensor] = []
-        self.places = 0
+        self.length = 0
 
-    @property
-    def keys(self) -> Any:
-        return self.buffers[0][:, :, : self.places] if self.buffers else None
+    def _view(self, index: int) -> Tensor | None:
+        return self.buffers[index][:, :, : self.length] if self.buffers else None
 
-    @keys.setter
-    def keys(self, given: Any) -> None:
-        """The base class begins with None."""
-
-    @property
-    def values(self) -> Any:
-        return self.buffers[1][:, :, : self.places] if self.buffers else None
-
-    @values.setter
-    def values(self, given: Any) -> None:
-        """As for keys."""
+    # The setters ignore the None that the base class assigns.
+    keys: Any = property(lambda self: self._view(0), lambda self, value: None)
+    values: Any = property(lambda self: self._view(1), lambda self, value: None)
 
     def get_seq_length(self) -> int:
-        return self.places
+        return self.length
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Append columns, ``[rows, attention heads, columns, size]``; returns all keys and values."""
-        begin = self.places
+        begin, new = self.length, (key_states, value_states)
         end = begin + key_states.shape[2]
         if not self.buffers or end > self.buffers[0].shape[2]:
-            buffers = [
-                new.new_empty(*new.shape[:2], end + end // 2, new.shape[3]) for new in (key_states, value_states)
-            ]
+            buffers = [states.new_empty(*states.shape[:2], end + end // 2, states.shape[3]) for states in new]
             for wider, narrower in zip(buffers, self.buffers, strict=bool(self.buffers)):
                 wider[:, :, :begin] = narrower[:, :, :begin]
             self.buffers, self.is_initialized = buffers, True
             self.dtype, self.device = key_states.dtype, key_states.device
-        for buffer, new in zip(self.buffers, (key_states, value_states), strict=True):
-            buffer[:, :, begin:end] = new
-        self.places = end
+        for buffer, states in zip(self.buffers, new, strict=True):
+            buffer[:, :, begin:end] = states
+        self.length = end
         return self.keys, self.values
 
-    def cut(self, places: int) -> None:
-        """Forget all but the first places."""
-        self.places = places
-
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Copy, in each row named, what stands at one place to another."""
+        """Copy vectors within rows; moves: (row, source, destination)."""
         for buffer in self.buffers:
-            if buffer.device.type == "cpu":  # PyTorch takes longer to be called than to copy
-                _, heads, places, size = buffer.shape
-                _kernels.move(buffer.data_ptr(), heads, places, size * buffer.element_size(), moves)
+            if buffer.device.type == "cpu":  # calling PyTorch would take longer than copying
+                _, heads, room, size = buffer.shape
+                _kernels.move(buffer.data_ptr(), heads, room, size * buffer.element_size(), moves)
             else:
-                rows, origins, targets = torch.tensor(moves, device=buffer.device).T
-                buffer[rows, :, targets] = buffer[rows, :, origins]
+                rows, sources, destinations = torch.tensor(moves, device=buffer.device).T
+                buffer[rows, :, destinations] = buffer[rows, :, sources]
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Go on with the given rows."""
+        """Replace the rows by the given ones."""
         self.buffers = [buffer[indices] for buffer in self.buffers]
 
 
 class RowCache:
-    """The cache of a batch.
-
-    Args:
-        encodes: whether the model is an encoder–decoder, whose cache holds what it made of the sources as well.
-    """
+    """The cache of a batch; an encoder–decoder's also holds the keys and values of its sources."""
 
     def __init__(self, is_encoder_decoder: bool) -> None:
         self.text: Any = DynamicCache()
         self.text.layer_class_to_replicate = GrowingLayer
         self.source = DynamicCache() if is_encoder_decoder else None
-        self.beside = GrowingLayer()
+        self.states = GrowingLayer()
         self.past: Any = self.text if self.source is None else EncoderDecoderCache(self.text, self.source)
         self.lengths: list[int] = []
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row: where the columns of a pass begin."""
+        """Tokens of the longest row, after which the columns of a pass begin."""
         return max(self.lengths)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of a decoder that is to append a pass."""
+        """Arguments of a decoder that is to append a pass."""
         return {"past_key_values": self.past, "use_cache": True}
 
     def append(self, vectors: Tensor) -> None:
-        """Take up a vector, ``[rows, columns, size]``, for every column of the pass whose keys and values were just
-        appended."""
-        self.beside.update(vectors[:, None], vectors[:, None, :, :0])
+        """Cache a vector for each column of the last pass, ``[rows, columns, size]``."""
+        self.states.update(vectors[:, None], vectors[:, None, :, :0])
 
     def vectors(self, row: int) -> Tensor | None:
-        """``[tokens, size]`` of a row's text; None where none were appended.  Good until the next pass."""
-        found: Tensor | None = self.beside.keys[row, 0, : self.lengths[row]] if self.beside.buffers else None
-        return found
+        """``[tokens, size]`` the vectors of a row's text, valid until the next pass; None if none were appended."""
+        vectors: Tensor | None = self.states.keys[row, 0, : self.lengths[row]] if self.states.buffers else None
+        return vectors
 
     @torch.inference_mode()
     def keep(self, columns: Sequence[Sequence[int]]) -> None:
-        """Append columns of the last pass to each row's text, in the given order; forget the others."""
+        """Append columns of the last pass to each row's text, in the given order; drop the others."""
         first = self.longest
         moves = [
             (row, first + column, length + i)
@@ -138,20 +115,19 @@ class RowCache:
                 layer.move(moves)
         self.cut([length + len(kept) for length, kept in zip(self.lengths, columns, strict=True)])
 
-    @torch.inference_mode()
     def cut(self, lengths: Sequence[int] | None = None) -> None:
-        """Forget what was read behind so many tokens of each row; by default, the last pass."""
+        """Drop all but so many tokens of each row; by default, the last pass."""
         self.lengths = self.lengths if lengths is None else list(lengths)
         for layer in self._layers():
-            layer.cut(self.longest)
+            layer.length = self.longest
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with the given rows, in this order; a row may come several times."""
+        """Continue with the given rows, in this order; a row may occur several times."""
         for layer in (*self._layers(), *(self.source.layers if self.source is not None else ())):
             layer.batch_select_indices(torch.tensor(rows, device=layer.keys.device))
         self.cut([self.lengths[row] for row in rows])
 
     def _layers(self) -> list[GrowingLayer]:
         """All but those that share another's keys and values."""
-        return [layer for layer in (*self.text.layers, self.beside) if layer.buffers]
+        return [layer for layer in (*self.text.layers, self.states) if layer.buffers]

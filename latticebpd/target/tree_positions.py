@@ -1,21 +1,20 @@
-"""How a model is told where a token stands.
+"""How the positions of drafted tokens are passed to a model.
 
-A drafted node stands as deep in the text as its depth says, which is not where it lies in the pass, and rows of a
-batch differ in length.  Models know positions in three ways, and each can be told through stock arguments:
+A drafted node's position in the text is given by its depth, not by its column in the pass, and rows of a batch differ
+in length. Models have three kinds of positions, and each can be set through stock arguments:
 
 - ``ByPositionIds``: the model takes ``position_ids`` (rotary and learned positions: Llama, GPT-2, OPT, ...).
-- ``ByEmbedding``: the decoder adds an embedding of the place in the cache (BART, Marian, ...).  The input embeddings
-  are passed instead of the tokens, with the right position's embedding added and that of the place taken off.
-- ``ByRelativeBias``: the first layer makes a bias from the distance in the cache (T5).  The additive attention mask
+- ``ByEmbedding``: the decoder adds an embedding of the index in the cache (BART, Marian, ...). The input embeddings
+  are passed instead of the tokens, with the right position's embedding added and that of the index subtracted.
+- ``ByRelativeBias``: the first layer derives a bias from the distance in the cache (T5). The additive attention mask
   carries the bias of the true distance less that of the distance in the cache.
 
-The two corrections cancel up to rounding, about 1e-7 of the values in float32.  Which way is right for a model, if
-any, is found out by trying (`latticebpd.target.verifier_choice`).
+The two corrections cancel up to rounding, about 1e-7 of the values in float32. Which kind fits a model, if any, is
+determined by a trial (`latticebpd.target.verifier_choice`).
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,22 +22,24 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from latticebpd.target.stock_model import once_per_model
+
 
 class Placement(Protocol):
     """Makes the decoder's arguments for one pass.
 
-    places: how many places the model has for cache and columns together, drafts included; None if any number.
+    max_keys: the limit of the cache's positions and a pass's columns together, drafts included; None for no limit.
     """
 
-    places: int | None
+    max_keys: int | None
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
-        """Arguments under which column ``j`` of a row stands at its position and sees just what is visible.
+        """Arguments that give column ``j`` of a row its position and attention to exactly the visible keys.
 
         Args:
-            tokens: ``[rows, columns]`` ids; they follow ``cached`` places of the cache.
-            positions: ``[rows, columns]`` where they stand in the text.
-            visible: ``[rows, columns, cached + columns]`` bool.  A row's cache holds its text from place 0 on.
+            tokens: ``[rows, columns]`` ids; they follow ``cached`` keys of the cache.
+            positions: ``[rows, columns]`` in the text.
+            visible: ``[rows, columns, cached + columns]`` bool. A row's cache holds its text from index 0 on.
         """
 
 
@@ -48,10 +49,10 @@ class ByPositionIds:
     Layers with a sliding window get a mask of their own, in which no key is ``window`` or more positions away.
     """
 
+    max_keys: int | None = None
+
     def __init__(self, model: PreTrainedModel) -> None:
-        self.dtype = model.dtype
-        self.places: int | None = None
-        self.layers = layers_of(model)
+        self.dtype, self.layers = model.dtype, layers_of(model)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         mask: Any = additive(visible, self.dtype)
@@ -63,28 +64,24 @@ class ByPositionIds:
         return {"input_ids": tokens, "position_ids": positions, "attention_mask": mask}
 
 
-_given_scales: weakref.WeakKeyDictionary[PreTrainedModel, float] = weakref.WeakKeyDictionary()
-
-
+@once_per_model
 def given_scale(model: PreTrainedModel) -> float:
-    """What a decoder multiplies given embeddings by; tried out once for every model.
+    """The factor that a decoder applies to given embeddings, from a trial.
 
-    `transformers` 5 scales those that Marian is given as it does its own, other versions and models do not.
+    `transformers` 5 scales those given to Marian like its own; other versions and models do not.
     """
     decoder: Any = model.get_decoder()
     scale = float(getattr(decoder, "embed_scale", 1.0))
-    if scale != 1.0 and model not in _given_scales:
-        training = decoder.training
-        decoder.eval()  # dropout would make any two passes differ
-        with torch.inference_mode():
-            token = (
-                decoder.embed_tokens.weight.norm(dim=1).argmax().view(1, 1)
-            )  # a padding token's embedding may be zero
-            given = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
-            own = decoder(input_ids=token, use_cache=False).last_hidden_state
-        decoder.train(training)
-        _given_scales[model] = scale if torch.equal(given, own) else 1.0
-    return _given_scales.get(model, 1.0)
+    if scale == 1.0:
+        return scale
+    training = decoder.training
+    decoder.eval()  # dropout would make any two passes differ
+    with torch.inference_mode():
+        token = decoder.embed_tokens.weight.norm(dim=1).argmax().view(1, 1)  # padding's embedding may be zero
+        given = decoder(inputs_embeds=decoder.embed_tokens(token), use_cache=False).last_hidden_state
+        own = decoder(input_ids=token, use_cache=False).last_hidden_state
+    decoder.train(training)
+    return scale if torch.equal(given, own) else 1.0
 
 
 class ByEmbedding:
@@ -93,15 +90,13 @@ class ByEmbedding:
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: Any = model.get_decoder()
         self.dtype = model.dtype
-        self.scale = getattr(self.decoder, "embed_scale", 1.0)
-        self.given_scale = given_scale(model)
-        self.places: int | None = int(model.config.max_position_embeddings)
+        self.scale, self.given_scale = getattr(self.decoder, "embed_scale", 1.0), given_scale(model)
+        self.max_keys: int | None = int(model.config.max_position_embeddings)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
-        cached = visible.shape[2] - tokens.shape[1]
-        places = torch.arange(cached, cached + tokens.shape[1], device=tokens.device)
+        indices = torch.arange(visible.shape[2], device=tokens.device)[visible.shape[2] - tokens.shape[1] :]
         words = self.decoder.embed_tokens(tokens) * self.scale
-        moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], places)
+        moved = self._embedded(tokens, positions.reshape(-1)).view_as(words) - self._embedded(tokens[:1], indices)
         return {"inputs_embeds": (words + moved) / self.given_scale, "attention_mask": additive(visible, self.dtype)}
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -112,11 +107,12 @@ class ByEmbedding:
 class ByRelativeBias:
     """Positions are a bias of the first decoder layer, which all layers share, by distance."""
 
+    max_keys: int | None = None
+
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.get_decoder()
         attention = decoder.block[0].layer[0].SelfAttention
         self.dtype = model.dtype
-        self.places: int | None = None
         self.farthest = int(attention.relative_attention_max_distance)
         with torch.inference_mode():
             # The last query's row runs from the farthest key to itself; beyond that distance the bias is constant.
@@ -124,11 +120,11 @@ class ByRelativeBias:
         self.bias: Tensor = last.flip(-1)  # [attention heads, farthest + 1], by distance
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
-        _, columns, keys = visible.shape
-        places = torch.arange(keys, device=tokens.device)
+        keys = visible.shape[2]
+        indices = torch.arange(keys, device=tokens.device)
         true = positions[:, :, None] - key_positions(positions, keys)[:, None, :]
-        seen = (places[keys - columns :, None] - places[None, :])[None]
-        correction = self._by_distance(true) - self._by_distance(seen)
+        in_cache = (indices[keys - tokens.shape[1] :, None] - indices[None, :])[None]
+        correction = self._by_distance(true) - self._by_distance(in_cache)
         mask = correction.masked_fill(~visible[:, None], torch.finfo(self.dtype).min)
         return {"input_ids": tokens, "attention_mask": mask}
 
@@ -138,7 +134,7 @@ class ByRelativeBias:
 
 
 def key_positions(positions: Tensor, keys: int) -> Tensor:
-    """``[rows, columns]`` positions of a pass -> ``[rows, keys]``: those of the cache's places, then the pass's own."""
+    """``[rows, columns]`` positions of a pass -> ``[rows, keys]``: those of the cache's keys, then the pass's own."""
     rows, columns = positions.shape
     return torch.cat([torch.arange(keys - columns, device=positions.device).expand(rows, -1), positions], dim=1)
 
@@ -147,7 +143,7 @@ def key_positions(positions: Tensor, keys: int) -> Tensor:
 class Layers:
     """What a model's decoder layers attend to.
 
-    window: how far sliding layers look back, themselves included; None where no layer slides.
+    window: how many positions sliding layers see, their own included; None if no layer slides.
     some_full: whether some layer attends to everything.
     only_attention: whether there are no layers of any other kind (recurrent, chunked).
     """
@@ -158,17 +154,13 @@ class Layers:
 
 
 def layers_of(model: PreTrainedModel) -> Layers:
-    """Read off the cache that ``transformers`` makes for the model, and its config."""
+    """From the cache that ``transformers`` makes for the model, and its config."""
     layers: list[Any] = DynamicCache(config=model.config).layers
-    sliding = {int(layer.sliding_window) for layer in layers if getattr(layer, "is_sliding", False)}
-    named = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or [])
-    known = (
-        named <= {"full_attention", "sliding_attention"}
-        and len(sliding) <= 1
-        and all(hasattr(layer, "keys") for layer in layers)
-    )
-    some_full = not sliding or any(not getattr(layer, "is_sliding", False) for layer in layers)
-    return Layers(max(sliding, default=None), some_full, known)
+    windows = [int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None for layer in layers]
+    sliding = {window for window in windows if window is not None}
+    kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or [])
+    attention = kinds <= {"full_attention", "sliding_attention"} and all(hasattr(layer, "keys") for layer in layers)
+    return Layers(max(sliding, default=None), not sliding or None in windows, attention and len(sliding) <= 1)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,19 +7,15 @@ from pathlib import Path
 import typer
 
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
+from lm_training.cli.options import DEVICE, LAYERS, WRITER
 
 
 def distill(
     data: list[Path] = typer.Argument(
         ...,
-        help=(
-            "Prompts or sources (.npz, or a directory of them); or token ids (.npy) or text (.txt, .jsonl) to cut"
-            " prompts from."
-        ),
+        help="Prompts or sources (.npz, or directories); or text to cut them from (.npy, .txt, .jsonl).",
     ),
-    model: str = typer.Option(
-        ..., help="Model that writes the text: a directory, also of a blockwise model, or a hub's name."
-    ),
+    model: str = WRITER,
     output: Path = typer.Option(
         ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."
     ),
@@ -32,25 +28,20 @@ def distill(
         512, min=1, help="Prompts per shard; a stopped run loses only its current shard."
     ),
     hidden: bool = typer.Option(
-        False,
-        "--hidden",
-        help="Keep the hidden states that the text is written from, so that `train heads` need not run the model.",
+        False, "--hidden", help="Store the text's hidden states, so that `train heads` need not run the model."
     ),
-    layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
+    layers: str | None = LAYERS,
     copies: bool = typer.Option(
         False, "--copies", help="Draft by copying from prompt and text; the text stays the same."
     ),
     part: str | None = typer.Option(
-        None,
-        help=(
-            "i/n: make only every n-th shard, from the i-th on (from 0), for n machines; by default what torchrun says."
-        ),
+        None, help="i/n: make every n-th shard, from the i-th on (from 0), for n machines; by default torchrun's."
     ),
     corpus_output: Path | None = typer.Option(
         None,
         "--corpus",
         callback=writable_file,
-        help="Also write what the model wrote as one corpus (.npy), for `latticebpd lm train`.",
+        help="Also write the text as a corpus (.npy) for `lm train`.",
     ),
     history: int = typer.Option(
         3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order minus 1."
@@ -58,7 +49,7 @@ def distill(
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
-    device: str = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one."),
+    device: str = DEVICE,
 ) -> None:
     """Let a model continue prompts, or translate sources; its text is what its heads should learn to predict.
 
@@ -70,7 +61,6 @@ def distill(
     """
     quiet_transformers()
     import numpy as np
-    import torch
 
     from fst.files import replacing
     from latticebpd.console import positive_numbers
@@ -80,23 +70,23 @@ def distill(
     from latticebpd.lattices.texts import Texts
     from latticebpd.target.catalogue import resolved
     from latticebpd.target.stock_model import BaseModel
-    from lm_training.cli.reporting import reporting
+    from lm_training.cli.training_run import move, token_progress
     from lm_training.data.corpus import corpus_ids
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
     from lm_training.data.distill import distill as write
+    from lm_training.data.hidden_states import StateOptions
+    from lm_training.data.loading import load_texts
 
     mine = parse_part(part)
-    kept = None if not hidden and layers is None else positive_numbers("--layers", layers) if layers else []
+    states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None
     base = load_stock(model)
     stock = BaseModel.of(base)
     end_ids = stock.eos_ids
     given = [path.is_dir() or path.suffix == ".npz" for path in data]
     if all(given):
-        sequences = Texts.joined([load_distilled(path) if path.is_dir() else Texts.load(path) for path in data])
+        sequences = Texts.joined([load_texts(path, 0) for path in data])
     elif any(given):
-        raise ValueError(
-            "expected either prompts (.npz) or text to cut them from, got both; distil one after the other"
-        )
+        raise ValueError("expected either prompts (.npz) or text to cut them from, got both; distil one by one")
     elif stock.is_encoder_decoder:
         raise ValueError(f"{data[0]}: expected sources (.npz) for an encoder-decoder, got text without any")
     else:
@@ -106,20 +96,17 @@ def distill(
         sequences = corpus_prompts(corpus_ids(data, encoder, field), prompts, prompt_tokens, end_ids, seed)
     if corpus_output is not None and not end_ids:
         raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
-    options = DistillOptions(max_new_tokens, num_beams, shard_prompts)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
-    with reporting("prompts", options.prompts_of(len(sequences), mine)) as report:
-        write(
-            base, sequences, output, options, batch_size, mine, report, kept, PromptNgramDrafter() if copies else None
-        )
+    options = DistillOptions(max_new_tokens, num_beams, shard_prompts, batch_size)
+    move(base, device)
+    copying = PromptNgramDrafter() if copies else None
+    with token_progress("prompts", options.prompts_of(len(sequences), mine)) as report:
+        write(base, sequences, output, options, mine, report, states, copying)
     if mine[1] > 1:
         err.print(f"{output}: part {mine[0]}/{mine[1]} is complete")
         return
     text = load_distilled(output)
     if corpus_output is not None:
-        # Of an encoder-decoder, the start token is what every text's first token is predicted from.
+        # The first token of an encoder-decoder's text is predicted from its start token.
         read, history = (text.answers(stock.start_id), max(1, history)) if stock.is_encoder_decoder else (text, history)
         with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
             np.save(file, read.corpus(end_ids[0], history))

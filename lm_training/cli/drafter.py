@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.console import err, quiet_transformers
-from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, with_options
+from lm_training.cli.options import DEVICE, OUTPUT, VALIDATION, require_texts, with_options
 from lm_training.training.training_options import DrafterTraining
 
 
@@ -18,24 +18,17 @@ def drafter(
     ),
     validation: Path = VALIDATION,
     model: Path = typer.Option(
-        ..., help="Directory of the verifier, an encoder–decoder; the drafter begins with its weights."
+        ..., help="Directory of the verifier, an encoder–decoder, whose weights initialise the drafter."
     ),
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(
-        True,
-        help=(
-            "Predict the first token at the text's last position, as the verifier does; --no-anchored: at a mask, as in"
-            " the paper."
-        ),
+        True, help="Predict the first token at the text's last position, or at a mask, as in the paper."
     ),
     bidirectional: bool = typer.Option(
         False,
         "--bidirectional-text/--causal-text",
-        help=(
-            "Let text and masks attend to each other in both directions, as in the paper; each draft then reads the"
-            " text again."
-        ),
+        help="Let text and masks attend to each other, as in the paper; each draft then reads the text again.",
     ),
     decoder_layers: int | None = typer.Option(
         None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."
@@ -49,9 +42,7 @@ def drafter(
 ) -> None:
     """Train a drafter that fills a block of masks in one pass (GAD).
 
-    Best on what the verifier wrote itself, or a teacher that drafter and verifier share (`latticebpd distill`). The run
-    can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
-    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
+    Best on text of the verifier, or of a teacher that drafter and verifier share (`latticebpd distill`).
 
     Example: [bold]latticebpd train drafter written --validation written-held-out --model translator -o drafter[/bold]
     """
@@ -62,28 +53,21 @@ def drafter(
     from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, load_verifier
     from latticebpd.drafters.pretrained import load_tokenizer
     from latticebpd.lattices.texts import Texts
-    from lm_training.cli.running import begins, finish
+    from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
     from lm_training.data.loading import load_texts
     from lm_training.families.masks import train_drafter
-    from lm_training.training.training_loop import Process
 
-    for path in (*data, validation):
-        if not path.is_dir() and path.suffix != ".npz":
-            raise ValueError(f"{path}: expected pairs (.npz) or a directory of distilled text, found neither")
+    require_texts((*data, validation), "pairs (.npz) or a directory of distilled text")
     verifier, tokenizer = load_verifier(model), load_tokenizer(model)
-    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.pad_token_id
-    if not isinstance(mask, int):
-        raise ValueError(f"{model}: expected a tokenizer with a mask or padding token, found neither")
-    fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
+    mask, fingerprint = mask_token_id(tokenizer, model), vocabulary_fingerprint(tokenizer.get_vocab())
     learnt, held_out = Texts.joined([load_texts(path, 0) for path in data]), load_texts(validation, 0)
     torch.manual_seed(options.seed)
     new = NonAutoregressiveModel.like(
         verifier, mask, block_size, decoder_layers, fingerprint, anchored, dropout, bidirectional
     )
     layers = min(new.base.config.decoder_layers, verifier.config.decoder_layers)
-    with Process.join(device) as process:
-        if begins(output, process):
+    with training_run(output, options, device) as process:
+        if is_new_run(output, process):
             err.print(f"{output}: begins with the verifier's encoder, embeddings and first {layers} decoder layers")
             tokenizer.save_pretrained(output)
         train_drafter(new, verifier, learnt, held_out, output, options, process)
-        finish(output, options, process)

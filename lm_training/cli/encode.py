@@ -1,4 +1,4 @@
-"""``latticebpd train encode``: files of text or records into token ids."""
+"""``latticebpd train encode``: text or records into token ids."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ def encode(
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
-    answer_field: str | None = typer.Option(
-        None, help="Field that holds what is to be written after the prompt, such as answers.text.0."
-    ),
+    answer_field: str | None = typer.Option(None, help="Field of the answer, such as answers.text.0."),
     chat: bool = typer.Option(
         False,
         "--chat",
-        help="Prompts in the tokenizer's chat template: a record's messages, or the task's prompt as the user's turn.",
+        help="Use the tokenizer's chat template, for messages or the task's prompt as the user's turn.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(
@@ -47,24 +45,17 @@ def encode(
     ),
     separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
     end_of_text: str | None = typer.Option(
-        None,
-        help=(
-            "Token that ends documents and answers; by default <|endoftext|>, in a chat the token that the template"
-            " ends turns with."
-        ),
+        None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat its template's."
     ),
     max_tokens: int | None = typer.Option(None, min=2, help="Skip longer sequences."),
     shard_records: int = typer.Option(4096, min=1, help="Records per shard."),
-    workers: int = typer.Option(1, min=1, help="Processes that encode; the result is the same whatever their number."),
-    strict: bool = typer.Option(
-        False, "--strict", help="Stop at the first bad record; else they are counted and the first ones shown."
-    ),
+    workers: int = typer.Option(1, min=1, help="Processes that encode; they do not change the result."),
+    strict: bool = typer.Option(False, "--strict", help="Stop at the first bad record; else bad ones are reported."),
 ) -> None:
     """Turn documents into token ids, or records into prompts and answers.
 
-    A corpus holds documents end to end, each ending with the end-of-text token; training cuts it into windows. Prompts
-    and
-    answers stay apart: only answers are learnt. Bad lines are skipped and reported with file and line number.
+    A corpus is a sequence of documents, each ending with the end-of-text token; training cuts it into windows. Of
+    prompts and answers, only answers are learnt. Bad lines are skipped and reported with file and line number.
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]
@@ -81,10 +72,8 @@ def encode(
     messages = chat and task is None and prompt_template is None
     asked = _template(task, prompt_template, answer_field, prompts_only and not messages, separator)
     if (chat or asked is not None) and output.suffix == ".npy":
-        raise ValueError(
-            f"{output}: expected sequences (.npz) or a directory for prompts and answers, got a corpus; they would run"
-            " together"
-        )
+        kinds = "sequences (.npz) or a directory for prompts and answers"
+        raise ValueError(f"{output}: expected {kinds}, got a corpus; they would run together")
     bpe = load_tokenizer(tokenizer)
     conversation = _conversation(tokenizer.parent, system_prompt, asked, prompts_only) if chat else None
     if end_of_text is None and conversation is not None and conversation.chat.turn_ends:
@@ -96,7 +85,7 @@ def encode(
     with progress() as bar:
         bar_task = bar.add_task("records", total=None)
         shards = encode_files(inputs, bpe, encoding, workers, bad)
-        done = write_encoded(shards, output, lambda shard: bar.advance(bar_task, shard.records))
+        done = write_encoded(shards, output, lambda shard: bar.advance(bar_task, shard.counts.records))
     for line in bad.report():
         err.print(line, markup=False, soft_wrap=True)
     if done.too_long:
@@ -107,7 +96,7 @@ def encode(
 def _conversation(
     directory: Path, system_prompt: str | None, asked: Template | None, prompts_only: bool
 ) -> Conversation:
-    """Records in the chat template of the tokenizer in a directory."""
+    """Of records, in the chat template of a directory's tokenizer."""
     from latticebpd.drafters import pretrained
     from latticebpd.target.chat import ChatTemplate
     from lm_training.data.templates import Conversation
@@ -118,7 +107,7 @@ def _conversation(
 def _template(
     task: str | None, prompt: str | None, answer: str | None, prompts_only: bool, separator: str
 ) -> Template | None:
-    """What the options say; None for documents."""
+    """The template of the options; None for documents."""
     from lm_training.data.templates import TASKS, Template
 
     if task is not None and task not in TASKS:
@@ -127,10 +116,8 @@ def _template(
         raise ValueError("expected either --task or --prompt-template, got both")
     if task is None and prompt is None:
         if answer is not None or prompts_only or separator:
-            raise ValueError(
-                "expected --task or --prompt-template together with --answer-field, --prompts-only and --separator, got"
-                " neither"
-            )
+            options = "--answer-field, --prompts-only and --separator"
+            raise ValueError(f"expected --task or --prompt-template together with {options}, got neither")
         return None
     known = TASKS[task] if task is not None else Template((prompt or "").replace("\\n", "\n"))
     answers = (answer,) if answer is not None else known.answers

@@ -423,14 +423,14 @@ def fst2arpa(
     model: Path = typer.Argument(..., help="OpenFst file."),
     output: Path = typer.Argument(..., callback=writable_file, help="ARPA file to write; .gz compresses."),
 ) -> None:
-    """Convert an automaton into an ARPA file.
+    """Convert an automaton into an ARPA file that KenLM opens: with ``<s>``, ``</s>`` and ``<unk>``.
 
     Example: [bold]latticebpd lm fst2arpa lm.fst lm.arpa.gz[/bold]
     """
     import fst
 
     with err.status(f"writing {output}"):
-        fst.NgramModel.load(model).to_arpa(output)
+        fst.NgramModel.load(model).to_arpa(output, markers=True)
 
 
 @app.command()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
@@ -14,21 +15,24 @@ from latticebpd.console import writable_folder
 if TYPE_CHECKING:
     import torch
 
+RESUMES = """The run can be killed at any time; the same command resumes from its last checkpoint. For several
+processes, put `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`."""
+"""What the help of every command with training options says."""
+
 
 def with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """A command one of whose parameters is a dataclass, with an option for each of the dataclass's fields in its
-    place."""
+    """A training command in which options replace each dataclass parameter, one for each of its fields."""
     hints = get_type_hints(function)
     signature = inspect.signature(function)
     kinds = {name: hints[name] for name in signature.parameters if is_dataclass(hints[name])}
     shown = {name: [each for each in fields(kind) if each.metadata.get("help")] for name, kind in kinds.items()}
-    types = {name: get_type_hints(kind) for name, kind in kinds.items()}
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
-        if name not in kinds:
-            parameters.append(parameter.replace(annotation=hints[name]))
+        if name in kinds:
+            types = get_type_hints(kinds[name])
+            parameters += [_parameter(each, types[each.name]) for each in shown[name]]
         else:
-            parameters += [_parameter(each, types[name][each.name]) for each in shown[name]]
+            parameters.append(parameter.replace(annotation=hints[name]))
 
     def command(**given: Any) -> None:
         for name, kind in kinds.items():
@@ -39,7 +43,8 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
             given[name] = kind(**values)
         function(**given)
 
-    command.__name__, command.__doc__, command.__module__ = function.__name__, function.__doc__, function.__module__
+    command.__name__, command.__module__ = function.__name__, function.__module__
+    command.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("\n\nExample:", f"\n\n{RESUMES}\n\nExample:", 1)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
@@ -48,19 +53,15 @@ def with_options(function: Callable[..., None]) -> Callable[..., None]:
 def _parameter(each: Field[Any], annotation: Any) -> inspect.Parameter:
     assert each.default is not MISSING
     more = each.metadata
-    names = [more["flag"]] if "flag" in more else []
-    bounds = {key: more[name] for key, name in (("min", "min"), ("max", "max")) if name in more}
-    default = typer.Option(each.default, *names, help=more["help"], **bounds)
-    return inspect.Parameter(
-        each.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=str | None if "parse" in more else annotation,
-    )
+    flags = [more["flag"]] if "flag" in more else []
+    bounds = {name: more[name] for name in ("min", "max") if name in more}
+    default = typer.Option(each.default, *flags, help=more["help"], **bounds)
+    annotation = str | None if "parse" in more else annotation
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def base_type(name: str) -> torch.dtype:
-    """The type of that name, of those that a base model may be loaded in; ValueError for any other."""
+    """The type for ``--base-dtype``; ValueError for unknown names."""
     import torch
 
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,16 +70,23 @@ def base_type(name: str) -> torch.dtype:
     return known[name]
 
 
+def require_texts(paths: Iterable[Path], kinds: str = "texts (.npz) or a directory of them") -> None:
+    """ValueError for a path that is neither a directory nor an ``.npz`` file."""
+    for path in paths:
+        if not path.is_dir() and path.suffix != ".npz":
+            raise ValueError(f"{path}: expected {kinds}, found neither")
+
+
 DATA = typer.Argument(
     ..., help="What to learn: directories made by `latticebpd distill`, texts (.npz), or token ids (.npy)."
 )
 VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
+WRITER = typer.Option(
+    ..., "--model", help="Model that writes the texts: a directory, also of a blockwise model, or a hub's name."
+)
+LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")
 DEVICE = typer.Option("auto", help="Where to compute: cpu, cuda, ...; auto uses a GPU if there is one.")
 OUTPUT = typer.Option(
-    ...,
-    "--output",
-    "-o",
-    callback=writable_folder,
-    help="Directory of what is trained; an interrupted run there is resumed.",
+    ..., "--output", "-o", callback=writable_folder, help="Directory of the run; an interrupted one there is resumed."
 )

@@ -8,8 +8,20 @@ import typer
 
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
-from lm_training.cli.options import BASE_DTYPE, DATA, DEVICE, OUTPUT, VALIDATION, base_type, with_options
-from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining, HeadTraining
+from lm_training.cli.options import (
+    BASE_DTYPE,
+    DATA,
+    DEVICE,
+    LAYERS,
+    OUTPUT,
+    VALIDATION,
+    WRITER,
+    base_type,
+    require_texts,
+    with_options,
+)
+from lm_training.families.shapes import BlockwiseShape
+from lm_training.training.training_options import BlockwiseTraining, HeadTraining
 
 app = typer.Typer(help="Train tokenizers, models, heads and drafters.", no_args_is_help=True)
 app.command("block-drafter")(block_drafter.block_drafter)
@@ -18,9 +30,9 @@ app.command("encode")(encode.encode)
 app.command("rescorer")(rescorer.rescorer)
 app.command("translation")(translation.translation)
 
-
-BESIDE = ("tokenizer_config.json", "chat_template.jinja")
-"""What belongs to a tokenizer.json."""
+TOKENIZER_FILES = ("tokenizer_config.json", "chat_template.jinja")
+"""Further files of a tokenizer.json."""
+NUM_HEADS = "Predictions per position, the base model's own included."
 
 
 @app.command()
@@ -37,9 +49,8 @@ def tokenizer(
     from fst.files import replacing
     from lm_training.data.corpus import read_documents, train_tokenizer
 
-    trained = train_tokenizer(
-        (document.text for document in read_documents(inputs, field)), vocab_size, progress=err.is_terminal
-    )
+    texts = (document.text for document in read_documents(inputs, field))
+    trained = train_tokenizer(texts, vocab_size, progress=err.is_terminal)
     with replacing(output) as temporary:
         temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
@@ -54,26 +65,20 @@ def blockwise(
     output: Path = OUTPUT,
     hidden_size: int = typer.Option(BlockwiseShape.hidden_size, min=8, help="Width of the transformer."),
     num_layers: int = typer.Option(BlockwiseShape.num_layers, min=1, help="Layers of the transformer."),
-    num_heads: int = typer.Option(
-        BlockwiseShape.num_heads, min=2, help="Predictions per position, the base model's own included."
-    ),
+    num_heads: int = typer.Option(BlockwiseShape.num_heads, min=2, help=NUM_HEADS),
     *,
     options: BlockwiseTraining,
     device: str = DEVICE,
 ) -> None:
     """Train a small transformer and its block heads from scratch.
 
-    The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
-    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
-
     Example: [bold]latticebpd train blockwise corpus.npy --validation held-out.npy --tokenizer tokenizer.json -o
         model[/bold]
     """
     from fst.fingerprint import vocabulary_fingerprint
-    from lm_training.cli.running import bring, finish
+    from lm_training.cli.training_run import training_run
     from lm_training.data.corpus import end_of_text_id, load_tokens
-    from lm_training.families.blockwise import train_blockwise
-    from lm_training.training.training_loop import Process
+    from lm_training.families.heads import train_blockwise
 
     bpe = load_tokenizer(tokenizer)
     tokens, held_out = load_tokens(corpus), load_tokens([validation])
@@ -86,10 +91,8 @@ def blockwise(
         num_heads=num_heads,
     )
     fingerprint = vocabulary_fingerprint(bpe.get_vocab())
-    with Process.join(device) as process:
-        bring([tokenizer], output, process)
+    with training_run(output, options, device, [tokenizer]) as process:
         train_blockwise(tokens, held_out, output, shape, options, end_of_text_id(bpe), fingerprint, process)
-        finish(output, options, process)
 
 
 @app.command()
@@ -99,7 +102,7 @@ def heads(
     validation: Path = VALIDATION,
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
     output: Path = OUTPUT,
-    num_heads: int = typer.Option(9, min=2, help="Predictions per position, the base model's own included."),
+    num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
     kind: str = typer.Option(
         "feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."
     ),
@@ -108,9 +111,7 @@ def heads(
     ),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
     shortlist: int | None = typer.Option(
-        None,
-        min=1,
-        help="Restrict the heads to this many tokens, those that the text uses most; others are never drafted.",
+        None, min=1, help="Restrict the heads to so many tokens, the text's most frequent; others are never drafted."
     ),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
@@ -124,10 +125,8 @@ def heads(
 ) -> None:
     """Attach block heads to a causal language model and train them.
 
-    Best on text that the model wrote itself (`latticebpd distill`), since that is what decides acceptance. Where hidden
-    states stand beside all texts (`distill --hidden`, `train hidden`), the frozen base model is not run. The run can be
-    killed at any time; the same command resumes from its last checkpoint. For several processes, put
-    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
+    Best on text that the model wrote itself (`latticebpd distill`), which decides acceptance. If hidden states of all
+    texts are stored (`distill --hidden`, `train hidden`), the frozen base model is not run.
 
     Example: [bold]latticebpd train heads distilled --validation distilled-held-out --model model -o with-heads[/bold]
     """
@@ -139,50 +138,39 @@ def heads(
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.target.catalogue import resolved
     from latticebpd.target.stock_model import BaseModel
-    from lm_training.cli.running import bring, finish
-    from lm_training.data.shortlist import coverage, shortlist_of
-    from lm_training.families.heads import load_head_data, train_heads
-    from lm_training.training.training_loop import Process
+    from lm_training.cli.training_run import report_shortlist, training_run
+    from lm_training.data.loading import load_head_data
+    from lm_training.data.shortlist import shortlist_of
+    from lm_training.families.heads import train_heads
 
     dtype = base_type(base_dtype)
     if base_dtype != "float32" and options.fine_tune:
-        raise ValueError(
-            f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: small updates would round to nothing"
-        )
+        raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}; it loses small updates")
     if warm_start and not is_blockwise(resolved(model)):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
     if warm_start and shortlist is not None:
-        raise ValueError(
-            "expected --shortlist for new heads only, got --warm-start too; heads that there are keep their own"
-        )
+        raise ValueError("expected --shortlist for new heads only, got --warm-start too; existing heads keep their own")
     warm = BlockwiseLM.from_pretrained(resolved(model)) if warm_start else None
     base = torch.nn.Module.to(warm.base if warm is not None else load_stock(model, dtype), dtype)
     windows = [path for path in (*data, validation) if path.suffix == ".npy"]
     if BaseModel.of(base).is_encoder_decoder and windows:
-        raise ValueError(
-            f"{windows[0]}: expected sources and texts (.npz, or distilled) for an encoder-decoder, got a corpus"
-        )
+        wanted = "sources and texts (.npz, or distilled) for an encoder-decoder"
+        raise ValueError(f"{windows[0]}: expected {wanted}, got a corpus")
     learnt, held_out = load_head_data(data, [validation], sequence_length, with_states=not options.fine_tune)
     vocabulary = tokenizer or Path(resolved(model)) / "tokenizer.json"
     torch.manual_seed(options.seed)
     tokens = None if shortlist is None else shortlist_of(learnt.texts, BaseModel.of(base).vocab_size, shortlist)
-    with Process.join(device) as process:
-        blockwise = warm or BlockwiseLM(
-            base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float()
-        )
-        if tokenizer is not None or vocabulary.exists():
-            blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
-        if process.rank == 0 and tokens is not None:
-            shares = (
-                f"{coverage(learnt.texts, tokens):.2%} of the text, {coverage(held_out.texts, tokens):.2%} of held-out"
-                " text"
-            )
-            err.print(f"shortlist: {len(tokens)} tokens, {shares}")
+    files = [vocabulary, *(vocabulary.with_name(name) for name in TOKENIZER_FILES)]
+    blockwise = warm or BlockwiseLM(
+        base, new_heads(base, kind, num_heads, intermediate_size, num_layers, tokens).float()
+    )
+    if tokenizer is not None or vocabulary.exists():
+        blockwise.tokenizer_fingerprint = vocabulary_fingerprint(load_tokenizer(vocabulary).get_vocab())
+    with training_run(output, options, device, files) as process:
+        report_shortlist(process, tokens, learnt, held_out)
         if process.rank == 0 and learnt.states is not None:
             err.print("hidden states are read from their files; the base model is not run for them")
-        bring([vocabulary, *(vocabulary.with_name(name) for name in BESIDE)], output, process)
         train_heads(blockwise, learnt, held_out, output, options, process)
-        finish(output, options, process)
 
 
 @app.command()
@@ -190,25 +178,18 @@ def hidden(
     data: list[Path] = typer.Argument(
         ..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."
     ),
-    model: str = typer.Option(
-        ..., help="Model that wrote the texts: a directory, also of a blockwise model, or a hub's name."
-    ),
-    layers: str | None = typer.Option(None, help="Keep these layers' states too, such as 10,20; counted from 1."),
-    whole: bool = typer.Option(
-        False, "--whole", help="Keep the prompts' states too, as `train block-drafter` needs them."
-    ),
-    shard_texts: int | None = typer.Option(
-        None, min=1, help="Texts per shard; a stopped run loses only its current shard."
-    ),
+    model: str = WRITER,
+    layers: str | None = LAYERS,
+    whole: bool = typer.Option(False, "--whole", help="Store the prompts' states too, for `train block-drafter`."),
+    shard_texts: int = typer.Option(512, min=1, help="Texts per shard; a stopped run loses only its current shard."),
     part: str | None = typer.Option(
-        None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, where torchrun says so."
+        None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, as torchrun sets them."
     ),
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = BASE_DTYPE,
     device: str = DEVICE,
 ) -> None:
-    """Keep the hidden states that texts were written from, beside the texts, so that training drafters never runs the
-    model.
+    """Store the hidden states that texts were written from, so that training drafters never runs the model.
 
     One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written
     token (with --whole, every token) and layer. The same command resumes a stopped run.
@@ -217,33 +198,27 @@ def hidden(
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
     """
     quiet_transformers()
-    import torch
-
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part
-    from lm_training.cli.reporting import reporting
-    from lm_training.data.hidden_states import SHARD_TEXTS, add_states, states_directory
+    from lm_training.cli.training_run import move, token_progress
+    from lm_training.data.hidden_states import StateOptions, add_states, states_directory
     from lm_training.data.loading import load_texts
     from lm_training.training.labels import ModelTexts
 
-    dtype = base_type(base_dtype)
-    chosen, mine = positive_numbers("--layers", layers) if layers else [], parse_part(part)
-    texts = []
-    for path in data:
-        if not path.is_dir() and path.suffix != ".npz":
-            raise ValueError(f"{path}: expected texts (.npz) or a directory of them, found neither")
-        texts.append(load_texts(path, 0))
+    dtype, mine = base_type(base_dtype), parse_part(part)
+    chosen = positive_numbers("--layers", layers) if layers else []
+    options = StateOptions(chosen, whole, shard_texts, batch_tokens)
+    require_texts(data)
+    texts = [load_texts(path, 0) for path in data]
     base = load_stock(model, dtype)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.nn.Module.to(base, device)  # `transformers` wraps its own `to` in a way that hides its type
-    for path, found in zip(data, texts, strict=True):
-        ModelTexts.of(base, found, str(path))
+    move(base, device)
+    for path, each in zip(data, texts, strict=True):
+        ModelTexts.of(base, each, str(path))
         directory = states_directory(path)
-        with reporting(f"{directory.path}", len(found)) as report:
-            add_states(base, found, directory, chosen, shard_texts or SHARD_TEXTS, mine, batch_tokens, report, whole)
-        tokens = len(found.tokens) - len(found) if whole else found.num_labels
+        with token_progress(f"{directory.path}", len(each)) as report:
+            add_states(base, each, directory, options, mine, report)
+        tokens = len(each.tokens) - len(each) if whole else each.num_labels
         err.print(f"{directory.path}: hidden states of {tokens} tokens{'' if mine[1] == 1 else ', part by part'}")
 
 

@@ -14,10 +14,7 @@ from lm_training.training.training_options import TranslationTraining
 @with_options
 def translation(
     pairs: list[Path] = typer.Argument(
-        ...,
-        help=(
-            "JSONL files, a sentence and its translation a line; or, with --tokenizer, what `latticebpd distill` wrote."
-        ),
+        ..., help="JSONL files with sentence and translation; or, with --tokenizer, output of `latticebpd distill`."
     ),
     validation: Path = VALIDATION,
     output: Path = OUTPUT,
@@ -26,17 +23,12 @@ def translation(
     shape: str = typer.Option("base", help="base: 3 + 3 layers, width 192; small: 2 + 2 layers, width 128."),
     vocab_size: int = typer.Option(4096, min=260, help="Tokens of the byte-level BPE that both languages share."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json of another such model, to reuse."),
-    model: Path | None = typer.Option(
-        None, help="Directory of such a model to start from, with its tokenizer and shape."
-    ),
+    model: Path | None = typer.Option(None, help="Directory of such a model to start from; gives tokenizer and shape."),
     *,
     options: TranslationTraining,
     device: str = DEVICE,
 ) -> None:
     """Train a small Marian translation model, from scratch or from another one's weights.
-
-    The run can be killed at any time; the same command resumes from its last checkpoint. For several processes, put
-    `torchrun --nproc_per_node N -m latticebpd` in place of `latticebpd`.
 
     Example: [bold]latticebpd train translation train.jsonl --validation val.jsonl --source en --target de -o
         translator[/bold]
@@ -48,17 +40,17 @@ def translation(
 
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.lattices.texts import Texts
-    from lm_training.cli.running import begins, finish
+    from lm_training.cli.training_run import is_new_run, training_run
     from lm_training.data.corpus import end_of_text_id
     from lm_training.data.loading import load_texts
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
-    from lm_training.families.translators import SHAPES, load_translator, new_translator, train_translation
-    from lm_training.training.training_loop import Process
+    from lm_training.families.shapes import TRANSLATORS
+    from lm_training.families.translators import load_translator, new_translator, train_translation
 
     if model is not None and tokenizer is not None:
         raise ValueError("expected either --model, whose tokenizer is kept, or --tokenizer, got both")
-    if shape not in SHAPES:
-        raise ValueError(f"expected --shape {' or '.join(SHAPES)}, got {shape!r}")
+    if shape not in TRANSLATORS:
+        raise ValueError(f"expected --shape {' or '.join(TRANSLATORS)}, got {shape!r}")
     kept = tokenizer or (model or output) / "tokenizer.json"
     if model is not None and not kept.exists():
         raise ValueError(f"{kept}: expected the tokenizer of the model to begin with, found none")
@@ -76,18 +68,16 @@ def translation(
 
     padding = bpe.token_to_id(PADDING)
     if padding is None:
-        raise ValueError(
-            f"{kept}: expected a tokenizer of `latticebpd train translation`, got one without the token {PADDING}"
-        )
+        wanted = "a tokenizer of `latticebpd train translation`"
+        raise ValueError(f"{kept}: expected {wanted}, got one without the token {PADDING}")
     torch.manual_seed(options.seed)
     if model is not None:
-        translator, begins_with = load_translator(model), None
+        translator, initial = load_translator(model), None
     else:
-        translator = new_translator(SHAPES[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
-        begins_with = {**asdict(SHAPES[shape]), "vocabulary": vocabulary_fingerprint(bpe.get_vocab())}
-    with Process.join(device) as process:
-        if begins(output, process):
+        translator = new_translator(TRANSLATORS[shape], bpe.get_vocab_size(), end_of_text_id(bpe), padding)
+        initial = {**asdict(TRANSLATORS[shape]), "vocabulary": vocabulary_fingerprint(bpe.get_vocab())}
+    with training_run(output, options, device) as process:
+        if is_new_run(output, process):
             save_tokenizer(bpe, output)
         learnt = Texts.joined([load(path) for path in pairs])
-        train_translation(learnt, load(validation), output, translator, options, process, begins_with=begins_with)
-        finish(output, options, process)
+        train_translation(learnt, load(validation), output, translator, options, process, initial)

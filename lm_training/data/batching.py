@@ -6,6 +6,8 @@ import functools
 
 import numpy as np
 
+from latticebpd.lattices.texts import Texts
+
 
 def padded(rows: list[np.ndarray], fill: int, left: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Token ids ``[rows, longest]`` int64, padded with ``fill`` on the right or left; and the mask, 0 at padding."""
@@ -22,6 +24,14 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
+def require_vocabulary(texts: Texts, vocab_size: int, name: str) -> None:
+    """ValueError for tokens outside of a model's vocabulary."""
+    highest = int(texts.tokens.max(initial=0))
+    if highest >= vocab_size:
+        expected = f"expected {name} token ids below {vocab_size} (the model's vocabulary), got {highest}"
+        raise ValueError(f"{expected}; was the text encoded with another tokenizer?")
+
+
 def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) -> list[int]:
     """Indices of a step's texts: every epoch has all texts once, in another random order.
 
@@ -29,9 +39,8 @@ def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) 
         ValueError: the batch has fewer texts than parts.
     """
     if parts > batch_size:
-        raise ValueError(
-            f"expected a batch of at least {parts} sequences, one for each part, got {batch_size}; use fewer parts"
-        )
+        wanted = f"a batch of at least {parts} sequences, one for each part"
+        raise ValueError(f"expected {wanted}, got {batch_size}; use fewer parts")
     turns = range(step * batch_size, (step + 1) * batch_size)
     return [int(_epoch_order(texts, seed, turn // texts)[turn % texts]) for turn in turns]
 

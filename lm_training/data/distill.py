@@ -25,7 +25,7 @@ from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import token_dtype
+from lm_training.data.batching import require_vocabulary, token_dtype
 from lm_training.data.hidden_states import StateOptions, claim_states, save_states, states_directory, states_of
 from lm_training.data.writing import ByGenerate, Greedy
 
@@ -174,22 +174,12 @@ def _check_fit(stock: BaseModel, prompts: Texts, options: DistillOptions) -> Non
     """ValueError for prompts beyond the model's vocabulary or positions."""
     if not len(prompts):
         raise ValueError("expected at least one prompt, got none")
-    vocabulary, highest = stock.source_vocab_size, int(prompts.tokens.max())
-    if highest >= vocabulary:
-        raise ValueError(
-            f"expected token ids below {vocabulary} (the model's vocabulary), got {highest}; was the text encoded with"
-            " another tokenizer?"
-        )
+    require_vocabulary(prompts, stock.source_vocab_size, "prompt")
     limit, longest, new = stock.max_positions, int(prompts.lengths.max()), options.max_new_tokens
-    if limit is None:
+    if limit is None or (max(longest, 1 + new) if stock.is_encoder_decoder else longest + new) <= limit:
         return
-    if stock.is_encoder_decoder and max(longest, 1 + new) > limit:
-        raise ValueError(
-            f"expected sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
-            f"got a source of {longest} and texts of up to {new}; ask for shorter ones"
-        )
-    if not stock.is_encoder_decoder and longest + new > limit:
-        raise ValueError(
-            f"expected at most {limit} tokens (the model's positions) in prompt and text together, "
-            f"got {longest} + {new}; ask for shorter ones"
-        )
+    wanted = f"at most {limit} tokens (the model's positions) in prompt and text together, got {longest} + {new}"
+    if stock.is_encoder_decoder:
+        wanted = f"sources of at most {limit} tokens (the model's positions) and texts of at most {limit - 1}, "
+        wanted += f"got a source of {longest} and texts of up to {new}"
+    raise ValueError(f"expected {wanted}; ask for shorter ones")

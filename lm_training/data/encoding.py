@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -54,30 +54,28 @@ class Encoding:
     shard_records: int = 4096
 
 
-@dataclass(frozen=True, eq=False)
-class EncodedShard:
-    """The sequences of consecutive records.
-
-    bad, bad_count: messages of the first bad records, and the number of all.  too_long: number of skipped sequences.
-    """
-
-    sequences: Texts
-    records: int
-    bad: list[str]
-    bad_count: int
-    too_long: int
-
-
 @dataclass(frozen=True)
 class Encoded:
-    """Counts over all shards."""
+    """Counts over shards.  bad: unusable records.  too_long: skipped sequences."""
 
-    shards: int
-    records: int
-    sequences: int
-    tokens: int
-    bad: int
-    too_long: int
+    shards: int = 0
+    records: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    bad: int = 0
+    too_long: int = 0
+
+    def __add__(self, other: Encoded) -> Encoded:
+        return Encoded(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedShard:
+    """The sequences of consecutive records, and the messages of the first bad ones."""
+
+    sequences: Texts
+    counts: Encoded
+    bad: list[str]
 
 
 def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Record]) -> EncodedShard:
@@ -101,7 +99,8 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
         else:
             too_long += 1
     sequences = Texts.of_rows(rows, lengths, token_dtype(tokenizer.get_vocab_size()))
-    return EncodedShard(sequences, len(records), bad[:SHOWN], len(bad), too_long)
+    counts = Encoded(1, len(records), len(sequences), len(sequences.tokens), len(bad), too_long)
+    return EncodedShard(sequences, counts, bad[:SHOWN])
 
 
 def encode_files(
@@ -122,8 +121,8 @@ def encode_files(
     pieces = iter(lambda: list(islice(records, encoding.shard_records)), [])
     total = 0
     for shard in _mapped(pieces, tokenizer, encoding, workers):
-        total += shard.records
-        bad.add(shard.bad, shard.bad_count)
+        total += shard.counts.records
+        bad.add(shard.bad, shard.counts.bad)
         yield shard
     if total and bad.count == total:
         raise ValueError(f"expected records that can be used, got {total} that cannot, first: {bad.first[0]}")
@@ -138,21 +137,19 @@ def write_encoded(
         ValueError: the directory holds something else.
     """
     parts: list[Texts] = []
-    counts = np.zeros(6, dtype=np.int64)
+    done = Encoded()
     single = path.suffix in (".npy", ".npz")
     directory = encoded_directory(path)
     if not single:
         directory.renew()
     for number, shard in enumerate(shards):
-        sequences = shard.sequences
-        counts += (1, shard.records, len(sequences), len(sequences.tokens), shard.bad_count, shard.too_long)
+        done += shard.counts
         if single:
-            parts.append(sequences)
+            parts.append(shard.sequences)
         else:
-            sequences.save(directory.file(number))
+            shard.sequences.save(directory.file(number))
         if on_shard is not None:
             on_shard(shard)
-    done = Encoded(*counts.tolist())
     if path.suffix == ".npy":
         with replacing(path) as temporary, open(temporary, "wb") as file:
             np.save(file, np.concatenate([part.tokens for part in parts]) if parts else np.empty(0, np.uint16))

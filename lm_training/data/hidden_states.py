@@ -60,6 +60,11 @@ def layer_name(layer: int) -> str:
     return f"layer-{layer}"
 
 
+def whole_command(layers: Sequence[int]) -> str:
+    """The command that stores states of whole texts."""
+    return f"latticebpd train hidden --whole --layers {','.join(map(str, layers))}"
+
+
 @dataclass(frozen=True, eq=False)
 class HiddenStates:
     """The states of texts, read from their files on demand.
@@ -97,22 +102,24 @@ class HiddenStates:
     def require_model(self, fingerprint: str, whose: str) -> None:
         """ValueError for states of another model than the one of this hash, ``whose`` in words."""
         if self.model != fingerprint:
-            raise ValueError(
-                f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.model}); "
-                "make them with this one, in the type in which it is loaded"
-            )
+            got = f"expected hidden states of {whose} ({fingerprint}), got some of another model ({self.model})"
+            raise ValueError(f"{got}; make them with this one, in the type in which it is loaded")
+
+    def require_size(self, texts: int, name: str, hidden_size: int) -> None:
+        """ValueError for another number of texts, or another width."""
+        if (len(self), self.hidden_size) != (texts, hidden_size):
+            expected = f"expected hidden states of {texts} {name} texts, {hidden_size} wide (the model's)"
+            raise ValueError(f"{expected}, got {len(self)} of {self.hidden_size}")
 
     def require_whole(self, layers: Sequence[int]) -> None:
         """ValueError for states that lack prompts, or one of the layers."""
         stored = set.intersection(*(set(file.keys()) for file in self.files)) if self.files else set()
         missing = [layer for layer in layers if layer_name(layer) not in stored]
         if missing or not self.whole:
-            raise ValueError(
-                f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, got"
-                f" {'whole texts' if self.whole else 'written tokens only'}"
-                f"{f' without layers {missing}' if missing else ''};"
-                f" make them with `latticebpd train hidden --whole --layers {','.join(map(str, layers))}`"
-            )
+            got = "whole texts" if self.whole else "written tokens only"
+            got += f" without layers {missing}" if missing else ""
+            wanted = f"expected hidden states of whole texts and of layers {', '.join(map(str, layers))}, got {got}"
+            raise ValueError(f"{wanted}; make them with `{whole_command(layers)}`")
 
     @classmethod
     def joined(cls, parts: Sequence[HiddenStates]) -> HiddenStates:
@@ -150,10 +157,8 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
         raise ValueError(f"{directory.path / SETTINGS}: expected settings {expected}: {error}") from error
     paths = directory.files()
     if len(paths) != -(-len(texts) // size):
-        raise ValueError(
-            f"{directory.path}: expected hidden states of {len(texts)} texts, found those of others; delete the"
-            " directory"
-        )
+        what = f"hidden states of {len(texts)} texts, found those of others"
+        raise ValueError(f"{directory.path}: expected {what}; delete the directory")
     for (number, part), file in zip(shares(len(texts), size, (0, 1)), paths, strict=True):
         try:
             opened: Any = safe_open(file, framework="pt")
@@ -162,10 +167,8 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ValueError(f"{file}: expected hidden states {expected}: {error!r}") from error
         if count != int(lengths[part].sum()) or written_from != kept.chosen(part).fingerprint():
-            raise ValueError(
-                f"{file}: expected hidden states of the texts in {path}, found those of others; delete it and make it"
-                " again"
-            )
+            what = f"hidden states of the texts in {path}, found those of others"
+            raise ValueError(f"{file}: expected {what}; delete it and make it again")
         files.append(opened)
         begins = np.cumsum([0, *lengths[part][:-1]])
         rows.append(np.stack([np.full(len(part), number), begins], axis=1))
@@ -197,9 +200,7 @@ def add_states(
     """
     stock = BaseModel.of(model)
     if options.whole and stock.is_encoder_decoder:
-        raise ValueError(
-            "expected a decoder-only model for states of whole texts, got an encoder-decoder; leave --whole out"
-        )
+        raise ValueError("expected a decoder-only model for states of whole texts; leave --whole out")
     texts = unprompted(texts) if options.whole else texts
     claim_states(directory, stock, len(texts), options)
     for number, rows in shares(len(texts), options.shard_texts, part):
@@ -231,22 +232,16 @@ def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
     halves = {name: tensor.to(torch.float16).contiguous() for name, tensor in states.items()}
     for name, tensor in halves.items():
         if not bool(tensor.isfinite().all()):
-            raise ValueError(
-                f"expected hidden states within half precision (below 65,504), got larger ones ({name}); leave that"
-                " layer out"
-            )
+            wanted = "expected hidden states within half precision (below 65,504)"
+            raise ValueError(f"{wanted}, got larger ones ({name}); leave that layer out")
     with replacing(path) as temporary:
         save_file(halves, temporary, metadata={"texts": texts.fingerprint()})
 
 
 def read_states(
-    model: BaseModel,
-    inputs: Tensor,
-    sources: Tensor | None = None,
-    mask: Tensor | None = None,
-    every_layer: bool = False,
+    model: BaseModel, every_layer: bool, inputs: Tensor, sources: Tensor | None = None, mask: Tensor | None = None
 ) -> list[Tensor]:
-    """``[rows, length, hidden]`` the final, normalised hidden states of texts; optionally after those of each layer.
+    """``[rows, length, hidden]`` the final, normalised hidden states of texts, after those of every layer if asked for.
 
     Args:
         inputs: ``[rows, length]`` texts, padded on the right.
@@ -276,13 +271,12 @@ def states_of(
         together = [order.pop() for _ in range(min(len(order), max(1, options.batch_tokens // width)))]
         cuts = [int(texts.prompt_lengths[index]) for index in together]
         rows = [texts[index] for index in together]  # with the last token, so that no prompt leaves an empty row
-        sources: list[np.ndarray] = []
+        sources: tuple[np.ndarray, ...] = ()
         if stock.is_encoder_decoder:
-            sources = [row[:cut] for row, cut in zip(rows, cuts, strict=True)]
+            sources = padded([row[:cut] for row, cut in zip(rows, cuts, strict=True)], stock.pad_id or 0)
             rows = [np.concatenate([[stock.start_id], row[cut:]]) for row, cut in zip(rows, cuts, strict=True)]
-        arrays = [padded(rows, 0)[0], *(padded(sources, stock.pad_id or 0) if sources else ())]
-        inputs = [torch.from_numpy(array).to(stock.device) for array in arrays]
-        read = read_states(stock, *inputs, every_layer=bool(options.layers))
+        inputs = [torch.from_numpy(array).to(stock.device) for array in (padded(rows, 0)[0], *sources)]
+        read = read_states(stock, bool(options.layers), *inputs)
         wanted = [read[-1], *(read[layer] for layer in options.layers)]
         for row, (index, cut) in enumerate(zip(together, cuts, strict=True)):
             begin = 0 if stock.is_encoder_decoder else cut - 1

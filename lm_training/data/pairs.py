@@ -47,10 +47,8 @@ def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair
                 except (ValueError, KeyError, TypeError, RecursionError):
                     pair = Pair("", "")
                 if not all(isinstance(side, str) and side.strip() and is_text(side) for side in vars(pair).values()):
-                    raise ValueError(
-                        f"{path}:{number}: expected a JSON object with text under {source!r} and {target!r}, got"
-                        f" {line[:60]!r}"
-                    )
+                    wanted = f"a JSON object with text under {source!r} and {target!r}"
+                    raise ValueError(f"{path}:{number}: expected {wanted}, got {line[:60]!r}")
                 yield pair
 
 

@@ -86,6 +86,7 @@ class Record:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not self.has_fields:
             return {"text": text}
+        record: dict[str, Any] | None
         try:
             record = json.loads(text)
         except (json.JSONDecodeError, RecursionError):
@@ -104,7 +105,7 @@ class Record:
                     "repair the record, or have such characters replaced"
                 ) from None
             dumped = dumped.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            record = json.loads(dumped)
+            record = dict(json.loads(dumped))
         return record
 
 
@@ -200,9 +201,8 @@ def _dataset_records(path: Path, columns: Sequence[str] | None) -> Iterator[Reco
     except Exception as error:  # the package raises many kinds
         raise ValueError(f"{path}: expected a directory that Dataset.save_to_disk has written: {error}") from error
     if isinstance(rows, datasets.DatasetDict):
-        raise ValueError(
-            f"{path}: expected one split, got {', '.join(rows)}; name one, such as {path / next(iter(rows))}"
-        )
+        example = path / next(iter(rows))
+        raise ValueError(f"{path}: expected one split, got {', '.join(rows)}; name one, such as {example}")
     missing = [name for name in columns or () if name not in rows.column_names]
     if missing:
         raise ValueError(f"{path}: expected a column {missing[0]!r}, got {', '.join(rows.column_names)}")

@@ -1,29 +1,213 @@
-"""Heads for a base model that exists already, trained on people's text or on the model's own (Stern 2018, section 6).
+"""Training blockwise language models: heads for an existing base model, or a small model with heads (Stern 2018).
 
-With the base model frozen, its output and its files stay what they were, to the byte; fine-tuned, it gives up some of
-its own quality for heads that are right more often.  A frozen base model may be kept in half precision, as it was
-published perhaps, while its heads learn in float32: the hidden states are what it serves with.
+The loss of a step is the sum over predictions of ``c_p L_p`` (`lm_training.training.selection`), ``L_p`` being the mean
+cross-entropy over all labels of the step's texts for prediction ``p`` (`lm_training.training.labels`).
+
+A frozen base model keeps its output and its files, to the byte, and may be in half precision while its heads learn in
+float32. A fine-tuned one loses some quality for more accurate heads.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from latticebpd.decoding.generation_config import beams_ignored
+from latticebpd.decoding.loop import generate
+from latticebpd.drafters import VanillaDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.heads.head_networks import Heads
+from latticebpd.drafters.heads.head_networks import BlockHeads, Heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
-from lm_training.data.hidden_states import HiddenStates, load_states
-from lm_training.data.loading import load_texts
+from latticebpd.target.stock_model import BaseModel
+from lm_training.data.batching import padded, rows_of_step
+from lm_training.data.hidden_states import read_states
+from lm_training.data.loading import HeadData
 from lm_training.data.shortlist import fingerprint
-from lm_training.families.blockwise import BlockwiseObjective, HeadData
-from lm_training.training.training_loop import Process, Trainer
-from lm_training.training.training_options import HeadTraining
+from lm_training.families.shapes import BlockwiseShape
+from lm_training.training.labels import HeadBatch, HeadSampler, Labels
+from lm_training.training.optimizers import adamw_and_muon
+from lm_training.training.selection import EveryHead
+from lm_training.training.training_loop import Objective, Process, Trainer, rounded
+from lm_training.training.training_options import BlockwiseTraining, HeadTraining
+
+TOP = (1, 4, 16)
+"""Accuracy is the share of labels among so many best tokens."""
+
+
+class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):
+    """Trains heads, and the base model if any of its parameters require gradients.
+
+    Args:
+        model: on the device of the training.
+        data, validation: to learn and to measure, without common texts.
+        make_optimizers: from the model to its optimizers.
+    """
+
+    def __init__(
+        self,
+        model: BlockwiseLM,
+        data: HeadData | Texts,
+        validation: HeadData | Texts,
+        options: HeadTraining | BlockwiseTraining,
+        make_optimizers: Callable[[BlockwiseLM], list[torch.optim.Optimizer]],
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        data, validation = HeadData.of(data), HeadData.of(validation)
+        super().__init__(options, data.texts, identity)
+        shortlist, heads = model.shortlist, model.num_heads
+        self.data = HeadSampler(model.base, data.texts, "training", heads, data.states, shortlist)
+        self.validation = HeadSampler(model.base, validation.texts, "validation", heads, validation.states, shortlist)
+        if int(self.data.texts.lengths.max(initial=0)) < 3:
+            raise ValueError("expected training sequences of at least 3 tokens (a prompt and two labels), got none")
+        weights = options.head_weights or (1.0,) * (heads - 1)
+        if len(weights) != heads - 1 or not all(0 <= weight < math.inf for weight in weights) or sum(weights) <= 0:
+            raise ValueError(f"expected {heads - 1} head weights >= 0, not all 0 (heads 2 to {heads}), got {weights}")
+        self.model, self.make_optimizers = model, make_optimizers
+        self.frozen = not any(parameter.requires_grad for parameter in model.base.parameters())
+        if data.states is not None and not self.frozen:
+            raise ValueError("expected a frozen base model with kept hidden states; train this one on the texts alone")
+        self.weights = np.array([0.0 if self.frozen else 1.0, *weights])
+        self.coefficients = options.selection.coefficients(self.weights)
+        self.tokens_per_step = round(options.batch_size * len(data.texts.tokens) / len(data.texts))
+
+    def batch(self, step: int, part: int, parts: int) -> HeadBatch:
+        seed = self.options.seed
+        chosen = rows_of_step(len(self.data), self.options.batch_size, step, seed, parts)
+        return self.data.batch(chosen, self.options.selection, self.weights > 0, [seed, step], part, parts)
+
+    def hidden(self, batch: HeadBatch) -> Tensor:
+        """``[positions, hidden]`` the base model's final, normalised hidden states."""
+        if batch.states is not None:
+            return batch.states
+        assert batch.inputs is not None
+        return read_states(BaseModel.of(self.model.base), False, batch.inputs, batch.sources, batch.mask)[0].flatten(
+            0, 1
+        )
+
+    def logits(self, prediction: int, hidden: Tensor) -> Tensor:
+        """``[n, hidden]`` -> ``[n, tokens]`` of a predictor, 0 being the base model; heads have their shortlist's."""
+        model: BlockwiseLM = self.model
+        if not prediction:
+            return model.projection(hidden)
+        return model.heads.project(prediction - 1, model.heads.alone(prediction - 1, hidden), model.head_projection)
+
+    def forward(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """``loss``; ``base_loss``, if the base model is trained; ``head_losses``: ``[heads - 1]``; all in nats."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            hidden = self.hidden(batch).to(self.model.heads.dtype)
+        taught = range(int(self.frozen), self.model.num_heads)
+        losses = torch.stack([self._loss(prediction, hidden, batch.labels[prediction]) for prediction in taught])
+        coefficients = torch.as_tensor(self.coefficients[taught.start :], dtype=losses.dtype, device=losses.device)
+        base = {} if self.frozen else {"base_loss": losses[0]}
+        return {"loss": losses @ coefficients, **base, "head_losses": losses[len(base) :]}
+
+    def _loss(self, prediction: int, hidden: Tensor, labels: Labels) -> Tensor:
+        logits = self.logits(prediction, hidden[labels.positions]).float()
+        return (F.cross_entropy(logits, labels.tokens, reduction="none") * labels.weights).sum()
+
+    def train(self, mode: bool = True) -> BlockwiseObjective:
+        """A frozen base model stays in evaluation mode, without dropout."""
+        super().train(mode)
+        if self.frozen:
+            self.model.base.eval()
+        return self
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return self.make_optimizers(self.model)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Mean cross-entropy of every predictor, the heads' accuracy, and block efficiency of decoding.
+
+        A label that is not on the heads' shortlist is in no loss and counts as missed.
+        """
+        count, known = np.zeros(self.model.num_heads), np.zeros(self.model.num_heads)
+        loss, hits = np.zeros_like(count), np.zeros((len(TOP), len(count)))
+        every, lengths = np.ones(len(count), bool), self.validation.texts.lengths - self.validation.texts.prompt_lengths
+        for index in range(min(self.options.validation_sequences, len(self.validation))):
+            batch = self.validation.batch([index], EveryHead(), every, [self.options.seed])
+            hidden = self.hidden(batch).to(self.model.heads.dtype)
+            for prediction, labels in enumerate(batch.labels):
+                logits = self.logits(prediction, hidden[labels.positions]).float()
+                loss[prediction] += float(F.cross_entropy(logits, labels.tokens, reduction="sum"))
+                rank = (logits > logits.gather(1, labels.tokens[:, None])).sum(dim=1)
+                hits[:, prediction] += [int((rank < top).sum()) for top in TOP]
+                known[prediction] += len(labels.tokens)
+                count[prediction] += max(0, int(lengths[index]) - prediction)
+        if not known.all():
+            return {}
+        mean = loss / known
+        record: dict[str, Any] = {
+            "loss": round(float(mean[1:] @ (self.weights[1:] / self.weights[1:].sum())), 4),
+            "base_loss": round(float(mean[0]), 4),
+            "base_perplexity": round(math.exp(min(mean[0], 700.0)), 2),
+            "head_losses": rounded(mean[1:]),
+            "head_accuracy": {f"top-{top}": rounded(row[1:] / count[1:]) for top, row in zip(TOP, hits, strict=True)},
+        }
+        if self.model.shortlist is not None:
+            record["coverage"] = round(float(known[1:].sum() / count[1:].sum()), 4)
+        if self.options.serving_prompts:
+            record["serving_block_efficiency"] = round(self.serve(), 4)
+        return record
+
+    def serve(self, max_new_tokens: int = 64) -> float:
+        """Block efficiency of decoding validation prompts with vanilla drafts, over all of them."""
+        prompts = self.validation.read.sources or self.validation.texts.prompts()
+        ids, mask = padded([prompts[index] for index in range(min(self.options.serving_prompts, len(prompts)))], 0)
+        drafter = VanillaDrafter(self.model)
+        with beams_ignored(self.model):
+            out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+        return out.block_efficiency
+
+    def save_full(self, directory: Path, weights: dict[str, Tensor]) -> None:
+        own = {name.removeprefix("model."): tensor for name, tensor in weights.items()}
+        self.model.save_pretrained(directory, weights=own)
+
+
+def new_model(shape: BlockwiseShape, eos_id: int, tokenizer_fingerprint: str | None = None) -> BlockwiseLM:
+    """A freshly initialised model on stock ``transformers`` classes."""
+    heads = BlockHeads(shape.hidden_size, shape.num_heads, shape.head_intermediate_size)
+    base = shape.new_model(bos_token_id=eos_id, eos_token_id=eos_id, pad_token_id=eos_id)
+    return BlockwiseLM(base, heads, tokenizer_fingerprint)
+
+
+def train_blockwise(
+    corpus: np.ndarray,
+    validation: np.ndarray,
+    directory: str | os.PathLike[str],
+    shape: BlockwiseShape,
+    options: BlockwiseTraining,
+    eos_id: int,
+    tokenizer_fingerprint: str | None = None,
+    process: Process | None = None,
+) -> BlockwiseLM:
+    """Train a new base model and its heads on ``[n]`` token ids, or resume the run in ``directory``."""
+    process = process or Process()
+    if options.fsdp:
+        raise ValueError("expected unsharded weights, since Muon updates matrices as wholes; leave fsdp out")
+    torch.manual_seed(options.seed)
+    model = new_model(shape, eos_id, tokenizer_fingerprint).to(process.device)
+    span = options.sequence_length + shape.num_heads  # every position has a label for every head
+    objective = BlockwiseObjective(
+        model,
+        Texts.of_corpus(corpus, span),
+        Texts.of_corpus(validation, min(span, len(validation))),
+        options,
+        lambda model: adamw_and_muon(model, options, by_adamw=model.heads.parameters()),
+        {"shape": asdict(shape), "end_of_text": eos_id},
+    )
+    Trainer(objective, Path(directory), options, process).run()
+    return model
 
 
 def train_heads(
@@ -33,30 +217,23 @@ def train_heads(
     directory: str | os.PathLike[str],
     options: HeadTraining,
     process: Process | None = None,
-    progress: bool = True,
 ) -> BlockwiseLM:
-    """Train the heads of ``model`` in place, or go on with the run in ``directory``, where the finished model is
-    written.
+    """Train the heads of ``model`` in place, or resume the run in ``directory``, where the finished model is written.
 
-    With kept hidden states the frozen base model is run for nothing but measuring block efficiency.
+    With stored hidden states a frozen base model is run only to measure block efficiency.
 
     Raises:
-        ValueError: data that do not fit the model, hidden states of another model, or a run in ``directory`` that began
-            otherwise.
+        ValueError: data that do not fit the model, hidden states of another model, or another run in ``directory``.
     """
     process, data, validation = process or Process(), HeadData.of(data), HeadData.of(validation)
     model.heads.requires_grad_(True)
     if not options.fine_tune:
         model.base.requires_grad_(False)
     elif not any(parameter.requires_grad for parameter in model.base.parameters()):
-        raise ValueError(
-            "expected a base model with parameters that require gradients, to fine-tune it, got one without; load it"
-            " anew"
-        )
+        raise ValueError("expected a base model with parameters that require gradients, to fine-tune it; load it anew")
     base = weights_fingerprint(model.base)
-    for given in (data, validation):
-        if given.states is not None:
-            given.states.require_model(base, "the model whose heads are trained")
+    for each in (data, validation):
+        each.require_model(base, "the model whose heads are trained")
     model.to(process.device)
 
     def make_optimizers(model: BlockwiseLM) -> list[torch.optim.Optimizer]:
@@ -67,37 +244,20 @@ def train_heads(
             groups.append({"params": taught, "lr": options.base_learning_rate})
         return [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=options.weight_decay)]
 
-    run_identity = {
+    identity = {
         "base": base,
         "heads": {"kind": model.heads.kind, **model.heads.settings()},
-        "warm_start": _learnt(model.heads),
+        "warm_start": _trained_hash(model.heads),
+        "shortlist": fingerprint(model.shortlist),
     }
-    run_identity["shortlist"] = fingerprint(model.shortlist)
-    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, run_identity)
-    Trainer(objective, Path(directory), options, process).run(progress)
-    model.eval()
+    objective = BlockwiseObjective(model, data, validation, options, make_optimizers, identity)
+    Trainer(objective, Path(directory), options, process).run()
     return model
 
 
 @torch.no_grad()
-def _learnt(heads: Heads) -> str | None:
-    """A hash of heads that have learnt something; None for new ones, which hand on any state as it is."""
+def _trained_hash(heads: Heads) -> str | None:
+    """A hash of trained heads; None for new ones, which return any state unchanged."""
     state = torch.linspace(-1, 1, heads.hidden_size, dtype=heads.dtype, device=next(heads.parameters()).device)[None]
     new = all(torch.equal(heads.alone(index, state), state) for index in range(heads.num_heads - 1))
     return None if new else weights_fingerprint(heads)
-
-
-def load_head_data(
-    paths: Sequence[Path], validation: Sequence[Path], window: int, with_states: bool = True
-) -> tuple[HeadData, HeadData]:
-    """What heads learn from and are measured by: the texts of files and directories, with hidden states where all of
-    them have some."""
-    texts = {path: load_texts(path, window) for path in (*paths, *validation)}
-    states = {path: load_states(path, found) for path, found in texts.items()} if with_states else {}
-    kept = {path: found for path, found in states.items() if found is not None}
-
-    def joined(chosen: Sequence[Path]) -> HeadData:
-        together = HiddenStates.joined([kept[path] for path in chosen]) if len(kept) == len(texts) else None
-        return HeadData(Texts.joined([texts[path] for path in chosen]), together)
-
-    return joined(paths), joined(validation)

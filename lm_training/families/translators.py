@@ -1,13 +1,12 @@
-"""Small encoder-decoders from sentence pairs: stock Marian models, trained from scratch.
+"""Training small translation models on sentence pairs: stock Marian models.
 
-They serve as base models for heads, as verifiers of non-autoregressive drafts, as their teachers, and as models that
-Jacobi decoding is measured on.
+They serve as target models with heads, as verifiers and teachers of non-autoregressive drafters, and for Jacobi
+decoding.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,37 +17,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import MarianConfig, MarianMTModel, PreTrainedModel
+from transformers import MarianMTModel, PreTrainedModel
 
 from latticebpd.drafters.masks.mask_network import load_verifier
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data.batching import padded
+from lm_training.families.shapes import TranslationShape
+from lm_training.training.labels import token_measures
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer
 from lm_training.training.training_options import TranslationTraining
-
-
-@dataclass(frozen=True)
-class TranslationShape:
-    """Shape of the model; encoder and decoder are equally wide and share one embedding with the output."""
-
-    hidden_size: int = 192
-    encoder_layers: int = 3
-    decoder_layers: int = 3
-    attention_heads: int = 4
-    intermediate_size: int = 768
-    max_positions: int = 256
-    dropout: float = 0.1
-
-
-SHAPES = {
-    "base": TranslationShape(),
-    "small": TranslationShape(
-        hidden_size=128, encoder_layers=2, decoder_layers=2, attention_heads=2, intermediate_size=512
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +36,7 @@ class PairBatch:
     """Sentences padded on the right.
 
     sources, mask: ``[rows, source length]``.  inputs, labels: ``[rows, target length]``; labels are -100 at padding.
-    weight: what the sum over this part's label losses is multiplied by.
+    weight: factor of the sum over this part's label losses.
     """
 
     sources: Tensor
@@ -68,35 +48,14 @@ class PairBatch:
 
 def new_translator(shape: TranslationShape, vocab_size: int, eos_id: int, pad_id: int) -> MarianMTModel:
     """A freshly initialised stock model; its decoder starts from the padding token."""
-    config = MarianConfig(
-        vocab_size=vocab_size,
-        d_model=shape.hidden_size,
-        encoder_layers=shape.encoder_layers,
-        decoder_layers=shape.decoder_layers,
-        encoder_attention_heads=shape.attention_heads,
-        decoder_attention_heads=shape.attention_heads,
-        encoder_ffn_dim=shape.intermediate_size,
-        decoder_ffn_dim=shape.intermediate_size,
-        max_position_embeddings=shape.max_positions,
-        activation_function="relu",
-        dropout=shape.dropout,
-        scale_embedding=True,
-        share_encoder_decoder_embeddings=True,
-        tie_word_embeddings=True,
-        eos_token_id=eos_id,
-        pad_token_id=pad_id,
-        decoder_start_token_id=pad_id,
-        forced_eos_token_id=None,
+    model: MarianMTModel = shape.new_model(
+        vocab_size=vocab_size, eos_token_id=eos_id, pad_token_id=pad_id, decoder_start_token_id=pad_id
     )
-    return MarianMTModel(config)
+    return model
 
 
 def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
-    """A translation model that is to be taught further.
-
-    Raises:
-        ValueError: the directory holds none.
-    """
+    """A translation model to train further; ValueError for a directory without one."""
     model = load_verifier(directory)
     if not isinstance(model, MarianMTModel):
         raise ValueError(f"{directory}: expected a Marian model, found {model.config.model_type}")
@@ -104,11 +63,10 @@ def load_translator(directory: str | os.PathLike[str]) -> MarianMTModel:
 
 
 class PairSampler:
-    """Deals sentence pairs out in batches of about one length; every epoch anew.
+    """Makes batches of sentence pairs of similar length, in another order every epoch.
 
     Args:
-        model: whose padding and start token are used, on the device where batches are wanted.
-        data: the pairs.
+        model: gives padding token, start token and device.
         batch_tokens: source and target tokens of a batch together, padding included.
     """
 
@@ -119,10 +77,10 @@ class PairSampler:
 
     def batch(self, step: int, part: int, parts: int) -> PairBatch:
         """Part of a step's pairs."""
-        epoch, index = divmod(step, len(self.cuts) - 1)
-        order, turns = _epoch_plan(self.data, self.seed, epoch, len(self.cuts) - 1)
-        turn = turns[index]
-        rows = order[self.cuts[turn] : self.cuts[turn + 1]]
+        batches = len(self.cuts) - 1
+        epoch, index = divmod(step, batches)
+        order, turns = _epoch_plan(_sizes(self.data).tobytes(), self.seed, epoch, batches)
+        rows = order[self.cuts[turns[index]] : self.cuts[turns[index] + 1]]
         labels = int((self.data.lengths[rows] - self.data.prompt_lengths[rows]).sum())
         return self.collate(self.data, rows[part::parts], parts / labels)
 
@@ -137,18 +95,14 @@ class PairSampler:
         return PairBatch(source, mask, inputs, labels, weight)
 
     def held_out(self, data: Texts, size: int = 64) -> Iterator[PairBatch]:
-        """All of other pairs, from short to long."""
+        """Batches of all pairs of another set, from short to long."""
         order = np.argsort(data.lengths, kind="stable")
         for first in range(0, len(order), size):
             yield self.collate(data, order[first : first + size], 1.0)
 
 
-class TranslationObjective(Objective[PairBatch]):
-    """Label-smoothed cross-entropy of the targets, averaged over their tokens.
-
-    Args:
-        begins_with: what the model is before it is trained.
-    """
+class TranslationObjective(Objective[PairBatch, TranslationTraining]):
+    """Label-smoothed cross-entropy of the targets, averaged over their tokens."""
 
     def __init__(
         self,
@@ -156,11 +110,10 @@ class TranslationObjective(Objective[PairBatch]):
         data: Texts,
         validation: Texts,
         options: TranslationTraining,
-        begins_with: Any = None,
+        identity: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(options)
-        self.options: TranslationTraining = options
-        self.model, self.validation, self.begins_with = model, validation, begins_with
+        super().__init__(options, data, identity)
+        self.model, self.validation = model, validation
         self.pairs = PairSampler(model, data, options.batch_tokens, options.seed)
         self.tokens_per_step = self.pairs.tokens_per_batch
 
@@ -170,7 +123,7 @@ class TranslationObjective(Objective[PairBatch]):
     def forward(self, batch: PairBatch) -> dict[str, Tensor]:
         """``loss``, smoothed, in nats per target token."""
         if not len(batch.sources):  # more parts than sentences
-            return {"loss": nothing(self.model)}
+            return {"loss": zero_loss(self.model)}
         logits = self.logits(batch)
         smoothing = self.options.label_smoothing
         loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=smoothing, reduction="sum")
@@ -195,22 +148,11 @@ class TranslationObjective(Objective[PairBatch]):
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             right += int((logits.argmax(-1) == labels).sum())
             count += int((labels >= 0).sum())
-        mean = loss / max(count, 1)
-        return {
-            "loss": round(mean, 4),
-            "perplexity": round(math.exp(min(mean, 700.0)), 3),
-            "accuracy": round(right / max(count, 1), 4),
-        }
-
-    def run_identity(self) -> dict[str, Any]:
-        return {"data": self.pairs.data.fingerprint(), "model": self.begins_with}
-
-    def save(self, directory: Path) -> None:
-        self.model.save_pretrained(directory)
+        return token_measures(loss, right, count, digits=3)
 
 
-def nothing(module: torch.nn.Module) -> Tensor:
-    """A loss of 0 that depends on every weight, as the processes of a step expect of each other."""
+def zero_loss(module: torch.nn.Module) -> Tensor:
+    """A loss of 0 that depends on every weight, as DistributedDataParallel requires."""
     return sum((parameter.sum() for parameter in module.parameters()), torch.zeros(())) * 0.0
 
 
@@ -221,10 +163,9 @@ def _sizes(data: Texts) -> np.ndarray:
 
 
 def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
-    """``[batches + 1]`` where to cut the pairs, shortest first, so that no batch is padded to more than
-    ``batch_tokens``.
+    """``[batches + 1]`` cuts of the pairs, shortest first, into batches of at most ``batch_tokens``, padding included.
 
-    The cuts depend on lengths alone, so every epoch has as many batches as the first.
+    The cuts depend on lengths alone, so all epochs have the same number of batches.
     """
     cuts, sizes = [0], np.sort(_sizes(data)).tolist()
     for index, size in enumerate(sizes):
@@ -235,13 +176,9 @@ def batch_cuts(data: Texts, batch_tokens: int) -> np.ndarray:
     return np.array([*cuts, len(sizes)])
 
 
-def _epoch_plan(data: Texts, seed: int, epoch: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs from short to long, equally long ones in random order, and the order in which the batches come."""
-    return _plan(_sizes(data).tobytes(), seed, epoch, batches)
-
-
 @functools.lru_cache(maxsize=2)
-def _plan(sizes: bytes, seed: int, epoch: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+def _epoch_plan(sizes: bytes, seed: int, epoch: int, batches: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs from short to long, equally long ones in random order, and the order of the batches."""
     generator = np.random.default_rng([seed, epoch])
     lengths = np.frombuffer(sizes, dtype=np.int64)
     shuffled = generator.permutation(len(lengths))
@@ -255,29 +192,23 @@ def train_translation(
     model: MarianMTModel,
     options: TranslationTraining,
     process: Process | None = None,
-    progress: bool = True,
-    begins_with: Any = None,
+    initial: Any = None,
 ) -> MarianMTModel:
-    """Train ``model`` on pairs, or go on with the run in ``directory``; returns the model.
+    """Train ``model`` in place on pairs, or resume the run in ``directory``, where the finished model is written.
 
     Args:
-        data, validation: pairs as `lm_training.data.pairs.encode_pairs` makes them, or as `distill` writes them.
-        model: a model of `new_translator`, or one that is to be taught further.
-        begins_with: what the model is before it is trained, a new one's shape, say; by default a hash of its weights.
+        data, validation: pairs from `lm_training.data.pairs.encode_pairs` or `distill`.
+        initial: what identifies the untrained model, such as a new one's shape; by default a hash of its weights.
     """
-    process = process or Process()
     limit = int(model.config.max_position_embeddings)
     for name, pairs in (("training", data), ("validation", validation)):
         longest = int(_sizes(pairs).max(initial=0))
         if longest > limit:
-            raise ValueError(
-                f"expected {name} sentences of at most {limit} tokens (the model's positions), got one of {longest}"
-            )
+            most = f"at most {limit} tokens (the model's positions)"
+            raise ValueError(f"expected {name} sentences of {most}, got one of {longest}")
     torch.manual_seed(options.seed)
-    begins_with = begins_with or weights_fingerprint(model)
-    torch.nn.Module.to(model, process.device)  # `transformers` wraps its own `to` in a way that hides its type
-    Trainer(TranslationObjective(model, data, validation, options, begins_with), Path(directory), options, process).run(
-        progress
-    )
-    model.eval()
+    process, identity = process or Process(), {"model": initial or weights_fingerprint(model)}
+    torch.nn.Module.to(model, process.device)  # the type of `transformers`' own `to` is hidden
+    objective = TranslationObjective(model, data, validation, options, identity)
+    Trainer(objective, Path(directory), options, process).run()
     return model

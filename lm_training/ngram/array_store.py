@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fst.files import release
 
 
-class Column:
+class GrowingArray:
     """An array that grows by its first axis; of a file, the header is rewritten when the length is known."""
 
     def __init__(self, store: ArrayStore, name: str, empty: np.ndarray) -> None:
@@ -63,9 +63,9 @@ class ArrayStore:
         self.directory = directory
         self.mapped: list[np.ndarray] = []
 
-    def column(self, name: str, dtype: npt.DTypeLike, width: int | None = None) -> Column:
+    def column(self, name: str, dtype: npt.DTypeLike, width: int | None = None) -> GrowingArray:
         """An empty array ``[0]``, or ``[0, width]``, to append to."""
-        return Column(self, name, np.empty((0,) if width is None else (0, width), dtype))
+        return GrowingArray(self, name, np.empty((0,) if width is None else (0, width), dtype))
 
     def put(self, name: str, values: np.ndarray) -> np.ndarray:
         """Store a finished array."""

@@ -131,13 +131,6 @@ class TokenStream:
         target += CODE_OF_ZERO
         return codes
 
-    def histogram(self, shift: int) -> np.ndarray:
-        """The number of positions of each code, ``2 ** shift`` neighbouring codes counted together."""
-        counts = np.zeros((1 << self.bits >> shift) + 1, dtype=np.int64)
-        for begin in range(0, self.size, PIECE):
-            counts += np.bincount(self.codes(begin, min(begin + PIECE, self.size)) >> shift, minlength=len(counts))
-        return counts
-
 
 def minimum_of(min_counts: Sequence[int], order: int) -> int:
     """The count from which on n-grams of ``order`` are kept: entry o - 1 or the last one; 1 for unigrams."""
@@ -252,8 +245,11 @@ class _CodeRange:
 
 def _code_ranges(stream: TokenStream, parts: int) -> list[_CodeRange]:
     """Cut the codes into at most ``parts`` ranges of about equally many windows."""
-    shift = max(0, stream.bits - 20)
-    histogram = stream.histogram(shift)
+    shift = max(0, stream.bits - 20)  # neighbouring codes are counted together
+    histogram = np.zeros((1 << stream.bits >> shift) + 1, dtype=np.int64)
+    for begin in range(0, stream.size, PIECE):
+        codes = stream.codes(begin, min(begin + PIECE, stream.size))
+        histogram += np.bincount(codes >> shift, minlength=len(histogram))
     ends = np.searchsorted(np.cumsum(histogram), np.arange(1, parts) * (stream.size / parts)) + 1
     bounds = pairwise(np.unique(np.concatenate([[0], ends, [len(histogram)]])))
     return [_CodeRange(int(low) << shift, int(high) << shift, int(histogram[low:high].sum())) for low, high in bounds]

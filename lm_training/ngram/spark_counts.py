@@ -118,10 +118,8 @@ class SparkCounter:
     def _source(self, stream: TokenStream) -> Callable[[], np.ndarray]:
         """Opens the ids in a worker: the file that they are mapped from, or one made of them."""
         ids = stream.ids
-        mapped: object = ids.base
-        if (
-            isinstance(ids, np.memmap) and isinstance(mapped, mmap.mmap) and ids.filename
-        ):  # not a view: its offset is known
+        mapped: object = ids.base  # of a view an array, and its offset is unknown
+        if isinstance(ids, np.memmap) and isinstance(mapped, mmap.mmap) and ids.filename:
             path, offset = Path(ids.filename), ids.offset
         else:
             path, offset = self.folder / "ids.bin", 0

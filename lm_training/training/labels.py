@@ -16,7 +16,7 @@ from torch import Tensor
 
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel, Model
-from lm_training.data.batching import padded
+from lm_training.data.batching import padded, require_vocabulary
 from lm_training.data.hidden_states import HiddenStates
 from lm_training.data.shortlist import shortlist_indices
 from lm_training.training.selection import Selection
@@ -73,16 +73,11 @@ class ModelTexts:
         if read.sources is not None:
             checks.append((read.sources, stock.source_vocab_size, stock.source_positions))
         for part, ids, limit in checks:
-            highest, longest = int(part.tokens.max(initial=0)), int(part.lengths.max(initial=0))
-            if highest >= ids:
-                raise ValueError(
-                    f"expected {name} token ids below {ids} (the model's vocabulary), got {highest}; "
-                    "was the text encoded with another tokenizer?"
-                )
+            require_vocabulary(part, ids, name)
+            longest = int(part.lengths.max(initial=0))
             if limit is not None and longest > limit:
-                raise ValueError(
-                    f"expected {name} sequences of at most {limit} tokens (the model's positions), got one of {longest}"
-                )
+                most = f"at most {limit} tokens (the model's positions)"
+                raise ValueError(f"expected {name} sequences of {most}, got one of {longest}")
         return read
 
 
@@ -106,11 +101,8 @@ class HeadSampler:
         shortlist: np.ndarray | None = None,
     ) -> None:
         stock = BaseModel.of(model)
-        if states is not None and (len(states) != len(data) or states.hidden_size != stock.hidden_size):
-            raise ValueError(
-                f"expected hidden states of {len(data)} {name} texts, {stock.hidden_size} wide (the model's), "
-                f"got {len(states)} of {states.hidden_size}"
-            )
+        if states is not None:
+            states.require_size(len(data), name, stock.hidden_size)
         self.read, self.predictions, self.states = ModelTexts.of(model, data, name), predictions, states
         self.device, self.fill = stock.device, stock.pad_id or 0
         self.indices = shortlist_indices(stock.vocab_size, shortlist)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 
 
 class Selection:
@@ -27,9 +28,7 @@ class Selection:
         """``[predictions]`` ``c_p`` of the weights ``w_p`` >= 0; a weight of 0 marks an untrained prediction."""
         return weights
 
-    def weights(
-        self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
-    ) -> np.ndarray:
+    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         """``[predictions, positions]`` weights 1/q of one text's pairs, 0 for pairs that are not scored.
 
         Args:
@@ -45,9 +44,7 @@ class Selection:
 class EveryHead(Selection):
     """All pairs: the joint loss."""
 
-    def weights(
-        self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
-    ) -> np.ndarray:
+    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         chosen: np.ndarray = (labelled & taught[:, None]).astype(np.float64)
         return chosen
 
@@ -60,9 +57,7 @@ class OneHeadPerBatch(Selection):
         mean: np.ndarray = weights / max(1, np.count_nonzero(weights))
         return mean
 
-    def weights(
-        self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
-    ) -> np.ndarray:
+    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         choices = np.flatnonzero(taught)
         weights = np.zeros(labelled.shape)
         drawn = choices[step.integers(len(choices))]
@@ -86,9 +81,7 @@ class OneHeadPerPosition(Selection):
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
         return np.concatenate([weights[:1], weights[1:] / (weights[1:].sum() or 1.0)])
 
-    def weights(
-        self, labelled: np.ndarray, taught: np.ndarray, row: np.random.Generator, step: np.random.Generator
-    ) -> np.ndarray:
+    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         heads = labelled[1:]
         choices = heads.sum(axis=0)
         positions = np.flatnonzero((row.random(heads.shape[1]) < self.share) & (choices > 0))

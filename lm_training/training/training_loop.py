@@ -52,6 +52,9 @@ class Objective(nn.Module, Generic[Batch, Options]):
         identity: what else a resumed run must have begun with, next to the options: hashes of models, shapes.
     """
 
+    model: Any
+    """The model that is trained and saved; its name is part of the names in checkpoints."""
+
     tokens_per_step: int
     """Tokens that the model reads in one step, all parts together; for the log."""
 
@@ -84,7 +87,7 @@ class Objective(nn.Module, Generic[Batch, Options]):
 
     def save(self, directory: Path) -> None:
         """Write the finished model."""
-        raise NotImplementedError
+        self.model.save_pretrained(directory)
 
     def save_full(self, directory: Path, weights: dict[str, Tensor]) -> None:
         """Write the finished model from full weights and buffers by name; its own are sharded over the processes."""
@@ -280,17 +283,14 @@ class Trainer:
             self._compare(record)
             tensors = load_file(path)
         except (SafetensorError, KeyError, TypeError, AttributeError, json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(
-                f"{path}: expected a checkpoint of this program: {error}; choose another directory"
-            ) from error
+            message = f"{path}: expected a checkpoint of this program: {error}; choose another directory"
+            raise ValueError(message) from error
         with torch.no_grad():
             for name, parameter in self._trained():
                 stored = tensors.get(name)
                 if stored is None or stored.shape != parameter.shape:
-                    raise ValueError(
-                        f"{path}: the checkpoint is of another model ({name} does not fit); choose another directory or"
-                        " the same shape"
-                    )
+                    message = f"{path}: the checkpoint is of another model ({name} does not fit)"
+                    raise ValueError(f"{message}; choose another directory or the same shape")
                 parameter.copy_(like(stored, parameter))
         for number, optimizer in enumerate(self.optimizers):
             for index, weight in enumerate(_parameters(optimizer)):
@@ -314,18 +314,14 @@ class Trainer:
 
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError for a checkpoint of another run; values that an earlier version did not store are not compared."""
-        stored, wanted = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
-        for name in sorted(stored.keys() & wanted.keys()):
-            if stored[name] != wanted[name]:
-                raise ValueError(
-                    f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {wanted[name]}; "
-                    "choose another directory, or go on with the same"
-                )
+        stored, identity = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
+        for name in sorted(stored.keys() & identity.keys()):
+            if stored[name] != identity[name]:
+                message = f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {identity[name]}"
+                raise ValueError(f"{message}; choose another directory, or go on with the same")
         if int(record["step"]) > self.options.steps:
-            raise ValueError(
-                f"{self.directory}: expected at least {record['step']} steps, which the run there has made, got"
-                f" {self.options.steps}"
-            )
+            wanted = f"at least {record['step']} steps, which the run there has made"
+            raise ValueError(f"{self.directory}: expected {wanted}, got {self.options.steps}")
 
     def _trim_log(self) -> None:
         log = self.directory / LOG

@@ -60,13 +60,6 @@ def test_bundled_model_is_compared_budgeted_and_written(call: Callable[..., Any]
     assert record["signature"]["torch"] == torch.__version__
 
 
-def test_shape_measures_passes_of_a_random_model(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.SHAPES, "gpt2", (1, 2, 8))
-    record = call("--shape", "gpt2", "--batch", 1, "--context", 5, "--nodes", "0,3", "--repeats", 1)
-    assert [row["nodes"] for row in record["passes"]] == [0, 3]
-    assert record["passes"][0]["against_one_token"] == 1.0
-
-
 def test_unknown_system_is_refused(call: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="expected systems among greedy"):
         call("--systems", "none such")

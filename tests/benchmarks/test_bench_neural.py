@@ -11,7 +11,8 @@ import torch
 
 from benchmarks import bench_neural
 from latticebpd import NeuralRescorer, load
-from lm_training.families.rescorers import RescorerShape, new_rescorer
+from lm_training.families.rescorers import new_rescorer
+from lm_training.families.shapes import RescorerShape
 
 SYSTEMS = ["vanilla BPD", "neural (Algorithm 2)", "neural, parallel", "tree 16, neural"]
 

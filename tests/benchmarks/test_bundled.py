@@ -66,7 +66,7 @@ def test_the_bundles_own_weights_are_tuned_for_its_systems_and_none_stands_at_an
 
 def test_no_prompt_is_among_the_passages_for_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are of sources that may be shipped; passages for tuning of any."""
-    tokenizer = load().tokenizer
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
     (tmp_path / "text").mkdir()
     sources = ["ethereum/EIPs", "python/peps", "rust-lang/book"]
     with lzma.open(tmp_path / "text" / "a.jsonl.xz", "wt") as file:

@@ -132,7 +132,6 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(
     assert float(greedy["over greedy"]) == 1
     for row in rows:
         assert float(row["ms"]) > 0
-        assert float(row["peak, MiB"]) > 10
         assert f"| {row['run']} | {row['k']} |" in printed
         if row["k"]:
             assert row["BLEU"] == greedy["BLEU"]  # exact

@@ -35,7 +35,10 @@ def test_weights_are_the_best_and_what_costs_time_is_as_small_as_does_no_harm(to
 
 def test_lines_are_ratios_of_sums_and_a_system_without_a_clock_has_counts(together: ModuleType, tmp_path: Path) -> None:
     greedy = SystemRun("greedy", [[1] * 4, [1] * 8], [0.04, 0.08], [4, 8])
-    tree, oracle = SystemRun("tree", greedy.tokens, [0.02, 0.04], [2, 6]), SystemRun("oracle", greedy.tokens, [], [2, 2])
+    tree, oracle = (
+        SystemRun("tree", greedy.tokens, [0.02, 0.04], [2, 6]),
+        SystemRun("oracle", greedy.tokens, [], [2, 2]),
+    )
     together.write_csv(
         tmp_path / "counts.csv", together.counted({each.name: each for each in (greedy, tree, oracle)}), digits=1
     )

@@ -37,7 +37,9 @@ ngram 2=3
 \\end\\
 """
 
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+fixture_is_shared = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 
 
 def model_of(text: str | bytes, folder: Path, **options: object) -> fst.NgramModel:
@@ -120,7 +122,9 @@ def test_reader_names_the_line_of_what_it_refuses(old: str, new: str, line: int,
 
 
 def test_reader_refuses_an_ngram_without_its_context(tmp_path: Path) -> None:
-    text = BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=1\n").replace("\\end\\", "\\3-grams:\n-1\tb a b\n\n\\end\\")
+    text = BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=1\n").replace(
+        "\\end\\", "\\3-grams:\n-1\tb a b\n\n\\end\\"
+    )
     with pytest.raises(ValueError, match="line 18: expected the context of 'b a b' among the 2-grams"):
         model_of(text, tmp_path)
 
@@ -153,7 +157,9 @@ def test_words_with_no_break_spaces_stay_whole(tmp_path: Path) -> None:
 
 
 def test_decimal_words_are_token_ids(tmp_path: Path) -> None:
-    model = model_of(BIGRAMS.replace("a", "7").replace("\\d7t7\\", "\\data\\").replace("gr7m", "gram").replace("b", "31"), tmp_path)
+    model = model_of(
+        BIGRAMS.replace("a", "7").replace("\\d7t7\\", "\\data\\").replace("gr7m", "gram").replace("b", "31"), tmp_path
+    )
     assert model.symbols is None
     assert model.vocab_size == 32
     assert model.log_prob(31, [7]) == pytest.approx(-0.375 * math.log(10), rel=1e-6)
@@ -180,7 +186,9 @@ def test_words_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_suffixes_are_added_at_the_probability_they_have(tmp_path: Path) -> None:
-    text = BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=1\n").replace("\\end\\", "\\3-grams:\n-1\t<s> a a\n\n\\end\\")
+    text = BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=1\n").replace(
+        "\\end\\", "\\3-grams:\n-1\t<s> a a\n\n\\end\\"
+    )
     model = model_of(text, tmp_path)
     assert model.num_ngrams == [4, 4, 1]
     table = model.to_table()
@@ -207,7 +215,9 @@ def test_writing_and_reading_back_keeps_every_ngram(model: Ngrams, tmp_path: Pat
 def test_backoffs_of_the_longest_ngrams_survive(tmp_path: Path) -> None:
     """The highest order may be empty: what it backs off with counts all the same."""
     text = (
-        BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=0\n").replace("a b\n", "a b\t-0.5\n").replace("\\end\\", "\\3-grams:\n\n\\end\\")
+        BIGRAMS.replace("ngram 2=3\n", "ngram 2=3\nngram 3=0\n")
+        .replace("a b\n", "a b\t-0.5\n")
+        .replace("\\end\\", "\\3-grams:\n\n\\end\\")
     )
     model = model_of(text, tmp_path)
     assert (model.num_ngrams, model.order) == ([4, 3, 0], 3)
@@ -220,8 +230,14 @@ def test_backoffs_of_the_longest_ngrams_survive(tmp_path: Path) -> None:
 
 def test_backoff_weights_above_one_survive_where_suffixes_are_missing(tmp_path: Path) -> None:
     """`a a`, `a b` and `a b </s>` are added as suffixes, at 10^(2 - 0.5) and what backing off gives."""
-    text = BIGRAMS.replace("-0.5\ta\t-0.125", "-0.5\ta\t2").replace("-0.375\ta b\n", "").replace("-1\ta </s>", "-1\tb b\t0.5")
-    text = text.replace("\n-0.25\t<s> a", "\n-0.25\t<s> a\t-0.125").replace("ngram 2=3\n", "ngram 2=2\nngram 3=2\nngram 4=1\n")
+    text = (
+        BIGRAMS.replace("-0.5\ta\t-0.125", "-0.5\ta\t2")
+        .replace("-0.375\ta b\n", "")
+        .replace("-1\ta </s>", "-1\tb b\t0.5")
+    )
+    text = text.replace("\n-0.25\t<s> a", "\n-0.25\t<s> a\t-0.125").replace(
+        "ngram 2=3\n", "ngram 2=2\nngram 3=2\nngram 4=1\n"
+    )
     text = text.replace("\\end\\", "\\3-grams:\n-1\t<s> a a\n-1\t<s> a b\n\n\\4-grams:\n-1\t<s> a b </s>\n\n\\end\\")
     model = model_of(text, tmp_path)
     assert model.log_prob(0, [0]) == pytest.approx(1.5 * math.log(10), rel=1e-6)
@@ -237,7 +253,9 @@ def test_backoff_weights_above_one_survive_where_suffixes_are_missing(tmp_path: 
 @pytest.mark.parametrize("log10_backoff", [98.9, 99, 200, 434.2])
 def test_every_backoff_weight_that_a_table_may_have_is_read_back(log10_backoff: float, tmp_path: Path) -> None:
     rows = [np.array([[0], [1]], np.int32), np.array([[0, 1]], np.int32)]
-    table = fst.NgramTable(rows, [np.log([0.5, 0.5]), np.log([0.25])], [np.array([log10_backoff * math.log(10), 0]), np.zeros(1)])
+    table = fst.NgramTable(
+        rows, [np.log([0.5, 0.5]), np.log([0.25])], [np.array([log10_backoff * math.log(10), 0]), np.zeros(1)]
+    )
     fst.NgramModel.from_table(table).to_arpa(tmp_path / "lm.arpa")
     again = fst.NgramModel.from_arpa(tmp_path / "lm.arpa")
     assert again.log_prob(0, [0]) == pytest.approx(log10_backoff * math.log(10) + math.log(0.5), rel=1e-6)
@@ -273,7 +291,9 @@ def test_words_that_could_not_be_read_back_are_not_written(word: str, tmp_path: 
         fst.NgramModel(model.automaton, ["a", word]).to_arpa(tmp_path / "out.arpa")
 
 
-def test_gzip_that_unpacks_to_far_more_than_any_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gzip_that_unpacks_to_far_more_than_any_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fst.files.LARGEST_SMALL_FILE", 1 << 20)
     bomb = gzip.compress(b"\n" * (16 << 20))
     assert len(bomb) < 1 << 15
@@ -294,7 +314,10 @@ def test_models_of_opengrm_survive_the_round_trip(name: str, tmp_path: Path) -> 
     model_of(text, tmp_path).save(tmp_path / "lm.fst")
     fst.NgramModel.load(tmp_path / "lm.fst").to_arpa(tmp_path / "again.arpa")
     again = (tmp_path / "again.arpa").read_text()
-    want, got = (dict(map(spelled_entry, re.findall(r"^(-\S+)\t([^\t\n]+)(?:\t(\S+))?$", lines, re.MULTILINE))) for lines in (text, again))
+    want, got = (
+        dict(map(spelled_entry, re.findall(r"^(-\S+)\t([^\t\n]+)(?:\t(\S+))?$", lines, re.MULTILINE)))
+        for lines in (text, again)
+    )
     assert len(want) > 30_000
     assert got.keys() == want.keys()
     np.testing.assert_allclose([got[words] for words in want], list(want.values()), rtol=0, atol=1e-6)

@@ -1,4 +1,5 @@
-"""Calibrated trees against enumeration and against a reference of their features, on models and lattices that are drawn."""
+"""Calibrated trees against enumeration and against a reference of their features, on models and lattices that are
+drawn."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def expected_features(
     if transitions is not None and inside and slot and path[-1] in tokens[slot - 1]:
         gains = transitions[slot - 1, tokens[slot - 1].tolist().index(path[-1])]
         arcs = {token: log_prob + float(gain) for (token, log_prob), gain in zip(arcs.items(), gains, strict=True)}
-    copies = [token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs]
+    copies = [
+        token for length in sorted(behind, reverse=True) if length for token in behind[length] if token not in arcs
+    ]
     assert len(set(copies)) <= 8  # all are arcs then
     rows = {}
     for token in {*arcs, *copies}:
@@ -74,7 +77,10 @@ def expected_features(
         else:
             row[PLACE["not_drafted"]] = 1
         row[PLACE["ngram"]] = max(lm.log_prob(token, history[-2:]), -30)
-        order = max((n for n in (2, 3) if (*history[len(history) - n + 1 :], token) in GRAMS[id(lm)] and len(history) >= n - 1), default=1)
+        order = max(
+            (n for n in (2, 3) if (*history[len(history) - n + 1 :], token) in GRAMS[id(lm)] and len(history) >= n - 1),
+            default=1,
+        )
         if order > 1:
             row[PLACE["bigram"] + order - 2] = 1
         longest = max((length for length, counts in behind.items() if token in counts), default=None)
@@ -87,7 +93,10 @@ def expected_features(
                 row[PLACE["share_1" if longest == 1 else "share_longer"]] = share
         rows[token] = row
     outside = np.zeros(len(FEATURES))
-    outside[PLACE["outside"]], outside[PLACE["mass"]] = 1, np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6)) if inside else 0
+    outside[PLACE["outside"]], outside[PLACE["mass"]] = (
+        1,
+        np.log(max(1 - np.exp(log_probs[slot]).sum(), 1e-6)) if inside else 0,
+    )
     return {**rows, -1: outside}
 
 
@@ -113,13 +122,19 @@ def test_features_are_those_of_the_definition(lm: fst.NgramModel, seed: int, tie
         wanted = expected_features(lm, tokens, log_probs, text, path[:slot], slot, transitions)
         own = arcs[begin : begin + size].tolist()
         assert own == [*sorted(token for token in wanted if token >= 0), -1]
-        np.testing.assert_allclose(features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            features[begin : begin + size], [wanted[token] for token in own], rtol=1e-5, atol=1e-5
+        )
         begin += size
     assert begin == len(arcs)
 
 
 def test_behind_a_copy_transitions_are_nothing() -> None:
-    tokens, log_probs, gains = np.array([[1, 2], [3, 4]]), np.full((2, 2), -1.0), np.array([[[0.5, -2.0], [-1.5, -np.inf]]])
+    tokens, log_probs, gains = (
+        np.array([[1, 2], [3, 4]]),
+        np.full((2, 2), -1.0),
+        np.array([[[0.5, -2.0], [-1.5, -np.inf]]]),
+    )
     index = index_of([7, 5, 7])  # 5 is a copy behind 7
     for token, expected in ((1, [-0.5, -3.0]), (2, [-2.5, -30.0]), (5, [-1.0, -1.0])):
         features, arcs, _ = fst.describe_arcs(tokens, log_probs, None, index, [token, 3], transitions=gains)
@@ -138,9 +153,14 @@ def enumerated(
         if slot == len(tokens) + further:
             return
         # The path's arcs, and behind them those of the slot that follows, whatever is taken there.
-        features, arcs, sizes = fst.describe_arcs(tokens, log_probs, lm, index, [*path, 0], text[-3:], further, transitions)
+        features, arcs, sizes = fst.describe_arcs(
+            tokens, log_probs, lm, index, [*path, 0], text[-3:], further, transitions
+        )
         begin = int(sizes[:slot].sum())
-        scores = features[begin:].astype(np.float64) @ weights[min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1]
+        scores = (
+            features[begin:].astype(np.float64)
+            @ weights[min(slot, len(weights) - 1 - (further > 0)) if slot < len(tokens) else -1]
+        )
         conditionals = scores - np.logaddexp.reduce(scores)
         for token, conditional in zip(arcs[begin:].tolist(), conditionals.tolist(), strict=True):
             if token >= 0:
@@ -155,9 +175,13 @@ def enumerated(
 @pytest.mark.parametrize("with_model", [True, False])
 @pytest.mark.parametrize("further", [0, 2])
 @pytest.mark.parametrize("tied", [False, True])
-def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, with_model: bool, further: int, tied: bool) -> None:
+def test_tree_holds_the_most_probable_prefixes(
+    lm: fst.NgramModel, seed: int, with_model: bool, further: int, tied: bool
+) -> None:
     transitions = ties(seed) if tied else None
-    weights = np.random.default_rng(seed).normal(0, 1, (2 + (further > 0), len(FEATURES)))  # the second row is the third slot's too
+    weights = np.random.default_rng(seed).normal(
+        0, 1, (2 + (further > 0), len(FEATURES))
+    )  # the second row is the third slot's too
     wanted = enumerated(lm if with_model else None, seed, weights, further, transitions)
     if further:
         assert any(len(path) > len(drawn(seed)[0]) for _, path in wanted)
@@ -181,7 +205,9 @@ def test_tree_holds_the_most_probable_prefixes(lm: fst.NgramModel, seed: int, wi
         np.testing.assert_allclose(scores[0], [score for score, _ in wanted[:size]], rtol=1e-5, atol=1e-5)
         assert len(set(paths)) == len(paths)
         assert (scores[0] <= 0).all()
-        clear = [score for score, _ in wanted]  # where no two are as good as equal, the order is that of the enumeration
+        clear = [
+            score for score, _ in wanted
+        ]  # where no two are as good as equal, the order is that of the enumeration
         if all(a - b > 1e-4 for a, b in pairwise(clear)):
             assert paths == [path for _, path in wanted[:size]]
 
@@ -191,10 +217,16 @@ def test_batches_do_not_depend_on_threads(lm: fst.NgramModel, tied: bool) -> Non
     gains = np.stack([ties(seed) for seed in range(30)]) if tied else None
     lattices = [drawn(seed) for seed in range(30)]
     weights = np.random.default_rng(0).normal(0, 1, (3, len(FEATURES)))
-    arguments = (np.stack([tokens for tokens, _, _ in lattices]), np.stack([log_probs for _, log_probs, _ in lattices]), lm)
+    arguments = (
+        np.stack([tokens for tokens, _, _ in lattices]),
+        np.stack([log_probs for _, log_probs, _ in lattices]),
+        lm,
+    )
     texts = [index_of(text) for _, _, text in lattices]
     contexts = [text[-1:] for _, _, text in lattices]
-    one, four = (fst.calibrated_tree_batch(*arguments, texts, weights, 16, contexts, threads, 0, gains) for threads in (1, 4))
+    one, four = (
+        fst.calibrated_tree_batch(*arguments, texts, weights, 16, contexts, threads, 0, gains) for threads in (1, 4)
+    )
     for a, b in zip(one, four, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -220,7 +252,11 @@ def test_bad_input_is_refused(lm: fst.NgramModel) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             fst.calibrated_tree_batch(*batch, [index], weights)
-    for further, weights, message in ((-1, good, "further slots"), (5000, good, "further slots"), (1, good[:1], "behind it")):
+    for further, weights, message in (
+        (-1, good, "further slots"),
+        (5000, good, "further slots"),
+        (1, good[:1], "and of further slots"),
+    ):
         with pytest.raises(ValueError, match=message):
             fst.calibrated_tree_batch(*batch, [index], weights, further=further)
     with pytest.raises(ValueError, match="further slots"):

@@ -15,7 +15,9 @@ import fst
 from fst.const_file import ALIGNMENT, ARC, STATE, read_fst
 from tests.helpers.ngram_models import Ngrams, arpa, ngrams
 
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+fixture_is_shared = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 MODEL: Ngrams = {
     ("<s>",): (-99.0, -0.5),
     ("</s>",): (-0.75, 0.0),
@@ -45,7 +47,10 @@ def float32(weight: pywrapfst.Weight) -> float:
 
 
 def arcs_of(automaton: pywrapfst.Fst) -> list[list[tuple[int, int, float, int]]]:
-    return [[(arc.ilabel, arc.olabel, float32(arc.weight), arc.nextstate) for arc in automaton.arcs(s)] for s in automaton.states()]
+    return [
+        [(arc.ilabel, arc.olabel, float32(arc.weight), arc.nextstate) for arc in automaton.arcs(s)]
+        for s in automaton.states()
+    ]
 
 
 def assert_scores_alike(a: fst.NgramModel, b: fst.NgramModel) -> None:
@@ -64,7 +69,8 @@ def test_openfst_reads_the_same_states_and_arcs(model: Ngrams, tmp_path: Path) -
     assert pywrapfst.convert(read, "vector").verify()
     assert read.start() == lm.start_state
     rows = [
-        lm.arcs[int(begin) : int(begin) + int(count)].tolist() for begin, count in zip(lm.states["pos"], lm.states["narcs"], strict=True)
+        lm.arcs[int(begin) : int(begin) + int(count)].tolist()
+        for begin, count in zip(lm.states["pos"], lm.states["narcs"], strict=True)
     ]
     assert arcs_of(read) == rows
     assert [float32(read.final(state)) for state in read.states()] == lm.states["final"].tolist()
@@ -216,7 +222,9 @@ def test_mutated_files_load_or_are_refused(fst_type: str, tmp_path: Path) -> Non
                 mutated[rng.randrange(len(data))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
             case 1:
                 at = rng.randrange(0, len(data) - 4)
-                mutated[at : at + 4] = struct.pack("<I", rng.choice([0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 0x7FC00000, 0xFF800000]))
+                mutated[at : at + 4] = struct.pack(
+                    "<I", rng.choice([0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1, 0x7FC00000, 0xFF800000])
+                )
             case 2:
                 at = rng.randrange(0, len(data) - 8)
                 mutated[at : at + 8] = struct.pack("<q", rng.choice([-1, 2**31, 2**32, 2**40, 2**63 - 1]))

@@ -16,7 +16,9 @@ from fst import drawing
 def small_model() -> fst.NgramModel:
     ngrams = [np.array([[fst.EOS], [fst.BOS], [0], [1]], np.int32), np.array([[fst.BOS, 0], [0, 1]], np.int32)]
     log_probs = [np.array([-1.0, -1000.0, -0.5, -2.0]), np.array([-0.25, -0.125])]
-    return fst.NgramModel.from_table(fst.NgramTable(ngrams, log_probs, [np.array([0, -0.5, -0.75, 0]), np.zeros(2)], ['"quoted"', "b\\"]))
+    return fst.NgramModel.from_table(
+        fst.NgramTable(ngrams, log_probs, [np.array([0, -0.5, -0.75, 0]), np.zeros(2)], ['"quoted"', "b\\"])
+    )
 
 
 def test_lattice_is_drawn_best_arcs_first() -> None:
@@ -30,7 +32,9 @@ def test_lattice_is_drawn_best_arcs_first() -> None:
 
 
 def test_lattice_with_transitions_has_a_state_for_each_column() -> None:
-    text = drawing.lattice_dot([[5, 7], [6, 9]], [[-1.0, -0.5], [0.0, -2.0]], transitions=[[[0.5, 0.0], [-np.inf, 0.25]]])
+    text = drawing.lattice_dot(
+        [[5, 7], [6, 9]], [[-1.0, -0.5], [0.0, -2.0]], transitions=[[[0.5, 0.0], [-np.inf, 0.25]]]
+    )
     assert re.findall(r"(\d+) -> (\d+) \[label=(\".*\")", text) == [
         ("0", "2", '"7 -0.50"'),
         ("0", "1", '"5 -1.00"'),
@@ -42,7 +46,9 @@ def test_lattice_with_transitions_has_a_state_for_each_column() -> None:
 
 
 def texts(svg: str) -> list[str]:
-    return ["".join(element.itertext()) for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    return [
+        "".join(element.itertext()) for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +68,9 @@ def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_weights_after_rescoring_rank_the_arcs_and_stand_behind_those_before() -> None:
     words = ["zero", "one", "two", "three"]
-    picture = drawing.lattice_svg([[1, 2, 3]], [[-0.25, -2.0, -3.0]], words, right=[2], after=[[-np.inf, -0.125, -1.5]], most=3)
+    picture = drawing.lattice_svg(
+        [[1, 2, 3]], [[-0.25, -2.0, -3.0]], words, right=[2], after=[[-np.inf, -0.125, -1.5]], most=3
+    )
     assert texts(picture)[:3] == ["two -2.00 → -0.12", "three -3.00 → -1.50", "one -0.25 → –"]
     titles = [element.text for element in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
     assert titles[0] == "token 2 'two', log-probability -2.000, -0.125 after rescoring, rank 1"

@@ -31,9 +31,18 @@ def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> No
     ("error", "message"),
     [
         (OSError(errno.ENOSPC, "No space left on device"), "[Errno 28] No space left on device: '{path}'"),
-        (OSError("324241 requested and 153536 written"), "could not be written whole, 324241 requested and 153536 written"),
-        (SafetensorError("Error while serializing: I/O error: File too large (os error 27)"), "[Errno 27] File too large: '{path}'"),
-        (OSError(errno.ENOENT, "No such file or directory", "other.txt"), "[Errno 2] No such file or directory: 'other.txt'"),
+        (
+            OSError("324241 requested and 153536 written"),
+            "could not be written whole, 324241 requested and 153536 written",
+        ),
+        (
+            SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
+            "[Errno 27] File too large: '{path}'",
+        ),
+        (
+            OSError(errno.ENOENT, "No such file or directory", "other.txt"),
+            "[Errno 2] No such file or directory: 'other.txt'",
+        ),
     ],
 )
 def test_errors_name_the_file_that_was_asked_for(tmp_path: Path, error: Exception, message: str) -> None:

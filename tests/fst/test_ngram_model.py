@@ -25,7 +25,9 @@ from tests.helpers.backoff_reference import golden_file
 from tests.helpers.ngram_models import Ngrams, arpa, log10_prob, ngrams, order_of
 
 LN10 = math.log(10)
-fixture_is_shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+fixture_is_shared = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60
+)
 
 
 def model_of(model: Ngrams, folder: Path) -> fst.NgramModel:
@@ -49,7 +51,12 @@ def test_log_prob_equals_the_recursive_definition(model: Ngrams, tmp_path: Path)
                 assert lm.log_prob(int(word), [int(before) for before in context]) == pytest.approx(want, abs=1e-5)
 
 
-@given(model=ngrams(), tokens=st.lists(st.sampled_from([0, 1, 2, 3, 4, 9, 2**31 - 1]), max_size=6), bos=st.booleans(), eos=st.booleans())
+@given(
+    model=ngrams(),
+    tokens=st.lists(st.sampled_from([0, 1, 2, 3, 4, 9, 2**31 - 1]), max_size=6),
+    bos=st.booleans(),
+    eos=st.booleans(),
+)
 @fixture_is_shared
 def test_score_is_the_sum_of_log_probs_with_markers_and_unknown_tokens(
     model: Ngrams, tokens: list[int], bos: bool, eos: bool, tmp_path: Path
@@ -197,7 +204,9 @@ def test_scores_equal_kenlms(tmp_path: Path) -> None:
     sentences = [rng.integers(0, 200, rng.integers(0, 12)).tolist() for _ in range(300)]
     for tokens in sentences:
         sentence = " ".join(lm.symbols[token] for token in tokens)
-        assert lm.score(tokens, bos=True, eos=True) / LN10 == pytest.approx(oracle.score(sentence, bos=True, eos=True), abs=1e-4)
+        assert lm.score(tokens, bos=True, eos=True) / LN10 == pytest.approx(
+            oracle.score(sentence, bos=True, eos=True), abs=1e-4
+        )
 
 
 def test_a_symbol_table_with_a_word_twice_is_refused(tmp_path: Path) -> None:
@@ -241,18 +250,26 @@ def test_mapped_model_is_pickled_by_its_path(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(mapped.log_prob, 1, [0]).result() == mapped.log_prob(1, [0]) == pytest.approx(-0.125)
     fst.NgramModel.from_table(table({(0,): (-0.5, 0.0)})).save(path)
-    with pytest.raises(ValueError, match=r"lm\.fst: expected the model of 2 states and 4 arcs that was pickled, .*replaced"):
+    with pytest.raises(
+        ValueError, match=r"lm\.fst: expected the model of 2 states and 4 arcs that was pickled, .*replaced"
+    ):
         pickle.loads(pickled)
 
 
 def test_model_in_memory_is_pickled_whole(tmp_path: Path) -> None:
-    lm = fst.NgramModel.from_table(table({(0,): (-0.5, -0.25), (1,): (-1.0, 0.0)}, {(0, 1): (-0.125, 0.0)}, fingerprint="v"))
+    lm = fst.NgramModel.from_table(
+        table({(0,): (-0.5, -0.25), (1,): (-1.0, 0.0)}, {(0, 1): (-0.125, 0.0)}, fingerprint="v")
+    )
     lm.save(tmp_path / "lm.fst")
     read = fst.NgramModel.load(tmp_path / "lm.fst", mmap=False)
     (tmp_path / "lm.fst").unlink()
     for model in (lm, read):
         again = pickle.loads(pickle.dumps(model))
-        assert (again.arcs.tobytes(), again.states.tobytes(), again.fingerprint) == (lm.arcs.tobytes(), lm.states.tobytes(), "v")
+        assert (again.arcs.tobytes(), again.states.tobytes(), again.fingerprint) == (
+            lm.arcs.tobytes(),
+            lm.states.tobytes(),
+            "v",
+        )
         assert again.log_prob(1, [0]) == lm.log_prob(1, [0])
 
 

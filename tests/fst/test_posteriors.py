@@ -18,18 +18,26 @@ LM = trigram(7)
 
 
 @given(data=st.data(), alpha=st.sampled_from([0.0, 0.5, 2.0]), with_model=st.booleans(), tied=st.booleans())
-def test_posteriors_are_the_shares_of_all_paths(data: st.DataObject, alpha: float, with_model: bool, tied: bool) -> None:
+def test_posteriors_are_the_shares_of_all_paths(
+    data: st.DataObject, alpha: float, with_model: bool, tied: bool
+) -> None:
     slots, k = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     tokens, log_probs = np.full((slots, k), -1), np.zeros((slots, k))
     for slot in range(slots):
-        ids = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=k, unique=True))  # 7 and 8 are unknown to the model
+        ids = data.draw(
+            st.lists(st.integers(0, 8), min_size=1, max_size=k, unique=True)
+        )  # 7 and 8 are unknown to the model
         tokens[slot, : len(ids)] = ids
         log_probs[slot, 1 : len(ids)] = data.draw(st.sampled_from([-2.0, -0.5, -np.inf]))
     context = data.draw(st.lists(st.integers(0, 6), max_size=3))
     lm = LM if with_model else None
     transitions = None
     if tied:
-        values = data.draw(st.lists(st.sampled_from([0.0, 1.5, -1.0, -np.inf]), min_size=(slots - 1) * k * k, max_size=(slots - 1) * k * k))
+        values = data.draw(
+            st.lists(
+                st.sampled_from([0.0, 1.5, -1.0, -np.inf]), min_size=(slots - 1) * k * k, max_size=(slots - 1) * k * k
+            )
+        )
         transitions = np.array(values).reshape(slots - 1, k, k)
     found = fst.arc_posteriors(tokens, log_probs, lm, alpha, context, transitions)
     scores: dict[tuple[int, ...], float] = {}

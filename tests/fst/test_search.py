@@ -62,12 +62,16 @@ def lattices(draw: st.DrawFn, max_slots: int = 4, max_k: int = 4) -> tuple[np.nd
 
 
 @st.composite
-def lattices_with_transitions(draw: st.DrawFn, max_slots: int = 4, max_k: int = 4) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def lattices_with_transitions(
+    draw: st.DrawFn, max_slots: int = 4, max_k: int = 4
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The same, and transitions: some masked, ties, and anything where no column is."""
     tokens, log_probs = draw(lattices(max_slots, max_k))
     slots, k = tokens.shape
     size = (slots - 1) * k * k
-    values = draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.25, -1.0, -3.0, -math.inf, -1e30]), min_size=size, max_size=size))
+    values = draw(
+        st.lists(st.sampled_from([0.0, 0.0, 0.5, -0.25, -1.0, -3.0, -math.inf, -1e30]), min_size=size, max_size=size)
+    )
     transitions = np.array(values).reshape(slots - 1, k, k)
     there = (tokens >= 0) & (log_probs > -math.inf)
     transitions[~(there[:-1, :, None] & there[1:, None, :])] = draw(st.sampled_from([0.0, math.nan, math.inf]))
@@ -96,13 +100,17 @@ def prefixes(tokens: np.ndarray, parents: np.ndarray, log_probs: np.ndarray) -> 
 
 @given(tables(), st.integers(0, VOCAB + 1), CONTEXTS)
 def test_log_prob_equals_the_definition_of_backing_off(table: NgramTable, token: int, context: list[int]) -> None:
-    assert NgramModel.from_table(table).core.log_prob(token, context) == reference.ReferenceLM(table).log_prob(token, context)
+    assert NgramModel.from_table(table).core.log_prob(token, context) == reference.ReferenceLM(table).log_prob(
+        token, context
+    )
 
 
 @given(tables(), CONTEXTS)
 def test_score_is_the_sum_of_log_probs(table: NgramTable, tokens: list[int]) -> None:
     lm = reference.ReferenceLM(table)
-    assert NgramModel.from_table(table).core.score(tokens) == sum(lm.log_prob(token, tokens[:t]) for t, token in enumerate(tokens))
+    assert NgramModel.from_table(table).core.score(tokens) == sum(
+        lm.log_prob(token, tokens[:t]) for t, token in enumerate(tokens)
+    )
 
 
 @settings(max_examples=300)
@@ -149,7 +157,9 @@ def test_nbest_with_transitions_equals_enumeration(
 
 
 @given(lattices_with_transitions(), st.integers(1, 300))
-def test_nbest_with_transitions_alone_equals_enumeration(lattice: tuple[np.ndarray, np.ndarray, np.ndarray], p: int) -> None:
+def test_nbest_with_transitions_alone_equals_enumeration(
+    lattice: tuple[np.ndarray, np.ndarray, np.ndarray], p: int
+) -> None:
     tokens, log_probs, transitions = lattice
     expected = reference.nbest_paths(tokens, log_probs, None, p, 1.0, (), masked(transitions))
     assert as_list(*search.nbest_paths(tokens, log_probs, None, p, transitions=transitions)) == expected
@@ -183,7 +193,10 @@ def test_transitions_of_zero_change_nothing(
     lm, (slots, k) = NgramModel.from_table(table), lattice[0].shape
     nothing = np.zeros((slots - 1, k, k))
     for find in (search.nbest_paths, search.best_first_tree):
-        with_them, without = find(*lattice, lm, count, alpha, context, nothing), find(*lattice, lm, count, alpha, context)
+        with_them, without = (
+            find(*lattice, lm, count, alpha, context, nothing),
+            find(*lattice, lm, count, alpha, context),
+        )
         assert all(np.array_equal(a, b) for a, b in zip(with_them, without, strict=True))
 
 
@@ -203,7 +216,9 @@ def test_masked_transitions_may_leave_no_path_but_prefixes() -> None:
         ((1,), math.log(0.5)), ((2,), math.log(0.5)),
     ]  # fmt: skip
     both = np.stack([transitions, np.zeros((1, 2, 2))])
-    _, _, counts = search.nbest_paths_batch(np.stack([tokens] * 2), np.stack([log_probs] * 2), None, 4, transitions=both)
+    _, _, counts = search.nbest_paths_batch(
+        np.stack([tokens] * 2), np.stack([log_probs] * 2), None, 4, transitions=both
+    )
     assert counts.tolist() == [0, 4]
 
 
@@ -222,13 +237,16 @@ def test_transitions_of_another_shape_are_refused(shape: tuple[int, ...]) -> Non
         search.nbest_paths([[1, 2], [3, 4]], np.zeros((2, 2)), transitions=np.zeros(shape))
 
 
-@pytest.mark.parametrize(("value", "spelled"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (1e300, r"\+inf"), (2e30, r"2\.0.*e\+30")])
+@pytest.mark.parametrize(
+    ("value", "spelled"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (1e300, r"\+inf"), (2e30, r"2\.0.*e\+30")]
+)
 def test_transitions_beyond_numbers_are_refused(value: float, spelled: str) -> None:
     transitions = np.zeros((2, 1, 2, 2))
     transitions[1, 0, 1, 0] = value
     tokens = np.array([[[1, 2], [3, 4]]] * 2)
     with pytest.raises(
-        ValueError, match=rf"lattice 1, slot 1: expected transitions of at most 1e30, got {spelled} from token 2 to token 3"
+        ValueError,
+        match=rf"lattice 1, slot 1: expected transitions of at most 1e30, got {spelled} from token 2 to token 3",
     ):
         search.nbest_paths_batch(tokens, np.zeros((2, 2, 2)), transitions=transitions)
 
@@ -245,12 +263,16 @@ def test_tree_breaks_ties_by_tokens_with_prefixes_first() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), lattices(), st.integers(1, 40), CONTEXTS)
-def test_nbest_equals_openfst_shortestpath(table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], p: int, context: list[int]) -> None:
+def test_nbest_equals_openfst_shortestpath(
+    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], p: int, context: list[int]
+) -> None:
     expected = reference.shortest_paths(*lattice, reference.ReferenceLM(table), p, 1.0, context)
     found = as_list(*search.nbest_paths(*lattice, NgramModel.from_table(table), p, 1.0, context))
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
     worst = expected[-1][1]
-    assert {path for path, score in found if score > worst + 1e-3} == {path for path, score in expected if score > worst + 1e-3}
+    assert {path for path, score in found if score > worst + 1e-3} == {
+        path for path, score in expected if score > worst + 1e-3
+    }
 
 
 def test_backing_off_is_a_failure_and_not_an_epsilon() -> None:
@@ -331,13 +353,21 @@ def test_many_paths_through_many_slots_are_distinct_and_in_order() -> None:
 def test_batch_equals_single_calls_whatever_the_threads(given_transitions: bool) -> None:
     rng = np.random.default_rng(1)
     lm = NgramModel.from_table(random_model(rng, 80, 4, 3000))
-    tokens, log_probs = (np.stack(parts) for parts in zip(*(random_lattice(rng, 80, 6, 8) for _ in range(40)), strict=True))
+    tokens, log_probs = (
+        np.stack(parts) for parts in zip(*(random_lattice(rng, 80, 6, 8) for _ in range(40)), strict=True)
+    )
     tokens[3, :, 1:] = -1  # one path only
     contexts = rng.integers(0, 80, (40, 3))
     contexts[::2, :2] = -1
     transitions = rng.normal(0, 1, (40, 5, 8, 8)).astype(np.float32) if given_transitions else None
-    batches = [search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads, transitions) for threads in (1, 2, 5)]
-    trees = [search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, threads, transitions) for threads in (1, 2, 5)]
+    batches = [
+        search.nbest_paths_batch(tokens, log_probs, lm, 12, 0.5, contexts, threads, transitions)
+        for threads in (1, 2, 5)
+    ]
+    trees = [
+        search.best_first_tree_batch(tokens, log_probs, lm, 20, 0.5, contexts, threads, transitions)
+        for threads in (1, 2, 5)
+    ]
     for other in batches[1:] + trees[1:]:
         for a, b in zip(batches[0] if len(other) == 3 else trees[0], other, strict=True):
             assert np.array_equal(a, b)
@@ -360,10 +390,14 @@ def long_rows(vocab: int = 4000) -> NgramModel:
     """A bigram model whose rows have from 1 to 2048 arcs: short ones are scanned, long ones searched or indexed."""
     rng = np.random.default_rng(2)
     followers = [np.sort(rng.choice(vocab, 1 << (word % 12), replace=False)) for word in range(48)]
-    pairs = np.concatenate([np.stack([np.full(len(row), word), row], axis=1) for word, row in enumerate(followers)]).astype(np.int32)
+    pairs = np.concatenate(
+        [np.stack([np.full(len(row), word), row], axis=1) for word, row in enumerate(followers)]
+    ).astype(np.int32)
     unigrams = np.arange(vocab, dtype=np.int32)[:, None]
     backoffs = [np.where(np.arange(vocab) < 48, -0.25, 0), np.zeros(len(pairs))]
-    return NgramModel.from_table(NgramTable([unigrams, pairs], [-rng.exponential(6, vocab), -rng.exponential(3, len(pairs))], backoffs))
+    return NgramModel.from_table(
+        NgramTable([unigrams, pairs], [-rng.exponential(6, vocab), -rng.exponential(3, len(pairs))], backoffs)
+    )
 
 
 def test_rows_of_any_length_score_as_looked_up_one_by_one() -> None:
@@ -421,7 +455,9 @@ def test_long_row_out_of_order_is_refused() -> None:
         ([[2**31]], [[0]], {}, "token ids from 0"),
     ],
 )
-def test_bad_lattice_is_named_in_the_error(tokens: object, log_probs: object, options: dict[str, object], message: str) -> None:
+def test_bad_lattice_is_named_in_the_error(
+    tokens: object, log_probs: object, options: dict[str, object], message: str
+) -> None:
     lm = NgramModel.from_table(NgramTable([np.array([[1]], dtype=np.int32)], [np.zeros(1)], [np.zeros(1)]))
     with pytest.raises(ValueError, match=message):
         search.nbest_paths(tokens, log_probs, lm, **options)
@@ -439,7 +475,12 @@ EDGES = [0.0, 1e-300, 1.0, 999.0, 1e15, 1e29, 1e30]
 
 @given(tables(max_order=3), lattices(), st.sampled_from(EDGES), st.integers(1, 20), CONTEXTS, st.data())
 def test_scores_at_the_edges_of_the_range_are_finite_and_in_order(
-    table: NgramTable, lattice: tuple[np.ndarray, np.ndarray], alpha: float, p: int, context: list[int], data: st.DataObject
+    table: NgramTable,
+    lattice: tuple[np.ndarray, np.ndarray],
+    alpha: float,
+    p: int,
+    context: list[int],
+    data: st.DataObject,
 ) -> None:
     tokens = lattice[0]
     weights = st.sampled_from([sign * edge for edge in EDGES for sign in (1, -0.999)])
@@ -448,8 +489,12 @@ def test_scores_at_the_edges_of_the_range_are_finite_and_in_order(
     paths, scores = search.nbest_paths(tokens, log_probs, lm, p=p, alpha=alpha, context=context)
     assert np.isfinite(scores).all()
     assert (np.diff(scores) <= 0).all()
-    assert len(set(map(tuple, paths.tolist()))) == len(paths) == min(p, math.prod(int((row >= 0).sum()) for row in tokens))
-    nodes, parents, path_log_probs = search.best_first_tree(tokens, log_probs, lm, num_nodes=p, alpha=alpha, context=context)
+    assert (
+        len(set(map(tuple, paths.tolist()))) == len(paths) == min(p, math.prod(int((row >= 0).sum()) for row in tokens))
+    )
+    nodes, parents, path_log_probs = search.best_first_tree(
+        tokens, log_probs, lm, num_nodes=p, alpha=alpha, context=context
+    )
     assert len(nodes) >= 1
     assert np.isfinite(path_log_probs).all()
     assert (parents < np.arange(len(parents))).all()

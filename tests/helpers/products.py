@@ -3,9 +3,9 @@
 OpenFst's Python interface has no matcher for failure arcs, and composing with epsilons instead is wrong: it lets a path
 back off where an explicit arc exists. So the product is built here with failure resolved,
 
-    states    (slot, history), where the lattice has transitions (slot, history, column before): the histories are states of the model
-    arcs      for each token of the slot from each history: cost = -(log_prob + transition + alpha * ln p(token | history)), leading
-              to the history that follows
+    states    (slot, history), where the lattice has transitions (slot, history, column before): the histories are
+    states of the model arcs      for each token of the slot from each history: cost = -(log_prob + transition + alpha
+              * ln p(token | history)), leading to the history that follows
     final     (slots, any history)
 
 and OpenFst finds its shortest paths. With distinct tokens in every slot it is deterministic, hence so are the paths.

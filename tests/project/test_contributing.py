@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from fst.table import EOS
-from latticebpd import BlockwiseLM, SausageLattice, TreeDrafter, VanillaDrafter, draft_tree, generate, rescore
+from latticebpd import BlockwiseLM, SausageLattice, TreeDrafter, VanillaDrafter, draft_tree, generate, load, rescore
 from latticebpd.decoding import rule_names
+from latticebpd.drafters import registry
 from latticebpd.drafters.heads.blockwise import new_heads
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS
 from lm_training.ngram.building import Recipe
@@ -21,6 +23,7 @@ from lm_training.ngram.smoothing import SMOOTHINGS
 from tests.helpers import drafters, tiny_families
 from tests.helpers.backoff_reference import assert_proper, zipf_text
 from tests.helpers.blockwise_models import greedy, tiny_model
+from tests.helpers.tokenizers import letters
 
 ROOT = Path(__file__).parents[2]
 PROMPT = [3, 1, 4]
@@ -66,6 +69,30 @@ def test_a_drafter_of_ones_own_is_lossless() -> None:
     out = generate(model, PROMPT, make(model, []), max_new_tokens=20)
     assert out.sequences[0, len(PROMPT) :].tolist() == greedy(model, PROMPT, 20)
     assert out.verified_tokens > out.num_calls
+
+
+def test_a_drafter_family_is_one_folder_and_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = example("A drafter family")
+    target, assistant = tmp_path / "target", tmp_path / "assistant"
+    for seed, folder in ((3, target), (4, assistant)):
+        tiny_families.tiny("llama", seed).save_pretrained(folder)
+        letters().save_pretrained(folder)
+    monkeypatch.setattr(registry, "FAMILIES", registry.FAMILIES[:-1])
+    with pytest.raises(ValueError, match="expected a drafter"):
+        load(target, drafter=assistant)
+    monkeypatch.setattr(registry, "FAMILIES", (*registry.FAMILIES, SimpleNamespace(**names)))
+    loaded = load(target, drafter=assistant)
+    out = loaded.generate("abcabc", max_new_tokens=20)
+    assert out.verified_tokens > 0
+    assert out.sequences[0, 6:].tolist() == greedy(loaded, loaded.encode("abcabc"), 20)
+    folder = ROOT / "latticebpd/drafters/assistant"
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in folder.glob("*.py")) <= 250
+    naming = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "latticebpd").rglob("*.py")
+        if path.parent != folder and "assistant_family" in path.read_text(encoding="utf-8")
+    ]
+    assert naming == ["latticebpd/drafters/registry.py"]
 
 
 def test_an_acceptance_rule_of_ones_own_has_a_name_and_keeps_what_it_should(monkeypatch: pytest.MonkeyPatch) -> None:

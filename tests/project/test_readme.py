@@ -22,7 +22,8 @@ from latticebpd.drafters.bundled import ASSETS
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.collect import CollectOptions, collect
-from lm_training.families.translators import TranslationShape, new_translator
+from lm_training.families.shapes import TranslationShape
+from lm_training.families.translators import new_translator
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

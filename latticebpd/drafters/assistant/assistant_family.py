@@ -1,8 +1,8 @@
 """The family of assistants: a small causal LM of the target's vocabulary drafts (``assistant_model`` of transformers).
 
-An assistant says what follows every prefix that it is asked about. It is asked level by level about the best ``width``
-prefixes of each length, by tree attention over its own cache, and the answers make a lattice whose transitions hold
-what it said behind each of them. With w(i) the probability, normalised, of the prefixes that end with token i,
+The assistant predicts what follows each prefix. It reads, level by level, the best ``width``
+prefixes of each length, by tree attention over its own cache, and its predictions make a lattice whose transitions hold
+its distribution after each of them. With w(i) the probability, normalised, of the prefixes that end with token i,
 
     log_probs[s, j]          = log sum_i w(i) p(j | prefix of i)
     transitions[s - 1, i, j] = log p(j | prefix of i) - log_probs[s, j]      0 where prefix i was not among the best
@@ -64,7 +64,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 
 
 class AssistantLattices:
-    """The outputs of an assistant behind its own best prefixes.
+    """The outputs of an assistant after its own best prefixes.
 
     Args:
         assistant: a decoder-only causal LM.
@@ -146,7 +146,7 @@ class AssistantLattices:
         self, given: np.ndarray, rows: np.ndarray, weights: np.ndarray, texts: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """A slot's arcs of every text, best first: tokens and log-probabilities ``[texts, k]``; and ``[prefixes, k]``
-        the log-probabilities of those tokens behind each prefix."""
+        the log-probabilities of those tokens after each prefix."""
         marginal = np.full((texts, given.shape[1]), -np.inf, np.float32)
         for text in range(texts):
             own = rows == text

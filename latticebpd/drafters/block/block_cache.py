@@ -1,5 +1,4 @@
-"""A block drafter beside growing texts: the context that it has read of them is kept, the blocks are forgotten
-(DFlash)."""
+"""A block drafter that follows growing texts: the context of each text is cached, blocks are discarded (DFlash)."""
 
 from __future__ import annotations
 
@@ -13,12 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
 from latticebpd.drafters.prefix_cache import GrowingText, PrefixCache
+from latticebpd.target.row_cache import RowCache
 from latticebpd.target.stock_model import BaseModel, Model
 
 
 class SeenText(GrowingText, Protocol):
-    """A growing text, and what the target's layers handed on for all of its tokens but the last: ``[tokens - 1, layers
-    * hidden]``."""
+    """A growing text, and what the drafter reads: the target's hidden states at all tokens but the last, ``[tokens - 1,
+    layers * hidden]``."""
 
     @property
     def layers(self) -> Tensor | None: ...
@@ -27,13 +27,8 @@ class SeenText(GrowingText, Protocol):
 class BlockFiller:
     """A drafter with its target's embeddings and output projection.
 
-    Args:
-        drafter: what fills the blocks.
-        target: the model that it was trained for.
-        fingerprint: hash of the target's vocabulary, where it is known.
-
     Raises:
-        ValueError: a drafter of another target.
+        ValueError: a drafter of another target; ``fingerprint``: hash of the target's vocabulary, if known.
     """
 
     def __init__(self, drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
@@ -45,8 +40,7 @@ class BlockFiller:
         self.read = PrefixCache(is_encoder_decoder=False)
 
     def embedded(self, anchors: Tensor) -> Tensor:
-        """``[rows, blocks]`` anchors' tokens -> ``[rows, blocks * block_size, hidden]``: each block's anchor, and
-        masks."""
+        """``[rows, blocks]`` anchors' tokens -> ``[rows, blocks * block_size, hidden]``: anchor and masks of each."""
         config = self.drafter.config
         tokens = anchors.new_full((*anchors.shape, config.block_size), config.mask_token_id)
         tokens[:, :, 0] = anchors
@@ -54,7 +48,7 @@ class BlockFiller:
 
     @torch.inference_mode()
     def states(self, texts: Sequence[SeenText]) -> Tensor:
-        """``[rows, slots, hidden]``: the states that say the tokens behind every text.
+        """``[rows, slots, hidden]``: the slot states after every text.
 
         Raises:
             ValueError: a text without its layers' states.
@@ -67,52 +61,49 @@ class BlockFiller:
             padded = pad_sequence(new, batch_first=True)
             begins = torch.tensor(read.lengths, device=device)[:, None]
             drafter.read(padded, begins + torch.arange(padded.shape[1], device=device), read.cache.past)
-            read.keep(
-                [text.tokens[done : len(text.tokens) - 1] for text, done in zip(texts, read.lengths, strict=True)]
-            )
-        config, longest = drafter.config, read.cache.longest
-        anchors = torch.tensor(read.cache.lengths, device=device)[:, None]
-        positions, visible = anchored_blocks(anchors, config.block_size, longest, config.causal_head)
-        last = torch.tensor([[text.tokens[-1]] for text in texts], device=device)
-        hidden = drafter.fill(self.embedded(last), positions, visible, read.cache.past)
-        read.cache.cut()
-        return drafter.said(hidden)[:, 0]
+            read.keep([text.tokens[done:-1] for text, done in zip(texts, read.lengths, strict=True)])
+        anchors = [[length] for length in read.cache.lengths]
+        return self._fill([[text.tokens[-1]] for text in texts], anchors, read.cache, read.cache.longest)[:, 0]
 
     @torch.inference_mode()
     def states_of_text(
         self, tokens: Sequence[int], layers: Tensor, anchors: Sequence[int], together: int = 64
     ) -> Iterator[Tensor]:
-        """``[anchors, slots, hidden]``, a few anchors at a time: the states that say what follows a finished text's
-        positions.
+        """``[anchors, slots, hidden]``, a few anchors at a time: the slot states at positions of a finished text.
 
         Args:
             tokens: the text.
-            layers: ``[n, layers * hidden]`` what the target's layers handed on for its first n tokens, all before the
-                last anchor.
+            layers: ``[n, layers * hidden]`` the target's hidden states at its first n tokens, up to the last anchor.
             anchors: positions in it, ascending.
             together: blocks in one pass.
         """
-        drafter, config, device = self.drafter, self.drafter.config, self.drafter.device
-        cache = PrefixCache(is_encoder_decoder=False).cache
+        drafter, device = self.drafter, self.drafter.device
+        cache = RowCache(is_encoder_decoder=False)
         cache.lengths = [len(layers)]
         if len(layers):
-            drafter.read(
-                layers[None].to(device, drafter.dtype), torch.arange(len(layers), device=device)[None], cache.past
-            )
+            positions = torch.arange(len(layers), device=device)[None]
+            drafter.read(layers[None].to(device, drafter.dtype), positions, cache.past)
         for begin in range(0, len(anchors), together):
-            part = torch.tensor([list(anchors[begin : begin + together])], device=device)
-            positions, visible = anchored_blocks(part, config.block_size, len(layers), config.causal_head)
-            last = torch.tensor([[tokens[anchor] for anchor in anchors[begin : begin + together]]], device=device)
-            hidden = drafter.fill(self.embedded(last), positions, visible, cache.past)
-            cache.cut()
-            yield drafter.said(hidden)[0]
+            part = list(anchors[begin : begin + together])
+            yield self._fill([[tokens[anchor] for anchor in part]], [part], cache, len(layers))[0]
+
+    def _fill(
+        self, tokens: Sequence[Sequence[int]], anchors: Sequence[Sequence[int]], cache: RowCache, context: int
+    ) -> Tensor:
+        """``[rows, blocks, slots, hidden]``: slot states; tokens, anchors (positions): ``[rows, blocks]``."""
+        drafter, config, device = self.drafter, self.drafter.config, self.drafter.device
+        at = torch.tensor(anchors, device=device)
+        positions, visible = anchored_blocks(at, config.block_size, context, config.causal_head)
+        hidden = drafter.fill(self.embedded(torch.tensor(tokens, device=device)), positions, visible, cache.past)
+        cache.cut()
+        return drafter.slot_states(hidden)
 
 
 def _layers_of(text: SeenText) -> Tensor:
-    if text.layers is None or len(text.layers) != len(text.tokens) - 1:
+    tokens = len(text.tokens) - 1
+    if text.layers is None or len(text.layers) != tokens:
         found = "none" if text.layers is None else f"{len(text.layers)} tokens'"
         raise ValueError(
-            f"expected the target's layers' states of {len(text.tokens) - 1} tokens, which a block drafter reads, got"
-            f" {found}"
+            f"expected the target's layers' states of {tokens} tokens, which a block drafter reads, got {found}"
         )
     return text.layers

@@ -1,18 +1,17 @@
-"""A block drafter's states -> lattices, its further heads included (DSpark).
+"""A block drafter's slot states -> lattices, with its Markov and confidence heads (DSpark).
 
-Without them a slot's arcs are the drafter's best tokens, as of any heads. A *Markov head* makes of a block a chain: the
-logits of slot s + 1 are known once the token of slot s is, ``p(j | i) = softmax(logits + markov(i))[j]``, over the
-whole vocabulary. Slot by slot,
+Without them a slot's arcs are the drafter's best tokens, as with block heads. A *Markov head* makes a block a chain:
+the logits of slot s + 1 depend on the token of slot s, ``p(j | i) = softmax(logits + markov(i))[j]``, over the whole
+vocabulary. Slot by slot,
 
-    log_probs[s + 1, j]       = log sum_i w_i p(j | i)      w: slot s's kept tokens, their probabilities normalised
+    log_probs[s + 1, j]       = log sum_i w_i p(j | i)      w: probabilities of slot s's kept tokens, normalised
     transitions[s, i, j]      = log p(j | i) - log_probs[s + 1, j]
 
 and a slot keeps the ``k`` best tokens by the former. So a path's score, log_probs and transitions together, is its
-probability in the chain, to the last bit of rounding, and the log_probs alone are marginals that know of the chain. The
-first slot's token before
-is the anchor, which is known: its bigram is in the first ``log_probs``.
+probability in the chain, and the log_probs alone are the chain's marginals. The token before the first slot is the
+anchor, which is known: its bigram is in the first ``log_probs``.
 
-A *confidence head* says how likely the target accepts a slot's token, c; the arcs of a slot then have the mass c
+A *confidence head* gives the probability c that the target accepts a slot's token; a slot's arcs then have the mass c
 instead of 1. Where that head reads the token before, p(j | i) is c(i) p(j | i).
 """
 
@@ -26,22 +25,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.drafters.block.block_network import BlockDrafter
+from latticebpd.drafters.checks import expect
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 
 
 @dataclass(frozen=True)
 class DrafterHeads:
-    """Which of a block drafter's further heads are used, where it has them.
+    """Which of a block drafter's optional heads are used, where it has them.
 
-    bigram: the Markov head. confidence: the confidence head; one that reads the Markov head's embedding goes with that.
+    bigram: the Markov head. confidence: the confidence head; one that reads the Markov head's embedding needs that too.
     """
 
     bigram: bool = True
     confidence: bool = True
 
     def of(self, drafter: BlockDrafter) -> DrafterHeads:
-        """Those that are there, too."""
+        """Those of them that the drafter has."""
         bigram = self.bigram and drafter.markov_head is not None
         confidence = self.confidence and drafter.confidence_head is not None
         return DrafterHeads(bigram, confidence and (bigram or not drafter.config.confidence_with_markov))
@@ -63,30 +63,27 @@ def block_lattices(
 
     Args:
         output: from states to logits (``BlockDrafter.output``).
-        hidden: ``[rows, slots, hidden]`` the states that say the slots.
+        hidden: ``[rows, slots, hidden]`` slot states.
         anchors: each row's last token.
 
     Raises:
         ValueError: more arcs than the drafter knows tokens.
     """
     known = drafter.config.draft_vocab_size or drafter.config.vocab_size
-    if not 1 <= k <= known:
-        raise ValueError(f"expected 1 to {known} arcs per slot (the tokens that the drafter knows), got {k}")
+    expect(1 <= k <= known, f"1 to {known} arcs per slot (the tokens that the drafter knows)", k)
     logits, heads = output(hidden), heads.of(drafter)
-    shortlist = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu().numpy()
     if not (heads.bigram or heads.confidence):
+        shortlist = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu().numpy()
         return lattices_from_logits(logits, k, shortlist)
-    return _chained(drafter, logits.float(), hidden, torch.tensor(anchors, device=hidden.device), k, heads)
+    return _chain_lattices(drafter, logits.float(), hidden, torch.tensor(anchors, device=hidden.device), k, heads)
 
 
-def _chained(
+def _chain_lattices(
     drafter: BlockDrafter, logits: Tensor, hidden: Tensor, anchors: Tensor, k: int, heads: DrafterHeads
 ) -> list[SausageLattice]:
     markov = drafter.markov_head if heads.bigram else None
-    before, weights = (
-        anchors[:, None],
-        torch.zeros(len(anchors), 1, device=hidden.device),
-    )  # tokens of the slot before, their log weights
+    # Tokens of the slot before, and their log weights.
+    before, weights = anchors[:, None], torch.zeros(len(anchors), 1, device=hidden.device)
     tokens, log_probs, transitions = [], [], []
     for slot in range(logits.shape[1]):
         given = logits[:, slot, None] if markov is None else logits[:, slot, None] + markov(before).float()
@@ -95,24 +92,20 @@ def _chained(
             states = hidden[:, slot, None].expand(-1, given.shape[1], -1)
             given = given + F.logsigmoid(drafter.confidence(states, before[:, : given.shape[1]]).float())[..., None]
         marginal = given[:, 0] if given.shape[1] == 1 else (weights[..., None] + given).logsumexp(dim=1)
-        values, places = _best(marginal, k)
+        values, indices = _top_k(marginal, k)
         if given.shape[1] > 1:
-            transitions.append(given.gather(2, places[:, None].expand(-1, given.shape[1], -1)) - values[:, None])
-        before = places if drafter.draft_tokens is None else drafter.draft_tokens[places]
+            transitions.append(given.gather(2, indices[:, None].expand(-1, given.shape[1], -1)) - values[:, None])
+        before = indices if drafter.draft_tokens is None else drafter.draft_tokens[indices]
         weights = values.log_softmax(dim=-1)
         tokens.append(before)
         log_probs.append(values)
-    stacked = [torch.stack(each, dim=1).cpu().numpy() for each in (tokens, log_probs)]
-    ties = torch.stack(transitions, dim=1).cpu().numpy() if transitions else None
-    return [
-        SausageLattice(stacked[0][row], stacked[1][row], None if ties is None else ties[row])
-        for row in range(len(anchors))
-    ]
+    arrays = [torch.stack(each, dim=1).cpu().numpy() for each in (tokens, log_probs, transitions) if each]
+    return [SausageLattice(*(array[row] for array in arrays)) for row in range(len(anchors))]
 
 
-def _best(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of each row and their places, largest first, ties of those towards the lower place."""
-    places = values.topk(k, dim=-1).indices.sort(dim=-1).values
-    chosen = values.gather(-1, places)
+def _top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of each row and their indices, largest first, equal ones by lower index."""
+    indices = values.topk(k, dim=-1).indices.sort(dim=-1).values
+    chosen = values.gather(-1, indices)
     order = chosen.argsort(dim=-1, descending=True, stable=True)
-    return chosen.gather(-1, order), places.gather(-1, order)
+    return chosen.gather(-1, order), indices.gather(-1, order)

@@ -1,25 +1,24 @@
-"""Block drafters of decoder-only models: a block of tokens in one pass over the target's own states (DFlash, Chen 2026;
-JetSpec; DSpark).
+"""Block drafters of decoder-only models: a block of tokens in one pass over the target's hidden states (DFlash, Chen
+2026; JetSpec; DSpark).
 
-A drafter is a small stack of Qwen3's layers that owns neither embedding nor output projection: both are the target's.
-It reads two things. The *context* is one vector for every token that the target has read: the states that some of its
-layers handed on, side by side, through ``fc`` and ``hidden_norm``. The *block* is the embeddings of the text's last
-token, the *anchor*, which the target has not read yet, and of masks behind it::
+A drafter is a small stack of Qwen3's layers that uses the target's embedding and output projection. It reads two
+things. The *context* is one vector for each token that the target has read: the hidden states after selected layers of
+the target, concatenated, through ``fc`` and ``hidden_norm``. The *block* is the embeddings of the text's last token,
+the *anchor*, which the target has not read yet, and of masks after it::
 
     column      context of y_1 .. y_(j-1)     y_j  m_1 .. m_(b-1)
-    is          keys and values alone         queries, keys and values
+    gives       keys and values alone         queries, keys and values
     position    0 .. j-2                      j-1 .. j+b-2
 
-In every layer the block's columns look at the whole context and at the block: all of it, or, with a *causal head*
-(JetSpec), up to themselves. Keys and values of the context come from its vectors alone, so they never change and are
-kept; the block's are cut off.
+In every layer the block's columns see the whole context and the block: all of it or, with a *causal head* (JetSpec),
+keys with index <= query index. The context's keys and values depend on its vectors alone, so they are cached; the
+block's are cut off.
 
-A mask's column says the token at its own position (DFlash), or, where a drafter *samples from the anchor* (DSpark),
-every column says the token behind its own. So a block of b has b - 1 or b slots; the first is the one right behind the
-anchor either way.
+A mask's column predicts the token at its own position (DFlash); in a drafter that *samples from the anchor* (DSpark),
+every column predicts the next token. So a block of b has b - 1 or b slots; the first one follows the anchor either way.
 
 Optional parts: a reduced vocabulary, the only tokens that are drafted; DSpark's *Markov head*, a bigram of low rank
-whose scores are added to a slot's logits once the token before it is known; DSpark's *confidence head*, how likely a
+whose scores are added to a slot's logits given the token before; DSpark's *confidence head*, the probability that a
 slot's token is accepted.
 """
 
@@ -27,42 +26,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, Qwen3Config
+from transformers import Cache, DynamicCache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
+from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.stock_model import BaseModel, Model, Projection
-
-
-class KeyValues(Protocol):
-    """Keys and values of every layer: a cache of ``transformers``."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Append columns, ``[rows, attention heads, columns, size]``; returns all keys and values of the layer."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockConfig:
-    """What a block drafter is.
+    """The shape of a block drafter.
 
-    layers: its layers, as ``transformers`` has them; hidden size and vocabulary are the target's.
+    layers: its layers' configuration; hidden size and vocabulary are the target's.
     block_size: columns of a block, the anchor's included.
-    mask_token_id: the token that stands for a mask, of the target's vocabulary.
-    target_layer_ids: the target's layers whose states are the context, counted from 0: each the state behind the layer.
-    num_target_layers: layers of the target; None where a checkpoint does not say.
-    causal_head: whether a block's columns look only up to themselves.
-    sample_from_anchor: whether every column says the token behind its own, the anchor's column too.
+    mask_token_id: the token of the target's vocabulary that stands for a mask.
+    target_layer_ids: the target's layers, from 0, after which hidden states are taken as context.
+    num_target_layers: layers of the target; None if a checkpoint does not say.
+    causal_head: whether a block's columns see keys with index <= query index only.
+    sample_from_anchor: whether every column, the anchor's too, predicts the next token.
     draft_vocab_size: tokens of a reduced vocabulary; None drafts all.
     markov_rank: of the Markov head; 0 without.
-    confidence: whether there is a confidence head. confidence_with_markov: whether it reads the Markov head's embedding
-        too.
-    tokenizer_fingerprint: hash of the target's vocabulary (``vocabulary_fingerprint``), where it is known.
+    confidence: whether there is a confidence head. confidence_with_markov: whether it reads the Markov embedding too.
+    tokenizer_fingerprint: hash of the target's vocabulary (``vocabulary_fingerprint``), if known.
 
     Raises:
-        ValueError: numbers that describe no drafter.
+        ValueError: values that describe no drafter.
     """
 
     layers: Any
@@ -79,32 +71,21 @@ class BlockConfig:
     tokenizer_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
+        layers, limit, vocab, drafted = (
+            list(self.target_layer_ids), self.num_target_layers, self.vocab_size, self.draft_vocab_size,
+        )  # fmt: skip
         least = 1 if self.sample_from_anchor else 2
-        if self.block_size < least:
-            raise ValueError(f"expected block_size >= {least}, got {self.block_size}")
-        if not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(
-                f"expected mask_token_id below {self.vocab_size} (the vocabulary), got {self.mask_token_id}"
-            )
-        if not self.target_layer_ids or min(self.target_layer_ids) < 0:
-            raise ValueError(f"expected target_layer_ids >= 0, one or more, got {list(self.target_layer_ids)}")
-        if self.num_target_layers is not None and max(self.target_layer_ids) >= self.num_target_layers:
-            layers = list(self.target_layer_ids)
-            raise ValueError(
-                f"expected target_layer_ids below {self.num_target_layers} (num_target_layers), got {layers}"
-            )
-        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
-            raise ValueError(
-                f"expected draft_vocab_size from 1 to {self.vocab_size} (the vocabulary), got {self.draft_vocab_size}"
-            )
-        if self.markov_rank < 0:
-            raise ValueError(f"expected markov_rank >= 0, got {self.markov_rank}")
-        if self.confidence_with_markov and not (self.confidence and self.markov_rank):
-            raise ValueError(
-                "expected a confidence head and a markov_rank > 0 with confidence_with_markov, got one missing"
-            )
-        if any(kind != "full_attention" for kind in getattr(self.layers, "layer_types", None) or []):
-            raise ValueError(f"expected layer_types of full attention, got {self.layers.layer_types}")
+        expect(self.block_size >= least, f"block_size >= {least}", self.block_size)
+        expect(0 <= self.mask_token_id < vocab, f"mask_token_id below {vocab} (the vocabulary)", self.mask_token_id)
+        expect(layers and min(layers) >= 0, "target_layer_ids >= 0, one or more", layers)
+        expect(limit is None or max(layers) < limit, f"target_layer_ids below {limit} (num_target_layers)", layers)
+        fits = drafted is None or 1 <= drafted <= vocab
+        expect(fits, f"draft_vocab_size from 1 to {vocab} (the vocabulary)", drafted)
+        expect(self.markov_rank >= 0, "markov_rank >= 0", self.markov_rank)
+        fits = not self.confidence_with_markov or (self.confidence and self.markov_rank > 0)
+        expect(fits, "a confidence head and a markov_rank > 0 with confidence_with_markov", "one missing")
+        types = getattr(self.layers, "layer_types", None) or []
+        expect(all(kind == "full_attention" for kind in types), "layer_types of full attention", types)
 
     @property
     def hidden_size(self) -> int:
@@ -121,8 +102,7 @@ class BlockConfig:
 
 
 def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
-    """DFlash's choice of a target's layers for a drafter of so many: the middle one, or evenly from layer 1 to L -
-    3."""
+    """DFlash's choice of the target's layers: the middle one for one draft layer, else evenly from layer 1 to L - 3."""
     if draft_layers == 1:
         return (target_layers // 2,)
     first, last = 1, max(1, target_layers - 3)
@@ -130,21 +110,17 @@ def default_layer_ids(draft_layers: int, target_layers: int) -> tuple[int, ...]:
 
 
 def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id: int, **parts: Any) -> BlockConfig:
-    """A drafter of the target's width: its hidden size, vocabulary, attention heads and rotary base.
+    """The configuration of a drafter with the target's hidden size, vocabulary, attention heads and rotary base.
 
     Args:
         parts: further fields of ``BlockConfig``; ``target_layer_ids`` are DFlash's by default.
 
     Raises:
-        ValueError: the target is an encoder–decoder, or the numbers describe no drafter.
+        ValueError: the target is an encoder–decoder, or the values describe no drafter.
     """
     base = BaseModel.of(target)
-    if base.is_encoder_decoder:
-        raise ValueError(
-            "expected a decoder-only model for a block drafter, got an encoder–decoder; see `latticebpd train drafter`"
-        )
-    if draft_layers < 1:
-        raise ValueError(f"expected draft_layers >= 1, got {draft_layers}")
+    _expect_decoder_only(base, "model")
+    expect(draft_layers >= 1, "draft_layers >= 1", draft_layers)
     own = base.config
     attention_heads = own.num_attention_heads
     rope = getattr(own, "rope_parameters", None) or {}
@@ -161,6 +137,11 @@ def config_for(target: Model, draft_layers: int, block_size: int, mask_token_id:
     )  # fmt: skip
     parts.setdefault("target_layer_ids", default_layer_ids(draft_layers, own.num_hidden_layers))
     return BlockConfig(layers, block_size, mask_token_id, num_target_layers=own.num_hidden_layers, **parts)
+
+
+def _expect_decoder_only(base: BaseModel, role: str) -> None:
+    wanted, remedy = f"a decoder-only {role} for a block drafter", "see `latticebpd train drafter`"
+    expect(not base.is_encoder_decoder, wanted, "an encoder–decoder", remedy)
 
 
 class MarkovHead(nn.Module):
@@ -190,16 +171,15 @@ class ConfidenceHead(nn.Module):
 
 
 class BlockDrafter(nn.Module):
-    """A block drafter; its state dict has the names of DFlash's checkpoints, those of a DSpark drafter's heads
-    included.
+    """A block drafter; its state dict has the names of DFlash's and DSpark's checkpoints.
 
     Args:
-        config: what it is.
+        config: its shape.
         draft_tokens: ``[draft_vocab_size]`` the reduced vocabulary, ascending ids of the target's.
         own_head: whether it has an output projection of its own (``lm_head``) onto the tokens that it drafts.
 
     Raises:
-        ValueError: tokens that are no such vocabulary.
+        ValueError: ``draft_tokens`` that are no such vocabulary.
     """
 
     def __init__(
@@ -230,7 +210,7 @@ class BlockDrafter(nn.Module):
                 nn.init.normal_(module.weight, std=getattr(config.layers, "initializer_range", 0.02))
                 if getattr(module, "bias", None) is not None:
                     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
-        if self.markov_head is not None:  # a bigram that has learnt nothing says nothing
+        if self.markov_head is not None:  # an untrained bigram adds nothing
             nn.init.zeros_(self.markov_head.markov_w2.weight)
 
     @property
@@ -241,12 +221,11 @@ class BlockDrafter(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
 
-    def read(self, states: Tensor, positions: Tensor, cache: KeyValues) -> None:
+    def read(self, states: Tensor, positions: Tensor, cache: Cache) -> None:
         """Append the context's keys and values to a cache.
 
         Args:
-            states: ``[rows, n, layers * hidden]``: of each token, what the target's ``target_layer_ids`` handed on,
-                side by side.
+            states: ``[rows, n, layers * hidden]`` hidden states after the ``target_layer_ids``, concatenated.
             positions: ``[rows, n]``.
         """
         context = self.hidden_norm(self.fc(states))
@@ -258,14 +237,13 @@ class BlockDrafter(nn.Module):
             values = attention.v_proj(context).view(shape).transpose(1, 2)
             cache.update(keys * cos + rotate_half(keys) * sin, values, index)
 
-    def fill(self, block: Tensor, positions: Tensor, visible: Tensor, cache: KeyValues) -> Tensor:
-        """``[rows, columns, hidden]`` normalised states of blocks behind the context that a cache holds; it takes up
-        the blocks' too.
+    def fill(self, block: Tensor, positions: Tensor, visible: Tensor, cache: Cache) -> Tensor:
+        """``[rows, columns, hidden]`` normalised states of blocks, which are appended to the context in a cache.
 
         Args:
             block: ``[rows, columns, hidden]`` embeddings.
             positions: ``[rows, columns]``.
-            visible: ``[rows, columns, context + columns]`` bool: which keys a column looks at.
+            visible: ``[rows, columns, context + columns]`` bool: which keys a column sees.
         """
         rotary = self.rotary_emb(block, positions)
         for layer in self.layers:
@@ -279,36 +257,28 @@ class BlockDrafter(nn.Module):
     def forward(
         self, states: Tensor, state_positions: Tensor, block: Tensor, positions: Tensor, visible: Tensor
     ) -> Tensor:
-        """``[rows, columns, hidden]``: both at once, as training needs it: many blocks side by side under one mask.
+        """``[rows, columns, hidden]``: `read` and `fill` at once, for training, of blocks side by side under one mask.
 
-        Arguments as for :meth:`read` and :meth:`fill`; masks and positions of blocks: :func:`anchored_blocks`.
+        Masks and positions of blocks: :func:`anchored_blocks`.
         """
-        cache: Any = DynamicCache()
+        cache = DynamicCache()
         self.read(states, state_positions, cache)
         return self.fill(block, positions, visible, cache)
 
-    def said(self, hidden: Tensor) -> Tensor:
-        """``[rows, blocks * block_size, hidden]`` -> ``[rows, blocks, slots, hidden]``: the columns that say a slot's
-        token."""
+    def slot_states(self, hidden: Tensor) -> Tensor:
+        """``[rows, blocks * block_size, hidden]`` -> ``[rows, blocks, slots, hidden]``: columns that predict a slot."""
         blocks: Tensor = hidden.unflatten(1, (-1, self.config.block_size))
         return blocks[:, :, self.config.block_size - self.config.slots :]
 
     def output(self, target: Projection) -> Callable[[Tensor], Tensor]:
-        """From states to logits, ``[..., hidden]`` -> ``[..., draft vocab]``, without the Markov head's.
-
-        Args:
-            target: the target's own projection.
-        """
+        """From states to logits, ``[..., hidden]`` -> ``[..., draft vocab]``, without the Markov head's; ``target`` is
+        the target's own projection."""
         if self.lm_head is not None:
             return self.lm_head
         return target if self.draft_tokens is None else target.over(self.draft_tokens)
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """``[...]`` logits of the slots' tokens being accepted.
-
-        Args:
-            hidden: ``[..., hidden]`` states that say the slots; previous: ``[...]`` the token before each slot.
-        """
+        """``[...]`` logits of acceptance, from slot states ``[..., hidden]`` and the tokens before them ``[...]``."""
         assert self.confidence_head is not None
         if self.config.confidence_with_markov and self.markov_head is not None:
             hidden = torch.cat([hidden, self.markov_head.markov_w1(previous)], dim=-1)
@@ -321,8 +291,8 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
 
     Args:
         anchors: ``[rows, blocks]`` positions of the anchors in their texts.
-        context: places of the context, place p being a text's position p.
-        causal: whether a block's columns look only up to themselves.
+        context: columns of the context; column p is a text's position p.
+        causal: whether a block's columns see keys with index <= query index only.
 
     Returns:
         ``[rows, blocks * block_size]`` positions, and ``[rows, blocks * block_size, context + blocks * block_size]``
@@ -332,54 +302,41 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
     device, columns = anchors.device, blocks * block_size
     offsets = torch.arange(block_size, device=device)
     positions = (anchors[:, :, None] + offsets).flatten(1)
-    behind = anchors.repeat_interleave(block_size, dim=1)[:, :, None] > torch.arange(context, device=device)
+    before = anchors.repeat_interleave(block_size, dim=1)[:, :, None] > torch.arange(context, device=device)
     inside = torch.ones(block_size, block_size, dtype=torch.bool, device=device)
     own = torch.block_diag(*[inside.tril() if causal else inside] * blocks).bool() if blocks else inside.new_empty(0, 0)
-    return positions, torch.cat([behind, own.expand(rows, columns, columns)], dim=2)
+    return positions, torch.cat([before, own.expand(rows, columns, columns)], dim=2)
 
 
 def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
-    """Refuse a drafter that is not made for this target.
-
-    Args:
-        fingerprint: hash of the target's vocabulary, or None if unknown.
+    """Refuse a drafter of another target; ``fingerprint``: hash of the target's vocabulary, if known.
 
     Raises:
         ValueError: the target is an encoder–decoder, or differs in hidden size, vocabulary or layers.
     """
     base, config = BaseModel.of(target), drafter.config
-    if base.is_encoder_decoder:
-        raise ValueError(
-            "expected a decoder-only target for a block drafter, got an encoder–decoder; see `latticebpd train drafter`"
-        )
-    layers = int(base.config.num_hidden_layers)
-    known = config.tokenizer_fingerprint
+    _expect_decoder_only(base, "target")
+    layers, known = int(base.config.num_hidden_layers), config.tokenizer_fingerprint
     pairs = {
         "hidden_size {}": (base.hidden_size, config.hidden_size),
         "vocab_size {}": (base.vocab_size, config.vocab_size),
         "num_target_layers {}": (layers, config.num_target_layers or layers),
         "the vocabulary {}": (fingerprint, known) if fingerprint and known else (0, 0),
     }
-    for what, (wanted, got) in pairs.items():
-        if wanted != got:
-            raise ValueError(
-                f"expected a block drafter with {what.format(wanted)} (the target's), got {got}; train one for this"
-                " target"
-            )
-    if max(config.target_layer_ids) >= layers:
-        raise ValueError(
-            f"expected target_layer_ids below {layers} (the target's layers), got {list(config.target_layer_ids)}"
-        )
+    expect_equal("a block drafter", "target", pairs)
+    chosen = list(config.target_layer_ids)
+    expect(max(chosen) < layers, f"target_layer_ids below {layers} (the target's layers)", chosen)
 
 
 def _check_draft_tokens(tokens: Tensor | None, config: BlockConfig) -> None:
-    size = config.draft_vocab_size
-    if (tokens is None) != (size is None):
-        raise ValueError(
-            f"expected draft_tokens where there is a draft_vocab_size, and only there, got {size} and {tokens!r:.60}"
-        )
-    if tokens is None:
-        return
-    rising = tokens.ndim == 1 and bool((tokens.diff() > 0).all())
-    if not rising or len(tokens) != size or int(tokens[0]) < 0 or int(tokens[-1]) >= config.vocab_size:
-        raise ValueError(f"expected draft_tokens of {size} ascending ids below {config.vocab_size}, got {tokens!r:.80}")
+    size, vocab = config.draft_vocab_size, config.vocab_size
+    wanted = "draft_tokens where there is a draft_vocab_size, and only there"
+    expect((tokens is None) == (size is None), wanted, f"{size} and {tokens!r:.60}")
+    if tokens is not None and size is not None:
+        expect(is_vocabulary(tokens, size, vocab), f"draft_tokens of {size} ascending ids below {vocab}", tokens)
+
+
+def is_vocabulary(tokens: Tensor, size: int, vocab_size: int) -> bool:
+    """Whether ``tokens`` are ``[size]`` ascending ids below ``vocab_size``."""
+    ascending = tokens.ndim == 1 and len(tokens) == size and bool((tokens.diff() > 0).all())
+    return ascending and int(tokens[0]) >= 0 and int(tokens[-1]) < vocab_size

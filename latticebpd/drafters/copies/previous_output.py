@@ -1,7 +1,7 @@
 """Drafting along an earlier output, for decoding an edited prompt again.
 
 A small change to a prompt leaves much of the answer as it was.  The earlier answer is drafted in order; where the new
-one departs from it, the drafter looks for the place to go on from.
+one departs from it, the drafter looks up where to continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Reading:
 
     index: SuffixIndex
     seen: int
-    places: list[int] = field(default_factory=lambda: [0])
+    positions: list[int] = field(default_factory=lambda: [0])
 
 
 class PreviousOutputDrafter:
@@ -29,15 +29,15 @@ class PreviousOutputDrafter:
 
     While the new text follows the earlier one, the draft is what comes next there. After a mismatch the last tokens are
     looked up in the earlier text: the longest match wins, then the one nearest to where the reading stood, up to
-    ``max_places`` of them as branches of one tree.  Without a match the new tokens are taken to have replaced as
+    ``max_positions`` of them as branches of one tree.  Without a match the new tokens are taken to have replaced as
     many old ones.
 
     Args:
         texts: earlier outputs, prompts left out, one for every row of the batch; of a single row, just its tokens.
         block_size: tokens drafted per call.
-        num_nodes: nodes of the tree, where several places compete.
+        num_nodes: nodes of the tree, where several positions compete.
         max_ngram: longest match looked for after a mismatch.
-        max_places: places tried at once.
+        max_positions: positions tried at once.
         keep: as for ``PromptNgramDrafter``.
     """
 
@@ -49,16 +49,17 @@ class PreviousOutputDrafter:
         block_size: int = 8,
         num_nodes: int = 12,
         max_ngram: int = 4,
-        max_places: int = 3,
+        max_positions: int = 3,
         keep: float = 0.9,
     ) -> None:
-        if min(block_size, num_nodes, max_places) < 1:
+        if min(block_size, num_nodes, max_positions) < 1:
             raise ValueError(
-                f"expected block_size, num_nodes and max_places >= 1, got {block_size}, {num_nodes} and {max_places}"
+                f"expected block_size, num_nodes and max_positions >= 1, got {block_size}, {num_nodes} and"
+                f" {max_positions}"
             )
         if not 0 < keep < 1:
             raise ValueError(f"expected 0 < keep < 1, got {keep}")
-        self.block_size, self.num_nodes, self.max_places, self.keep = block_size, num_nodes, max_places, keep
+        self.block_size, self.num_nodes, self.max_positions, self.keep = block_size, num_nodes, max_positions, keep
         self._indexes = []
         for text in by_row(texts):
             self._indexes.append(SuffixIndex(max_ngram))
@@ -79,8 +80,8 @@ class PreviousOutputDrafter:
         self._follow(reading, state)
         old = reading.index.tokens
         depth = min(self.block_size, state.max_depth)
-        paths = [old[place : place + depth] for place in reading.places if place < len(old)]
-        # Earlier named places are likelier: each weighs twice the next.
+        paths = [old[position : position + depth] for position in reading.positions if position < len(old)]
+        # Earlier named positions are likelier: each weighs twice the next.
         return weighted_tree(paths, [0.5**rank for rank in range(len(paths))], self.keep, self.num_nodes)
 
     def _follow(self, reading: _Reading, state: State) -> None:
@@ -88,17 +89,17 @@ class PreviousOutputDrafter:
         new = list(state.tokens[reading.seen :])
         reading.seen = len(state.tokens)
         old = reading.index.tokens
-        for place in reading.places:
-            if old[place : place + len(new)] == new:
-                reading.places = [place + len(new)]
+        for position in reading.positions:
+            if old[position : position + len(new)] == new:
+                reading.positions = [position + len(new)]
                 return
-        expected = reading.places[0] + len(new)
+        expected = reading.positions[0] + len(new)
         # Of the new text alone: the prompt is no part of what the earlier output could go on from.
         tail = state.tokens[max(state.prompt_length, len(state.tokens) - reading.index.max_length) :]
-        for _, places in reading.index.matches(tail):
-            reading.places = sorted(places, key=lambda place: abs(place - expected))[: self.max_places]
+        for _, positions in reading.index.matches(tail):
+            reading.positions = sorted(positions, key=lambda position: abs(position - expected))[: self.max_positions]
             return
-        reading.places = [expected]
+        reading.positions = [expected]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         pass

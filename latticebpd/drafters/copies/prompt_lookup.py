@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last few tokens where they stood before.
+"""Prompt lookup: drafts what followed the last few tokens at their earlier occurrences.
 
 Texts quote their prompts (summaries, answers, edits) and repeat themselves. The drafter needs no heads and no training:
-it finds the longest suffix of the text that occurs earlier in prompt or output, and copies on from there. Several
+it looks up the longest suffix of the text that occurs earlier in prompt or output, and copies what followed. Several
 occurrences make a small tree.
 """
 
@@ -60,15 +60,15 @@ class PromptNgramDrafter:
         if state.is_first or state.row not in self._indexes:
             self._indexes[state.row] = SuffixIndex(
                 self.max_ngram, self.max_matches + 1
-            )  # the text's own end is one place
+            )  # one position is the end of the text itself
         index = self._indexes[state.row]
         index.extend(state.tokens[len(index.tokens) :])
         depth = min(self.block_size, state.max_depth)
         paths: list[list[int]] = []
         weights: list[float] = []
-        for length, places in index.matches(index.tokens, self.min_ngram):
-            for place in reversed(places[len(paths) - self.max_matches :]):
-                paths.append(copied(index.tokens, place, depth))
+        for length, positions in index.matches(index.tokens, self.min_ngram):
+            for position in reversed(positions[len(paths) - self.max_matches :]):
+                paths.append(copied(index.tokens, position, depth))
                 weights.append(self.longer**length)
             if len(paths) == self.max_matches:
                 break

@@ -1,4 +1,4 @@
-"""Where a text has been before: the index behind the drafters that copy, and the trees that they make of it."""
+"""Suffix matches in a text, and the draft trees that copies of what followed them make."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class SuffixIndex:
 
     Args:
         max_length: longest match looked for, >= 1.
-        max_places: places remembered per n-gram, the latest ones; None for all.
+        max_positions: positions remembered per n-gram, the latest ones; None for all.
     """
 
-    def __init__(self, max_length: int, max_places: int | None = None) -> None:
+    def __init__(self, max_length: int, max_positions: int | None = None) -> None:
         if max_length < 1:
             raise ValueError(f"expected a match of at least one token, got max_length {max_length}")
-        if max_places is not None and max_places < 1:
-            raise ValueError(f"expected at least one place per n-gram, got max_places {max_places}")
-        self.max_length, self.max_places = max_length, max_places
+        if max_positions is not None and max_positions < 1:
+            raise ValueError(f"expected at least one position per n-gram, got max_positions {max_positions}")
+        self.max_length, self.max_positions = max_length, max_positions
         self.tokens: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._positions: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the indexed text."""
@@ -35,35 +35,40 @@ class SuffixIndex:
             self.tokens.append(token)
             end = len(self.tokens)
             for length in range(1, min(self.max_length, end) + 1):
-                places = self._places.setdefault(tuple(self.tokens[end - length : end]), [])
-                places.append(end)
-                if self.max_places is not None and len(places) > self.max_places:
-                    del places[0]
+                positions = self._positions.setdefault(tuple(self.tokens[end - length : end]), [])
+                positions.append(end)
+                if self.max_positions is not None and len(positions) > self.max_positions:
+                    del positions[0]
 
     def matches(self, text: Sequence[int], min_length: int = 1) -> list[tuple[int, list[int]]]:
-        """Matches of the text's suffixes: ``(length, places)``, longest first.
+        """Matches of the text's suffixes: ``(length, positions)``, longest first.
 
-        A place is the position right after the match, so that ``tokens[place]`` is what came next there; the end of the
-        indexed text, where nothing came next, is left out.  A place stands under its longest match only; places rise.
+        A position is the position right after the match, so that ``tokens[position]`` is what came next there; the end
+        of the indexed text, where nothing came next, is left out. A position is listed with its longest match only, in
+        ascending order.
         """
         end = len(self.tokens)
         seen: set[int] = {end}
-        found: list[tuple[int, list[int]]] = []
+        matches: list[tuple[int, list[int]]] = []
         for length in range(min(self.max_length, len(text)), min_length - 1, -1):
-            places = [place for place in self._places.get(tuple(text[len(text) - length :]), ()) if place not in seen]
-            if places:
-                found.append((length, places))
-                seen.update(places)
-        return found
+            positions = [
+                position
+                for position in self._positions.get(tuple(text[len(text) - length :]), ())
+                if position not in seen
+            ]
+            if positions:
+                matches.append((length, positions))
+                seen.update(positions)
+        return matches
 
 
-def copied(source: Sequence[int], place: int, length: int) -> list[int]:
-    """``length`` tokens copied from ``place`` on.
+def copied(source: Sequence[int], position: int, length: int) -> list[int]:
+    """``length`` tokens copied from ``position`` on.
 
     Where the source ends, the copy goes on with its own beginning, as in LZ77: a text that repeats with a period
     shorter than ``length`` is continued past its end.
     """
-    copy = list(source[place : place + length])
+    copy = list(source[position : position + length])
     period = len(copy)
     while copy and len(copy) < length:
         copy.append(copy[len(copy) - period])
@@ -106,10 +111,10 @@ def weighted_tree(
             shares[child] += share
             node = child
     best = sorted(range(len(tokens)), key=lambda node: -shares[node])[:num_nodes]
-    place = {node: index for index, node in enumerate(best)}
-    place[ROOT] = ROOT
+    index_of = {node: index for index, node in enumerate(best)}
+    index_of[ROOT] = ROOT
     return DraftTree(
         np.array([tokens[node] for node in best], dtype=np.int32),
-        np.array([place[parents[node]] for node in best], dtype=np.int32),
+        np.array([index_of[parents[node]] for node in best], dtype=np.int32),
         np.log([shares[node] for node in best]),
     )

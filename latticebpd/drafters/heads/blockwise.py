@@ -5,7 +5,7 @@ A *blockwise language model* is a stock causal LM or encoder-decoder of ``transf
 ``heads.py`` has the kinds of heads.
 
 On disk it is the directory that ``save_pretrained`` of the base model writes (``transformers``' own classes open it)
-and two files beside: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
+and two more files: ``heads.json`` (format, kind, shape, what it belongs to) and ``heads.safetensors``.
 Format 1 knew one kind of heads, those that format 2 calls ``feed-forward``. Since format 3 heads may know a *shortlist*
 of the tokens alone (the others are never drafted), and the file holds a hash of the base model that they were trained
 on.
@@ -62,7 +62,7 @@ class BlockwiseLM(nn.Module):
                 f"expected heads of {known} tokens (the base model's, or the shortlist's), got {heads.vocab_size}"
             )
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
-        self._scale = stock.projection.scale  # found out here and now: training may shard the model
+        self._scale = stock.projection.scale  # read now: training may shard the model
         self._short: tuple[tuple[object, ...], Projection] | None = None
 
     @property
@@ -153,7 +153,7 @@ class BlockwiseLM(nn.Module):
         )
 
     def save_heads(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
-        """Write the heads alone, beside a base model's files that are there already: those of the model that they were
+        """Write the heads alone, next to the files of a base model: that which they were
         trained on."""
         self._save_heads(Path(directory), dict(self.heads.state_dict()), dtype)
 
@@ -262,17 +262,17 @@ def _check_shortlist(shortlist: Tensor | None, vocab_size: int) -> None:
 
 
 def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
-    """ValueError where a tokenizer stands beside the model that is not the one its heads were trained with."""
+    """ValueError if the tokenizer next to the model is not the one that its heads were trained with."""
     path = directory / "tokenizer.json"
     if fingerprint is None or not path.exists():
         return
     try:
-        found = vocabulary_fingerprint(Tokenizer.from_file(str(path)).get_vocab())
+        own = vocabulary_fingerprint(Tokenizer.from_file(str(path)).get_vocab())
     except Exception as error:  # tokenizers raises bare Exception
         raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
-    if found != fingerprint:
+    if own != fingerprint:
         raise ValueError(
-            f"{path}: expected the vocabulary of the model's heads ({fingerprint}), got {found}; copy their tokenizer"
+            f"{path}: expected the vocabulary of the model's heads ({fingerprint}), got {own}; copy their tokenizer"
             " here"
         )
 

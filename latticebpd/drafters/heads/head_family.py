@@ -36,7 +36,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 
 
 class HasHeads(Protocol):
-    """Prediction heads beside a base model; ``BlockwiseLM`` is one."""
+    """Prediction heads of a target; ``BlockwiseLM`` is one."""
 
     tokenizer_fingerprint: str | None
 
@@ -49,7 +49,7 @@ class HasHeads(Protocol):
         The tokens are those of the vocabulary or, where the heads have one, of the attribute ``shortlist`` (ids,
         ascending).
 
-        slots: only the first so many, if there are more.
+        slots: the first so many heads only.
         """
 
 
@@ -86,8 +86,8 @@ class HeadLattices:
         logits = self.model.head_logits(
             torch.stack(hidden), reachable if self.slots is None else min(reachable, self.slots)
         )
-        found = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
-        return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
+        drawn = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
 
     @property
     def target(self) -> Model:
@@ -125,5 +125,5 @@ class HeadLattices:
         step = max(1, MAX_LOGITS // (self.num_slots * self.vocab_size))
         for begin in range(0, len(positions), step):
             logits = self.model.head_logits(hidden[begin : begin + step], self.slots)
-            found = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
-            yield found, torch.cat([own[begin : begin + step], entropy(logits)], dim=1)
+            drawn = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
+            yield drawn, torch.cat([own[begin : begin + step], entropy(logits)], dim=1)

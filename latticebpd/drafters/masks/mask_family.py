@@ -15,14 +15,14 @@ from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, Target
 from latticebpd.drafters.masks.mask_filler import MaskFiller
-from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, check_pair, is_drafter
+from latticebpd.drafters.masks.mask_network import ROLE, NonAutoregressiveModel, check_pair, is_drafter
 from latticebpd.drafters.text_states import lattices_by_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 
-DRAFTS_ONLY = "a non-autoregressive drafter"
+DRAFTS_ONLY = f"a {ROLE}"
 
 
 def recognises(path: Path) -> bool:

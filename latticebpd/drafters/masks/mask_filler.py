@@ -1,4 +1,4 @@
-"""A non-autoregressive model that fills masks behind growing texts (GAD; Xia 2022, section 3)."""
+"""A non-autoregressive model that fills masks after growing texts (GAD; Xia 2022, section 3)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from latticebpd.target.stock_model import BaseModel
 
 
 class MaskFiller:
-    """A non-autoregressive model beside growing texts: sources are encoded once, and what was read of a text is kept.
+    """A non-autoregressive model that follows growing texts: sources are encoded once, and texts are cached.
 
-    Of a bidirectional model, whose text's columns have seen masks, only what was made of the source stays.
+    Not so the texts of a bidirectional model, whose columns have seen masks.
     """
 
     def __init__(self, model: NonAutoregressiveModel) -> None:
@@ -30,8 +30,7 @@ class MaskFiller:
 
     @torch.inference_mode()
     def logits(self, states: Sequence[GrowingText], slots: int) -> Tensor:
-        """``[rows, slots', vocab]``: fill ``slots`` slots behind every text, fewer where the model's positions end,
-        perhaps none."""
+        """``[rows, slots', vocab]``: fill ``slots`` slots after every text, fewer or none where positions run out."""
         self._align(states)
         model, texts, read = self.model, [state.tokens for state in states], self.read.lengths
         unread = max(len(text) - done for text, done in zip(texts, read, strict=True))
@@ -45,8 +44,7 @@ class MaskFiller:
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> None:
-        """Encode those sources that are not encoded yet, as one batch, on a GPU in a stream of its own; forget all
-        others."""
+        """Encode new sources, as one batch, on a GPU in a stream of its own; forget those that are not given."""
         wanted = dict.fromkeys(map(tuple, sources))
         missing = [source for source in wanted if source not in self.encoded]
         if not missing:
@@ -55,12 +53,10 @@ class MaskFiller:
         BaseModel.of(self.model).check_sources(width)
         stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            ids = torch.tensor(
-                [[*source, *[source[-1]] * (width - len(source))] for source in missing], device=self.device
-            )
-            mask = torch.tensor(
-                [[1] * len(source) + [0] * (width - len(source)) for source in missing], device=self.device
-            )
+            padding = [width - len(source) for source in missing]
+            rows = [[*source, *[source[-1]] * pad] for source, pad in zip(missing, padding, strict=True)]
+            ids = torch.tensor(rows, device=self.device)
+            mask = torch.tensor([[1] * (width - pad) + [0] * pad for pad in padding], device=self.device)
             hidden = self.model.encode(ids, mask).hidden
         if stream is not None:
             stream.synchronize()
@@ -68,13 +64,13 @@ class MaskFiller:
         self.encoded = kept | {source: line[: len(source)] for source, line in zip(missing, hidden, strict=True)}
 
     def _align(self, states: Sequence[GrowingText]) -> None:
-        """Have the rows of the cache and of the sources be those of ``states``."""
+        """Make the rows of the cache and of the sources those of ``states``."""
         before, sources = len(self.source.hidden), [tuple(state.source) for state in states]
         self.encode(sources)
-        places = self.read.align(states)
-        if places is None:
+        rows = self.read.align(states)
+        if rows is None:
             lines = [self.encoded[source] for source in sources]
             masks = [torch.ones(len(line), dtype=torch.long, device=self.device) for line in lines]
             self.source = EncodedSource(pad_sequence(lines, batch_first=True), pad_sequence(masks, batch_first=True))
-        elif places != list(range(before)):
-            self.source = self.source.select(torch.tensor(places, device=self.device))
+        elif rows != list(range(before)):
+            self.source = self.source.select(torch.tensor(rows, device=self.device))

@@ -1,20 +1,20 @@
 """Non-autoregressive encoder–decoders, which draft a block of tokens in one pass (GAD; Xia 2022, section 3.1).
 
-The decoder reads a text and, behind it, k *masks*; at each mask it says which token stands there::
+The decoder reads a text and, after it, k *masks*; at each mask it predicts the token::
 
     column      start  y_1 .. y_j          m_1 .. m_k
-    looks at    the text up to itself      the whole text and all masks
+    sees        keys <= its own            the whole text and all masks
 
-The text is read causally, as a verifier reads it, so what has been read can be kept. In the paper's layout,
-*bidirectional*, the text's columns look at the whole text and all masks too, and everything is read anew at each draft.
-Model and layers are those of ``transformers``, called with a mask of four dimensions.
+The text is read causally, as by a verifier, so it can be cached. In the paper's layout, *bidirectional*, the text's
+columns see the whole text and all masks too, and everything is read again for each draft. Model and layers are those of
+``transformers``, called with a mask of four dimensions.
 
-An *anchored* drafter, which is not in the paper, needs a mask less: the column of the text's last token, y_j, says what
-comes next, as a verifier's does, and the masks say the k - 1 tokens behind that. Begun with a verifier's weights it
-says the first token as the verifier would, before any training.
+An *anchored* drafter, which is not in the paper, needs a mask less: the column of the text's last token, y_j, predicts
+the next token, as a verifier's does, and the masks predict the k - 1 tokens after that. With a verifier's weights it
+predicts the first token as the verifier would, before any training.
 
-On disk a drafter is the directory that ``save_pretrained`` of the stock model writes, and ``drafter.json`` beside it:
-what tells it from an autoregressive model of the same class, which a verifier has to be.
+On disk a drafter is the directory that ``save_pretrained`` of the stock model writes, with a ``drafter.json``, which
+tells it from an autoregressive model of the same class.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fst.files import replacing
+from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
@@ -45,13 +46,13 @@ ROLE = "non-autoregressive drafter"
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """One pass of the decoder: what each text has that was not read yet, padded, then the masks.
+    """One pass of the decoder: the unread tokens of each text, padded, then the masks.
 
     tokens, positions: ``[rows, new + masks]``; positions are those in the text.
-    visible: ``[rows, new + masks, places + new + masks]`` bool: which keys a column looks at.  The first ``places`` are
-        those of the cache, where a row's text begins at place 0.
+    visible: ``[rows, new + masks, cached + new + masks]`` bool: which keys a column sees. The first ``cached`` are the
+        cache's, where a row's text begins at index 0.
     new: columns before the masks.
-    slots: ``[rows, windows * slots]`` the column that says each slot's token.
+    slots: ``[rows, windows * slots]`` the column that predicts each slot.
     """
 
     tokens: np.ndarray
@@ -70,18 +71,18 @@ def masked_columns(
     anchored: bool = False,
     bidirectional: bool = False,
 ) -> Columns:
-    """Lay out a pass that fills ``slots`` slots behind every text, or behind several prefixes of it at once.
+    """Lay out a pass that fills ``slots`` slots after every text, or after several prefixes of it at once.
 
-    A mask's position is the place before its token's own: that from which the verifier, reading on, would predict the
-    token, so that a drafter begun with its weights looks in the right direction.
+    A mask's position is the one before its token's: that from which a verifier would predict the token, so that the
+    verifier's weights are a good initialisation.
 
     Args:
         texts: of the decoder, each with its start token.
         read: how many tokens of each are in the cache, fewer than all.
-        slots: >= 1; each a mask, or, if ``anchored``, each but the first.
+        slots: >= 1; each a mask or, if ``anchored``, each but the first.
         prefixes: ``[rows, windows]`` lengths of the prefixes, >= 1; each has masks of its own, window by window, which
-            see neither the text behind it nor other masks.
-        anchored: whether the last column of a prefix, which must not have been read, says the first slot.
+            see neither the text after it nor other masks.
+        anchored: whether the last column of a prefix, which must not have been read, predicts the first slot.
         bidirectional: whether the text's columns see all of it and its masks; then nothing has been read, and there are
             no ``prefixes``.
     """
@@ -89,16 +90,16 @@ def masked_columns(
     if prefixes is None:
         prefixes = [[len(text)] for text in texts]
     counts = [len(text) - done for text, done in zip(texts, read, strict=True)]
-    new, places, rows, windows = max(counts), max(read), len(texts), len(prefixes[0])
+    new, cached, rows, windows = max(counts), max(read), len(texts), len(prefixes[0])
     masks = slots - anchored
     width = new + windows * masks
     tokens = np.full((rows, width), mask_token_id, dtype=np.int64)
     positions = np.zeros((rows, width), dtype=np.int64)
-    visible = np.zeros((rows, width, places + width), dtype=bool)
-    visible[:, :new, places : places + new] = np.tri(new, dtype=bool)
-    visible[:, new:, places + new :] = np.kron(np.eye(windows, dtype=bool), np.ones((masks, masks), dtype=bool))
-    said_by = np.empty((rows, windows, slots), dtype=np.int64)
-    said_by[:, :, anchored:] = np.arange(new, width).reshape(windows, masks)
+    visible = np.zeros((rows, width, cached + width), dtype=bool)
+    visible[:, :new, cached : cached + new] = np.tri(new, dtype=bool)
+    visible[:, new:, cached + new :] = np.kron(np.eye(windows, dtype=bool), np.ones((masks, masks), dtype=bool))
+    predicted_by = np.empty((rows, windows, slots), dtype=np.int64)
+    predicted_by[:, :, anchored:] = np.arange(new, width).reshape(windows, masks)
     for row, (text, done, count) in enumerate(zip(texts, read, counts, strict=True)):
         tokens[row, :count] = text[done:]
         positions[row, :new] = np.arange(done, done + new)
@@ -109,10 +110,10 @@ def masked_columns(
             own = slice(new + window * masks, new + (window + 1) * masks)
             positions[row, own] = np.arange(prefix - 1 + anchored, prefix - 1 + slots)
             visible[row, own, : min(done, prefix)] = True
-            visible[row, own, places : places + max(0, prefix - done)] = True
+            visible[row, own, cached : cached + max(0, prefix - done)] = True
             if anchored:
-                said_by[row, window, 0] = prefix - 1 - done
-    return Columns(tokens, positions, visible, new, said_by.reshape(rows, windows * slots))
+                predicted_by[row, window, 0] = prefix - 1 - done
+    return Columns(tokens, positions, visible, new, predicted_by.reshape(rows, windows * slots))
 
 
 class NonAutoregressiveModel(nn.Module):
@@ -120,14 +121,13 @@ class NonAutoregressiveModel(nn.Module):
 
     Args:
         base: Marian, BART or another model whose decoder adds embedded positions; it is put into evaluation mode.
-        mask_token_id: the token that stands for a mask, none that a text may hold.
-        block_size: the most masks that it was, or is to be, trained to fill at once.
+        mask_token_id: the token that stands for a mask and occurs in no text.
+        block_size: the most masks that it is trained to fill at once.
         tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``), compared with the verifier's.
-        anchored: whether the text's last column says the first token of a block (see above).
-        bidirectional: whether the text's columns see what is behind them (see above).
+        anchored, bidirectional: see above.
 
     Raises:
-        ValueError: a model of another kind, or a mask that is no such token.
+        ValueError: a model of another kind, or no such mask.
     """
 
     def __init__(
@@ -141,26 +141,18 @@ class NonAutoregressiveModel(nn.Module):
     ) -> None:
         super().__init__()
         stock = BaseModel.of(base)
-        if not stock.is_encoder_decoder or not hasattr(stock.decoder, "embed_positions"):
-            raise ValueError(
-                "expected an encoder–decoder with embedded positions as drafter, such as Marian or BART, got"
-                f" {base.config.model_type}"
-            )
-        if not 0 <= mask_token_id < stock.vocab_size or mask_token_id in stock.eos_ids:
-            raise ValueError(
-                f"expected a mask token id below {stock.vocab_size} (the vocabulary) that does not end texts, got"
-                f" {mask_token_id}"
-            )
-        if block_size < 1:
-            raise ValueError(f"expected block_size >= 1, got {block_size}")
+        fits = stock.is_encoder_decoder and hasattr(stock.decoder, "embed_positions")
+        wanted = "an encoder–decoder with embedded positions as drafter, such as Marian or BART"
+        expect(fits, wanted, base.config.model_type)
+        fits = 0 <= mask_token_id < stock.vocab_size and mask_token_id not in stock.eos_ids
+        wanted = f"a mask token id below {stock.vocab_size} (the vocabulary) that does not end texts"
+        expect(fits, wanted, mask_token_id)
+        expect(block_size >= 1, "block_size >= 1", block_size)
         self.base = base.eval()
-        self.mask_token_id, self.block_size, self.tokenizer_fingerprint = (
-            mask_token_id,
-            block_size,
-            tokenizer_fingerprint,
-        )
+        self.mask_token_id, self.block_size = mask_token_id, block_size
+        self.tokenizer_fingerprint = tokenizer_fingerprint
         self.anchored, self.bidirectional = anchored, bidirectional
-        self.placement = ByEmbedding(base)  # tries the decoder out, which dropout would disturb
+        self.placement = ByEmbedding(base)  # it runs the decoder, which dropout would disturb
 
     @property
     def vocab_size(self) -> int:
@@ -177,11 +169,8 @@ class NonAutoregressiveModel(nn.Module):
         )
 
     def forward(self, source: EncodedSource, columns: Columns, cache: Any = None) -> Tensor:
-        """``[rows, slots, hidden]``: the decoder's final hidden states at the columns that say the slots.
-
-        Args:
-            cache: what was read before; it takes up the columns' keys and values, those of the masks too.
-        """
+        """``[rows, slots, hidden]``: the decoder's final hidden states at the slots' columns; ``cache``: what was read
+        before, to which the columns' keys and values are appended, those of the masks too."""
         device = source.hidden.device
         arrays = (columns.tokens, columns.positions, columns.visible)
         arguments = self.placement.arguments(*(torch.from_numpy(array).to(device) for array in arrays))
@@ -196,12 +185,12 @@ class NonAutoregressiveModel(nn.Module):
             )
             .last_hidden_state
         )
-        said_by = torch.from_numpy(columns.slots).to(device)[:, :, None].expand(-1, -1, states.shape[2])
-        return states.gather(1, said_by)
+        columns_of_slots = torch.from_numpy(columns.slots).to(device)
+        return states.gather(1, columns_of_slots[:, :, None].expand(-1, -1, states.shape[2]))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``."""
-        return BaseModel.of(self).scaled(1.0)(hidden)  # it is T5's family alone that scales
+        return BaseModel.of(self).scaled(1.0)(hidden)  # only T5's family scales
 
     @classmethod
     def like(
@@ -215,28 +204,24 @@ class NonAutoregressiveModel(nn.Module):
         dropout: float | None = None,
         bidirectional: bool = False,
     ) -> NonAutoregressiveModel:
-        """An untrained drafter of the verifier's shape, which begins with its weights: encoder, embeddings, decoder.
-
-        The mask's embedding begins as the mean of all.
+        """An untrained drafter of the verifier's shape and with its weights; the mask's embedding is the mean of all.
 
         Args:
-            decoder_layers: of the drafter; the first ones are the verifier's, any beyond those it has begin at random.
+            decoder_layers: the first ones are the verifier's, further ones are random; None, as many as the verifier.
             dropout: in training; None, the verifier's.
         """
         config: Any = copy.deepcopy(verifier.config)
         if decoder_layers is not None:
-            if decoder_layers < 1:
-                raise ValueError(f"expected decoder_layers >= 1, got {decoder_layers}")
+            expect(decoder_layers >= 1, "decoder_layers >= 1", decoder_layers)
             config.decoder_layers = decoder_layers
         if dropout is not None:
             config.dropout = dropout
         base = type(verifier)(config)
         drafter = cls(base, mask_token_id, block_size, tokenizer_fingerprint, anchored, bidirectional)
         own = base.state_dict()
-        base.load_state_dict(
-            {name: tensor for name, tensor in verifier.state_dict().items() if name in own}, strict=False
-        )
-        with torch.no_grad():  # what a verifier never reads has an embedding that means nothing
+        shared = {name: tensor for name, tensor in verifier.state_dict().items() if name in own}
+        base.load_state_dict(shared, strict=False)
+        with torch.no_grad():  # a verifier never reads the mask, so its embedding is untrained
             embedding: Any = base.get_input_embeddings().weight
             embedding[mask_token_id] = embedding.mean(dim=0)
         if verifier.generation_config is not None:
@@ -244,9 +229,8 @@ class NonAutoregressiveModel(nn.Module):
         return drafter.to(verifier.device)
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
-        """Write the model; files appear whole."""
+        """Write the model; each file is complete or absent."""
         directory = Path(directory)
-        directory.mkdir(parents=True, exist_ok=True)
         self.base.save_pretrained(directory)
         record = {
             "format_version": FORMAT_VERSION,
@@ -272,10 +256,8 @@ class NonAutoregressiveModel(nn.Module):
         directory = Path(directory)
         if not is_drafter(directory):
             found = "an autoregressive model, which can only verify" if (directory / "config.json").exists() else "none"
-            raise ValueError(
-                f"{directory}: expected a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG}), found"
-                f" {found}"
-            )
+            wanted = f"a drafter as `latticebpd train drafter` writes it ({DRAFTER_CONFIG})"
+            raise ValueError(f"{directory}: expected {wanted}, found {found}")
         try:
             record = json.loads((directory / DRAFTER_CONFIG).read_text(encoding="utf-8"))
             version, role, fingerprint = record["format_version"], record["role"], record["tokenizer_fingerprint"]
@@ -285,20 +267,14 @@ class NonAutoregressiveModel(nn.Module):
             raise ValueError(
                 f"{directory}: {DRAFTER_CONFIG} cannot be read: {error!r}; is the copy complete?"
             ) from error
-        if version != FORMAT_VERSION or role != ROLE:
-            raise ValueError(
-                f"{directory}: expected a {ROLE} of format {FORMAT_VERSION}, got {role!r} of format {version}"
-            )
-        wrong = [name for name, value in numbers.items() if type(value) is not int]
-        if (
-            wrong
-            or not isinstance(fingerprint, str | None)
-            or not all(isinstance(value, bool) for value in layout.values())
-        ):
-            raise ValueError(
-                f"{directory}: expected {DRAFTER_CONFIG} with whole numbers, a fingerprint and truth values, got"
-                f" {record}"
-            )
+        try:
+            fits = version == FORMAT_VERSION and role == ROLE
+            expect(fits, f"a {ROLE} of format {FORMAT_VERSION}", f"{role!r} of format {version}")
+            fits = all(type(value) is int for value in numbers.values()) and isinstance(fingerprint, str | None)
+            fits = fits and all(isinstance(value, bool) for value in layout.values())
+            expect(fits, f"{DRAFTER_CONFIG} with whole numbers, a fingerprint and truth values", record)
+        except ValueError as error:
+            raise ValueError(f"{directory}: {error}") from error
         return cls(load_encoder_decoder(directory, dtype), **numbers, **layout, tokenizer_fingerprint=fingerprint)
 
 
@@ -308,11 +284,7 @@ def is_drafter(directory: str | os.PathLike[str]) -> bool:
 
 
 def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """A stock encoder–decoder from a directory, ready for inference.
-
-    Raises:
-        ValueError: there is none that can be read.
-    """
+    """A stock encoder–decoder from a directory, ready for inference; ValueError if there is none that can be read."""
     model = load_base(directory, dtype)
     if not BaseModel.of(model).is_encoder_decoder:
         raise ValueError(
@@ -322,50 +294,28 @@ def load_encoder_decoder(directory: str | os.PathLike[str], dtype: torch.dtype =
 
 
 def load_verifier(directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The autoregressive encoder–decoder of a directory.
-
-    Raises:
-        ValueError: the directory holds a drafter, or no such model.
-    """
-    refuse_drafter(directory)
+    """The autoregressive encoder–decoder of a directory; ValueError if it holds a drafter, or no such model."""
+    if is_drafter(directory):
+        raise ValueError(
+            f"{directory}: expected an autoregressive model as verifier, found a {ROLE}; swap the two arguments"
+        )
     return load_encoder_decoder(directory, dtype)
 
 
-def refuse_drafter(directory: str | os.PathLike[str]) -> None:
-    """ValueError where a directory that should hold a verifier holds a drafter."""
-    if is_drafter(directory):
-        raise ValueError(
-            f"{directory}: expected an autoregressive model as verifier, found a {ROLE}; give the two the other way"
-            " round"
-        )
-
-
 def check_pair(verifier: PreTrainedModel, drafter: NonAutoregressiveModel, fingerprint: str | None = None) -> None:
-    """Refuse a drafter whose tokens are not the verifier's.
+    """ValueError unless both have the same vocabulary, start and end of texts, and the drafter as many positions.
 
-    Args:
-        fingerprint: hash of the verifier's vocabulary, or None if unknown.
-
-    Raises:
-        ValueError: they differ in vocabulary, start or end of texts; or the drafter cannot read texts as long.
+    fingerprint: hash of the verifier's vocabulary, if known.
     """
-    mine, its = BaseModel.of(verifier), BaseModel.of(drafter)
+    target, own = BaseModel.of(verifier), BaseModel.of(drafter)
+    known = drafter.tokenizer_fingerprint
     pairs = {
-        "a vocabulary of {} tokens": (mine.vocab_size, its.vocab_size),
-        "texts that start with token {}": (mine.start_id, its.start_id),
-        "texts that end with tokens {}": (sorted(mine.eos_ids), sorted(its.eos_ids)),
-        "the vocabulary {}": (
-            (fingerprint, drafter.tokenizer_fingerprint) if fingerprint and drafter.tokenizer_fingerprint else (0, 0)
-        ),
+        "a vocabulary of {} tokens": (target.vocab_size, own.vocab_size),
+        "texts that start with token {}": (target.start_id, own.start_id),
+        "texts that end with tokens {}": (sorted(target.eos_ids), sorted(own.eos_ids)),
+        "the vocabulary {}": (fingerprint, known) if fingerprint and known else (0, 0),
     }
-    for what, (wanted, got) in pairs.items():
-        if wanted != got:
-            raise ValueError(
-                f"expected a drafter with {what.format(wanted)} (the verifier's), got {got}; train one for this"
-                " verifier"
-            )
-    positions = mine.max_positions
-    if positions is not None and drafter.max_positions < positions:
-        raise ValueError(
-            f"expected a drafter of at least {positions} positions (the verifier's), got {drafter.max_positions}"
-        )
+    expect_equal("a drafter", "verifier", pairs)
+    positions = target.max_positions or 0
+    wanted = f"a drafter of at least {positions} positions (the verifier's)"
+    expect(drafter.max_positions >= positions, wanted, drafter.max_positions)

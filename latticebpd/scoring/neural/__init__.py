@@ -1,5 +1,5 @@
 """Neural rescorers: ``rescorer`` and their base in ``causal_rescorer``; ``level_search`` searches lattices slot by
-slot, ``prefix_reader`` runs the model, and ``candidate_scores`` takes scores from its outputs."""
+slot, and ``prefix_reader`` runs the model."""
 
 from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
 from latticebpd.scoring.neural.rescorer import NeuralRescorer, ParallelNeuralRescorer

@@ -122,13 +122,14 @@ class CausalRescorer:
         """``[n]``, n >= 1: what the model reads before the lattice."""
         text = np.asarray(context, dtype=np.int64)
         text = text[text >= 0]
+        if not len(text):  # these models predict nothing before their first token
+            bos = self.base.config.bos_token_id
+            text = np.array([bos] if bos is not None else self.base.eos_ids[:1], dtype=np.int64)
         if not len(text):
-            text = self._beginning()
+            raise ValueError("expected at least one token of context, got none; the rescorer has no bos or eos token")
         if int(text.max()) >= self.vocab_size:
-            raise ValueError(
-                f"expected a context of token ids below {self.vocab_size} (the rescorer's vocabulary), got"
-                f" {int(text.max())}; is it of another tokenizer?"
-            )
+            expected = f"expected a context of token ids below {self.vocab_size} (the rescorer's vocabulary)"
+            raise ValueError(f"{expected}, got {int(text.max())}; is it of another tokenizer?")
         limit = self.base.max_positions
         if limit is None:
             return text
@@ -136,14 +137,6 @@ class CausalRescorer:
             need = f"more than {lattice.slots} positions (the lattice's slots)"
             raise ValueError(f"expected a rescorer of {need}, got one of {limit}")
         return text[first_kept(len(text), limit - lattice.slots) :]
-
-    def _beginning(self) -> np.ndarray:
-        """What an empty context is read as: these models predict nothing before their first token."""
-        bos = self.base.config.bos_token_id
-        tokens = self.base.eos_ids if bos is None else [bos]
-        if not tokens:
-            raise ValueError("expected at least one token of context, got none; the rescorer has no bos or eos token")
-        return np.array(tokens[:1], dtype=np.int64)
 
 
 def first_kept(length: int, room: int) -> int:

@@ -1,7 +1,7 @@
 """Searches of many lattices at a time with a neural model, which scores all prefixes of a level in one pass.
 
-Beams and trees hold the prefixes of a level, of all lattices, as arrays: ``row`` is each prefix's lattice, ``number`` the
-count of those that the reader has read. ``texts`` precede the lattices. Rankings and ties are as in ``fst.search``.
+Arrays hold the prefixes of a level, of all lattices: ``row`` is each prefix's lattice, ``number`` the count of those
+that the reader has read. ``texts`` precede the lattices. Rankings and ties are as in ``fst.search``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import numpy as np
 
 from latticebpd.lattices.drafts import ROOT, Drafts, DraftTree
 from latticebpd.lattices.sausage import PADDING, SausageLattice
-from latticebpd.scoring.neural.candidate_scores import Outputs, log_norms
-from latticebpd.scoring.neural.prefix_reader import Reader
+from latticebpd.scoring.neural.prefix_reader import Outputs, Reader, log_norms
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,27 +80,9 @@ def best_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, width: i
 
     They are the best of all paths if no level has more prefixes than ``width``.
     """
-    outputs, number = reader.read(texts), 0
-    row, above, score = np.arange(len(texts)), np.full(len(texts), ROOT), np.zeros(len(texts))
-    path = np.empty((len(row), 0), dtype=np.int64)
-    paths: list[Drafts] = [Drafts(np.empty((1, 0), np.int32), np.zeros(1))] * len(texts)
-    for slot in range(int(arcs.lengths.max())):
-        tokens = arcs.tokens[row, slot]
-        longer = score[:, None] + arcs.weights[row, slot] + alpha * outputs.log_probs(tokens)
-        entry, arc = np.nonzero(longer > -np.inf)
-        row, above, score = row[entry], above[entry], longer[entry, arc]
-        path = np.concatenate([path[entry], tokens[entry, arc][:, None]], axis=1)
-        best = _best_of_rows(row, score, path, width)
-        row, above, score, path = row[best], above[best], score[best], path[best]
-        for complete in np.unique(row[arcs.lengths[row] == slot + 1]).tolist():
-            paths[complete] = Drafts(path[row == complete], score[row == complete])
-        going_on = arcs.lengths[row] > slot + 1
-        if not going_on.any():
-            break
-        row, above, score, path = row[going_on], above[going_on], score[going_on], path[going_on]
-        outputs = reader.grow(row, above, path[:, -1])
-        above, number = number + np.arange(len(row)), number + len(row)
-    return paths
+    found = _best_prefixes(reader, texts, arcs, width, alpha, complete=True)
+    lengths = arcs.lengths.tolist()
+    return [Drafts(path[:, :length], weight) for (path, weight), length in zip(found, lengths, strict=True)]
 
 
 def best_trees(
@@ -112,32 +93,51 @@ def best_trees(
     Weights fall along a path, so a prefix that is not among the ``num_nodes`` best so far never will be, nor will its
     descendants: each level reads only those of its prefixes that are among the best of all levels.
     """
-    outputs, number = reader.read(texts), 0
+    found = _best_prefixes(reader, texts, arcs, num_nodes, alpha, complete=False)
+    # In the order of weights a prefix comes before those that continue it: nodes are in the order of paths.
+    return [replace(DraftTree.from_paths(path), log_probs=weight) for path, weight in found]
+
+
+def _best_prefixes(
+    reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, count: int, alpha: float, complete: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For every lattice the tokens ``[n, slots]``, -1 after a prefix's end, and weights of at most ``count`` prefixes.
+
+    complete: full paths, by their scores; else prefixes of all lengths, by their probabilities.
+    """
     rows, slots = arcs.tokens.shape[:2]
-    parent_row, above, parent_weight = np.arange(rows), np.full(rows, ROOT), np.zeros(rows)
-    parent_path = np.full((rows, slots), PADDING, dtype=np.int64)
-    row, weight, path = parent_row[:0], parent_weight[:0], parent_path[:0]
-    parent = above[:0]  # the reader's number of each prefix without its last token
+    outputs, num_read = reader.read(texts), 0
+    # Of the prefixes read last: their lattices, the reader's numbers, weights and tokens.
+    read: tuple[np.ndarray, ...]
+    pool: tuple[np.ndarray, ...]
+    read = (np.arange(rows), np.full(rows, ROOT), np.zeros(rows), np.full((rows, slots), PADDING))
+    pool = tuple(array[:0] for array in read)  # the same of all prefixes so far, but their parents' numbers
     for slot in range(slots):
-        tokens = arcs.tokens[parent_row, slot]
-        values = arcs.weights[parent_row, slot] + alpha * outputs.scores(tokens)
-        values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
-        values = np.minimum(values, 0.0)  # rounding must not put a child before its parent
+        row, number, weight, path = read
+        tokens = arcs.tokens[row, slot]
+        if complete:
+            values = arcs.weights[row, slot] + alpha * outputs.log_probs(tokens)
+            pool = tuple(array[arcs.lengths[pool[0]] <= slot] for array in pool)
+        else:
+            values = arcs.weights[row, slot] + alpha * outputs.scores(tokens)
+            values -= np.logaddexp.reduce(values, axis=1, keepdims=True)
+            values = np.minimum(values, 0.0)  # rounding must not put a child before its parent
         entry, arc = np.nonzero(values > -np.inf)
-        grown = parent_path[entry]
-        grown[:, slot] = tokens[entry, arc]
-        row, weight = np.append(row, parent_row[entry]), np.append(weight, parent_weight[entry] + values[entry, arc])
-        path, parent = np.concatenate([path, grown]), np.append(parent, above[entry])
-        best = _best_of_rows(row, weight, path, num_nodes)
-        row, weight, path, parent = row[best], weight[best], path[best], parent[best]
+        path = path[entry]
+        path[:, slot] = tokens[entry, arc]
+        grown = (row[entry], number[entry], weight[entry] + values[entry, arc], path)
+        pool = tuple(map(np.concatenate, zip(pool, grown, strict=True)))
+        best = _best_of_rows(pool[0], pool[2], pool[3], count)
+        pool = tuple(array[best] for array in pool)
+        row, parent, weight, path = pool
         going_on = (path[:, slot] != PADDING) & (arcs.lengths[row] > slot + 1)
         if not going_on.any():
             break
-        parent_row, parent_weight, parent_path = row[going_on], weight[going_on], path[going_on]
-        outputs = reader.grow(parent_row, parent[going_on], parent_path[:, slot])
-        above, number = number + np.arange(len(parent_row)), number + len(parent_row)
-    # In the order of weights a prefix comes before those that continue it: nodes are in the order of ``path``.
-    return [replace(DraftTree.from_paths(path[row == i]), log_probs=weight[row == i]) for i in range(rows)]
+        row, weight, path = row[going_on], weight[going_on], path[going_on]
+        outputs = reader.grow(row, parent[going_on], path[:, slot])
+        read, num_read = (row, num_read + np.arange(len(row)), weight, path), num_read + len(row)
+    row, _, weight, path = pool
+    return [(path[row == each], weight[row == each]) for each in range(rows)]
 
 
 def _best_of_rows(row: np.ndarray, score: np.ndarray, path: np.ndarray, count: int) -> np.ndarray:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Estimator
+from lm_training.ngram.smoothing.base import ContextCounts, Estimator
 from lm_training.ngram.smoothing.good_turing import GoodTuring, good_turing_discounts
 
 
 class OpenGrmKatz(GoodTuring):
     """One cutoff for all orders; d_r = 0.999 above it and wherever the formula gives nothing between 0 and 1.  Unigrams
-    are not discounted.  The denominator of a context that leaves no mass grows by one.  A context that has seen every
-    word leaves its mass to ``</s>``.
+    are not discounted.  A context that has seen every word leaves its mass to ``</s>``.
     """
 
     def fit(self, order: int, counts_of_counts: np.ndarray) -> Estimator:
@@ -24,8 +23,7 @@ class OpenGrmKatz(GoodTuring):
             discounted = seen.counts * factors[np.minimum(seen.counts, self.cutoff + 1)]
             left = seen.totals - seen.sums(discounted)
             discounted += seen.closing * seen.spread(np.where(seen.exhaustive, left, 0.0))
-            totals = seen.totals + np.where(~seen.exhaustive & (left <= seen.totals * NO_MASS), 1.0, 0.0)
-            probs: np.ndarray = discounted / seen.spread(totals)
+            probs: np.ndarray = discounted / seen.spread(seen.totals)
             return probs
 
         return probabilities

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from latticebpd import console
-from lm_training.cli.reporting import reporting
+from lm_training.cli.training_run import token_progress
 from tests.helpers.commands import Run
 
 
@@ -42,7 +42,7 @@ def test_lines_come_while_nothing_moves_and_stop_with_the_work(lines: tuple[list
 
 def test_a_line_tells_counts_rate_and_time(lines: tuple[list[str], threading.Event]) -> None:
     written, heard = lines
-    with reporting("prompts", 2000) as report:
+    with token_progress("prompts", 2000) as report:
         report(1200, 900)
         heard.clear()
         assert heard.wait(30)

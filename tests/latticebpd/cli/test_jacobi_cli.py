@@ -18,8 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from latticebpd import BlockwiseLM
 from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.jacobi import gauss_seidel_jacobi, jacobi
-from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, compare, parallel, stock
-from latticebpd.jacobi.operations import ModelFlops
+from latticebpd.jacobi.jacobi_comparison import GREEDY, Batch, ModelFlops, compare, parallel, stock
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters

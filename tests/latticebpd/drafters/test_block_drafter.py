@@ -113,7 +113,7 @@ def test_a_context_read_piece_by_piece_is_the_context_read_at_once(causal: bool)
 def test_the_columns_that_say_slots(from_anchor: bool, said: list[int]) -> None:
     drafter = tiny_drafter(tiny_target(), 1, 4, sample_from_anchor=from_anchor)
     columns = torch.arange(8.0)[None, :, None].expand(1, 8, SIZE)
-    assert drafter.said(columns)[0, :, :, 0].flatten().tolist() == said
+    assert drafter.slot_states(columns)[0, :, :, 0].flatten().tolist() == said
     assert drafter.config.slots == len(said) // 2
 
 
@@ -124,7 +124,7 @@ def test_gradients_reach_every_weight_that_a_loss_on_all_heads_uses() -> None:
     )
     positions, visible = anchored_blocks(torch.tensor([[2, 5]]), 4, 6, False)
     hidden = drafter(torch.randn(1, 6, 2 * SIZE), torch.arange(6)[None], torch.randn(1, 8, SIZE), positions, visible)
-    said, previous = drafter.said(hidden), torch.randint(VOCAB, (1, 2, 3))
+    said, previous = drafter.slot_states(hidden), torch.randint(VOCAB, (1, 2, 3))
     assert drafter.markov_head is not None
     logits = drafter.output(BaseModel.of(target).projection)(said) + drafter.markov_head(previous)
     assert logits.shape == (1, 2, 3, 4)

@@ -61,7 +61,7 @@ def test_index_grown_in_pieces_finds_what_brute_force_finds(
 
 
 def test_index_keeps_the_latest_places_only() -> None:
-    index = SuffixIndex(1, max_places=2)
+    index = SuffixIndex(1, max_positions=2)
     index.extend([5, 1, 5, 2, 5, 3])
     assert index.matches([5]) == [(1, [3, 5])]
 
@@ -172,7 +172,7 @@ def test_previous_output_is_followed_again_soon_after_an_edit(change: list[int],
 
 def test_realignment_prefers_the_longest_match_and_then_the_nearest() -> None:
     old = [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 1, 2, 9, 9, 9]
-    drafter = PreviousOutputDrafter(old, block_size=3, num_nodes=3, max_places=1)
+    drafter = PreviousOutputDrafter(old, block_size=3, num_nodes=3, max_positions=1)
     drafter.propose([state([0, 1], 1)])
     drafter.propose([state([0, 1, 2, 3, 4], 1)])
     tree = drafter.propose([state([0, 1, 2, 3, 4, 0, 1, 2], 1)])[0]  # `1 2` stands at 0, 5 and 10; the reading was at 7
@@ -344,11 +344,11 @@ def test_options_that_make_no_sense_are_refused() -> None:
         PromptNgramDrafter(block_size=0)
     with pytest.raises(ValueError, match="0 < keep < 1"):
         PromptNgramDrafter(keep=1.0)
-    with pytest.raises(ValueError, match="max_places >= 1"):
-        PreviousOutputDrafter([1], max_places=0)
+    with pytest.raises(ValueError, match="max_positions >= 1"):
+        PreviousOutputDrafter([1], max_positions=0)
     with pytest.raises(ValueError, match="0 < keep < 1"):
         PreviousOutputDrafter([1], keep=0.0)
     with pytest.raises(ValueError, match="match of at least one token"):
         SuffixIndex(0)
-    with pytest.raises(ValueError, match="at least one place"):
+    with pytest.raises(ValueError, match="at least one position"):
         SuffixIndex(2, 0)

@@ -19,8 +19,7 @@ from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from lm_training.data.distill import DistillOptions, distill, load_distilled
-from lm_training.families.blockwise import BlockwiseObjective
-from lm_training.families.heads import train_heads
+from lm_training.families.heads import BlockwiseObjective, train_heads
 from lm_training.training.selection import EveryHead
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.tiny_families import tiny
@@ -98,7 +97,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(family: str, tmp_p
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=5))
     model.save_pretrained(tmp_path / "before")
     train_heads(
-        model, data, data, tmp_path / "after", replace(QUICK, learning_rate=3e-2, serving_prompts=3), progress=False
+        model, data, data, tmp_path / "after", replace(QUICK, learning_rate=3e-2, serving_prompts=3)
     )
     assert (tmp_path / "before/model.safetensors").read_bytes() == (tmp_path / "after/model.safetensors").read_bytes()
     assert (tmp_path / "before/heads.safetensors").read_bytes() != (tmp_path / "after/heads.safetensors").read_bytes()
@@ -118,7 +117,7 @@ def test_fine_tuning_leaves_constants_alone(tmp_path: Path) -> None:
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=3))
     train_heads(
-        model, data, data, tmp_path, replace(QUICK, steps=2, fine_tune=True, base_learning_rate=1e-2), progress=False
+        model, data, data, tmp_path, replace(QUICK, steps=2, fine_tune=True, base_learning_rate=1e-2)
     )
     same = {name for name, parameter in base.named_parameters() if torch.equal(before[name], parameter)}
     assert same == {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
@@ -132,7 +131,6 @@ def test_fine_tuning_leaves_constants_alone(tmp_path: Path) -> None:
             data,
             tmp_path / "again",
             replace(QUICK, fine_tune=True, base_learning_rate=1e-2),
-            progress=False,
         )
 
 
@@ -166,7 +164,7 @@ def test_heads_of_a_toy_translator_reach_the_full_block(tmp_path: Path) -> None:
         validation_every=80,
         checkpoint_every=80,
     )  # fmt: skip
-    train_heads(model, data, held_out, tmp_path, options, progress=False)
+    train_heads(model, data, held_out, tmp_path, options)
     prompts = held_out.prompts()
     for index in range(7):
         out = generate(model, prompts[index].tolist(), VanillaDrafter(model), max_new_tokens=16)
@@ -220,7 +218,7 @@ def test_text_that_an_encoder_decoder_cannot_read_is_refused(tmp_path: Path) -> 
     ):
         bad = Texts.of_rows([np.array(source + text)], [len(source)], np.uint16)
         with pytest.raises(ValueError, match=message):
-            train_heads(model, bad, good, tmp_path, QUICK, progress=False)
+            train_heads(model, bad, good, tmp_path, QUICK)
 
 
 def test_distilled_texts_are_what_serving_decodes(tmp_path: Path) -> None:

@@ -31,8 +31,7 @@ from latticebpd.jacobi import (
 )
 from latticebpd.jacobi.analysis import Sentence, analyse, corpus_statistics
 from latticebpd.lattices.token_text import classes, piece
-from latticebpd.report.dependency_page import graphs_page
-from latticebpd.report.dependency_plots import picture
+from latticebpd.report.dependency_plots import graphs_page, picture
 from latticebpd.report.plots import save
 from tests.helpers.commands import Run
 from tests.helpers.pages import check_page

@@ -20,7 +20,7 @@ from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring import compare, comparison, lattice_files, lengths_of, ranks, run_system
 from latticebpd.measuring.examples import exclude_examples
 from latticebpd.measuring.replay import accept_length
-from latticebpd.measuring.sweep import sweep_alpha
+from latticebpd.measuring.tuning import sweep_alpha
 from latticebpd.scoring.rescoring import Tuned, as_scorer
 from latticebpd.scoring.weights import Tuning
 from tests.helpers.lattice_sets import by_hand, decode, lattice_sets

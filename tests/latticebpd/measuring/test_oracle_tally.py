@@ -118,7 +118,7 @@ def test_parts_of_lattices_without_texts_add_up_too(
     monkeypatch.setattr(comparison, "RESAMPLES", 20)
     pieces = [found.take(np.arange(len(found)) < 1), found.take(np.arange(len(found)) >= 1)]
     unnumbered = pieces if by else [replace(piece, sequence=None) for piece in pieces]
-    units = {number for _, numbers in lattice_files.units(unnumbered) for number in numbers.tolist()}
+    units = {number for _, numbers in Shard().units(unnumbered) for number in numbers.tolist()}
     shards = [
         shard
         for shard in (Shard(index, count) for index in range(count))

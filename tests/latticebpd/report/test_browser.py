@@ -22,7 +22,7 @@ from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.call_records import read_calls, scorer_of
 from latticebpd.measuring.collect import CollectOptions, collect_shards
 from latticebpd.report import DataSet, Options, TracedDecode, make_report, measure, page_templates, trace_page
-from latticebpd.report.dependency_page import graphs_page
+from latticebpd.report.dependency_plots import graphs_page
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters

@@ -7,6 +7,8 @@ import json
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,8 @@ import pytest
 import fst
 from latticebpd import SausageLattice
 from latticebpd.drafters import bundled
-from latticebpd.drafters.default_systems import default_block_system, default_system
+from latticebpd.drafters.default_systems import default_system
+from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.strategies import BestTree
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
@@ -22,6 +25,7 @@ from latticebpd.scoring.calibrated import CalibratedScorer, TextIndexes
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated, set_aside_by
+from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM, WEIGHTS
 
@@ -161,15 +165,17 @@ def test_damaged_records_are_named(stored: Path, text: str) -> None:
 
 
 def test_commands_take_calibrated_trees_by_default(stored: Path) -> None:
-    assert default_system(stored, None) == "16-calibrated"
-    assert default_system(stored, 0.5) == "copies+16-tree"  # whoever gives a weight wants it used
-    assert default_system(LM, None) == "copies+16-tree"
-    assert [default_system(lm, None, by_cost=True) for lm in (stored, LM)] == [
-        "64-calibrated",
-        "64-tree",
-    ]  # trees that can be cut
-    assert [default_block_system(lm) for lm in (stored, LM, None)] == ["16-calibrated", "16-tree", "16-tree"]
-    assert default_block_system(stored, 0.5) == "16-tree"
+    heads = HeadLattices(tiny_model())
+    assert default_system(heads, stored) == "16-calibrated"
+    assert default_system(heads, stored, alpha=0.5) == "copies+16-tree"  # whoever gives a weight wants it used
+    assert default_system(heads, LM) == "copies+16-tree"
+    by_cost = [default_system(heads, lm, by_cost=True) for lm in (stored, LM)]
+    assert by_cost == ["64-calibrated", "64-tree"]  # trees that can be cut
+    blocks: Any = SimpleNamespace(shares_lm=False, default_system=lambda rescored: "{n}-tree")
+    own = [default_system(blocks, lm, own_lm=True) for lm in (stored, LM, None)]
+    assert own == ["16-calibrated", "16-tree", "16-tree"]
+    assert default_system(blocks, stored, own_lm=True, alpha=0.5) == "16-tree"
+    assert default_system(blocks, stored) == "16-tree"  # the calibration next to the target is for its heads
 
 
 def test_generate_drafts_calibrated_trees_and_shows_them(run: Run, tmp_path: Path) -> None:

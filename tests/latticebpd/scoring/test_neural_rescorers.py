@@ -250,7 +250,7 @@ def test_one_draft_takes_a_pass_for_every_change_of_mind() -> None:
 @pytest.mark.parametrize("kind", [NeuralRescorer, ParallelNeuralRescorer])
 def test_batched_rescoring_is_rescoring_one_by_one(kind: type[CausalRescorer], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("latticebpd.scoring.neural.causal_rescorer.ROWS", 4)
-    monkeypatch.setattr("latticebpd.scoring.neural.candidate_scores.PROJECTED", 3)
+    monkeypatch.setattr("latticebpd.scoring.neural.prefix_reader.PROJECTED", 3)
     rng = np.random.default_rng(5)
     rescorer = kind(tiny("gpt2", seed=4), alpha=0.6)
     lattices = [random_lattice(rng, rng.integers(1, 5), 3) for _ in range(9)]

@@ -21,7 +21,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
-from lm_training.data.hidden_states import load_states
+from lm_training.data.hidden_states import StateOptions, load_states
 from lm_training.data.writing import Greedy
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
@@ -48,7 +48,7 @@ def uneven(count: int = 11) -> Texts:
 
 
 def test_sequences_are_what_generate_writes_after_prompts_of_the_corpus(model: BlockwiseLM, tmp_path: Path) -> None:
-    distill(model.base, prompts(), tmp_path, OPTIONS, batch_size=3)
+    distill(model.base, prompts(), tmp_path, replace(OPTIONS, batch_size=3))
     text = load_distilled(tmp_path)
     windows = {tuple(row) for row in corpus()[: 400 // 5 * 5].reshape(-1, 5).tolist()}
     assert len(text) == 10
@@ -83,7 +83,7 @@ def test_given_prompts_of_any_length_are_answered_as_generate_answers_each_alone
 ) -> None:
     """Batches of prompts that differ in length, padded by `distill`, against one prompt at a time without padding."""
     base, given = tiny(family, seed=3, eos=7), uneven()
-    distill(base, given, tmp_path, replace(OPTIONS, num_beams=num_beams), batch_size=3)
+    distill(base, given, tmp_path, replace(OPTIONS, num_beams=num_beams, batch_size=3))
     text = load_distilled(tmp_path)
     assert text.prompt_lengths.tolist() == given.prompt_lengths.tolist()
     behind = 1 if base.config.is_encoder_decoder else None
@@ -108,7 +108,7 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
     config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
     assert Greedy.suits(BaseModel.of(base)) == (family != "bloom")
     for drafter in (None, PromptNgramDrafter()):
-        distill(base, given, tmp_path / str(drafter is None), OPTIONS, batch_size=3, drafter=drafter)
+        distill(base, given, tmp_path / str(drafter is None), replace(OPTIONS, batch_size=3), drafter=drafter)
         text = load_distilled(tmp_path / str(drafter is None))
         for index, (tokens, length) in enumerate(text.items()):
             prompt = torch.tensor([tokens[:length]])
@@ -123,10 +123,10 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
 @pytest.mark.parametrize("family", ["llama", "marian"])
 def test_hidden_states_are_kept_as_text_is_written_or_added_afterwards(family: str, tmp_path: Path) -> None:
     base = tiny(family, seed=3, eos=7)
-    distill(base, uneven(), tmp_path / "at-once", OPTIONS, hidden=[1])
+    distill(base, uneven(), tmp_path / "at-once", OPTIONS, states=StateOptions([1]))
     distill(base, uneven(), tmp_path / "later", OPTIONS, part=(0, 2))
     for _ in range(2):
-        distill(base, uneven(), tmp_path / "later", OPTIONS, hidden=[1])
+        distill(base, uneven(), tmp_path / "later", OPTIONS, states=StateOptions([1]))
     found = []
     for name in ("at-once", "later"):
         text = load_distilled(tmp_path / name)
@@ -151,7 +151,7 @@ def test_answers_of_an_encoder_decoder_end_with_end_of_text_once(tmp_path: Path)
 
 
 def test_beams_are_those_of_generate(model: BlockwiseLM, tmp_path: Path) -> None:
-    distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=3), batch_size=5)
+    distill(model.base, prompts(), tmp_path, replace(OPTIONS, num_beams=3, batch_size=5))
     text = load_distilled(tmp_path)
     expected = model.base.generate(
         torch.tensor(text[0][None, :5].astype(np.int64)), do_sample=False, num_beams=3, max_new_tokens=7
@@ -169,13 +169,17 @@ def test_run_killed_in_a_shard_goes_on_with_that_shard(model: BlockwiseLM, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        distill(model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=killed)
+        distill(model.base, prompts(), tmp_path / "cut", replace(OPTIONS, batch_size=2), on_batch=killed)
     assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == ["distill.json", "shard-00000.npz"]
     with pytest.raises(ValueError, match=r"2 of 3 shards are missing, first shard-00001\.npz"):
         load_distilled(tmp_path / "cut")
     resumed: list[int] = []
     distill(
-        model.base, prompts(), tmp_path / "cut", OPTIONS, 2, on_batch=lambda prompts, tokens: resumed.append(tokens)
+        model.base,
+        prompts(),
+        tmp_path / "cut",
+        replace(OPTIONS, batch_size=2),
+        on_batch=lambda prompts, tokens: resumed.append(tokens),
     )
     assert resumed[0] == 0  # the finished shard is not written again
     np.testing.assert_array_equal(load_distilled(tmp_path / "cut").tokens, load_distilled(tmp_path / "whole").tokens)

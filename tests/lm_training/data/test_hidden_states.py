@@ -15,10 +15,10 @@ from latticebpd.cli import app
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.hidden_states import HiddenStates, add_states, load_states, states_directory
+from lm_training.data.hidden_states import HiddenStates, StateOptions, add_states, load_states, states_directory
+from lm_training.data.loading import HeadData, load_head_data
 from lm_training.data.shortlist import coverage, shortlist_of
-from lm_training.families.blockwise import HeadData
-from lm_training.families.heads import load_head_data, train_heads
+from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
@@ -39,7 +39,7 @@ def texts(count: int = 11, seed: int = 0) -> Texts:
 
 def kept(base: object, path: Path, data: Texts, **more: object) -> HiddenStates:
     data.save(path)
-    add_states(base, data, states_directory(path), **{"shard_texts": 4, "batch_tokens": 40, **more})
+    add_states(base, data, states_directory(path), StateOptions(**{"shard_texts": 4, "batch_tokens": 40, **more}))
     found = load_states(path, data)
     assert found is not None
     return found
@@ -85,7 +85,7 @@ def test_training_from_states_has_the_same_losses_and_never_runs_the_base(
         if with_states:
             for part in (base.get_decoder(), base.base_model):
                 monkeypatch.setattr(part, "forward", None)  # nothing that is called
-        train_heads(model, learnt, measured, directory, options, progress=False)
+        train_heads(model, learnt, measured, directory, options)
         logs.append([json.loads(line) for line in (directory / "training-log.jsonl").read_text().splitlines()])
     for without, with_them in zip(*logs, strict=True):
         assert with_them["loss"] == pytest.approx(without["loss"], abs=1e-3)
@@ -124,7 +124,7 @@ def test_labels_off_the_shortlist_are_not_learnt_and_count_as_missed(tmp_path: P
                         losses[head].append(-float(log_probs[place, head, tokens.tolist().index(said)]))
                         hits[head] += int(tokens[int(log_probs[place, head].argmax())]) == said
     options = replace(QUICK, objective="joint", steps=1, batch_size=11, learning_rate=0.0)
-    train_heads(model, data, data, tmp_path, options, progress=False)
+    train_heads(model, data, data, tmp_path, options)
     record = json.loads((tmp_path / "training-log.jsonl").read_text())
     np.testing.assert_allclose(record["head_losses"], [np.mean(each) for each in losses], atol=1e-4)
     np.testing.assert_allclose(record["validation"]["head_accuracy"]["top-1"], hits / labels, atol=1e-4)
@@ -142,14 +142,14 @@ def test_killed_run_goes_on_and_parts_make_the_whole(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        add_states(base, data, directory, shard_texts=4, part=(0, 2), on_text=killed)
+        add_states(base, data, directory, StateOptions(shard_texts=4), part=(0, 2), on_text=killed)
     with pytest.raises(
         ValueError, match=r"2 of 3 shards are missing, first shard-00001\.safetensors; run the same `latticebpd"
     ):
         load_states(tmp_path / "parts.npz", data)
     assert sorted(path.name for path in directory.path.iterdir()) == ["hidden.json", "shard-00000.safetensors"]
     for index in range(2):
-        add_states(base, data, directory, shard_texts=4, part=(index, 2))
+        add_states(base, data, directory, StateOptions(shard_texts=4), part=(index, 2))
     parts = load_states(tmp_path / "parts.npz", data)
     assert parts is not None
     for index in range(len(data)):
@@ -164,20 +164,18 @@ def test_states_of_other_texts_models_or_layers_are_refused(tmp_path: Path) -> N
         with pytest.raises(ValueError, match="found those of others"):
             load_states(tmp_path / "t.npz", other)
     with pytest.raises(ValueError, match=r"holds hidden states made with layers \[\], asked for is \[1\]"):
-        add_states(base, data, states_directory(tmp_path / "t.npz"), layers=[1], shard_texts=4)
+        add_states(base, data, states_directory(tmp_path / "t.npz"), StateOptions([1], shard_texts=4))
     with pytest.raises(ValueError, match="holds hidden states made with model sha256"):
-        add_states(tiny_model(seed=5).base, data, states_directory(tmp_path / "t.npz"), shard_texts=4)
+        add_states(tiny_model(seed=5).base, data, states_directory(tmp_path / "t.npz"), StateOptions(shard_texts=4))
     with pytest.raises(ValueError, match="expected layers from 1 to 2"):
-        add_states(base, data, states_directory(tmp_path / "u.npz"), layers=[3])
+        add_states(base, data, states_directory(tmp_path / "u.npz"), StateOptions([3]))
     another = tiny_model(seed=5).base
     model = BlockwiseLM(another, new_heads(another, "stern", 3))
     with pytest.raises(ValueError, match="expected hidden states of the model whose heads are trained"):
-        train_heads(model, HeadData(data, states), data, tmp_path / "out", QUICK, progress=False)
+        train_heads(model, HeadData(data, states), data, tmp_path / "out", QUICK)
     model = BlockwiseLM(tiny_model().base, new_heads(base, "stern", 3))
     with pytest.raises(ValueError, match="expected a frozen base model with kept hidden states"):
-        train_heads(
-            model, HeadData(data, states), data, tmp_path / "out", replace(QUICK, fine_tune=True), progress=False
-        )
+        train_heads(model, HeadData(data, states), data, tmp_path / "out", replace(QUICK, fine_tune=True))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +266,7 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     for file in (tmp_path / "whole.hidden").glob("*.safetensors"):
         assert file.read_bytes() == (tmp_path / "unprompted.hidden" / file.name).read_bytes()
     with pytest.raises(ValueError, match="holds hidden states made with whole True, asked for is None"):
-        add_states(base, data, states_directory(tmp_path / "whole.npz"), [1], shard_texts=4)
+        add_states(base, data, states_directory(tmp_path / "whole.npz"), StateOptions([1], shard_texts=4))
     joined = HiddenStates.joined([whole, whole])
     joined.require_whole([1])
     assert torch.equal(joined.of_text(len(data) + 2), whole.of_text(2))
@@ -282,4 +280,4 @@ def test_whole_texts_states_are_those_of_texts_without_prompts_and_serve_heads_t
     ):
         written.require_whole([1])
     with pytest.raises(ValueError, match="expected a decoder-only model for states of whole texts"):
-        add_states(tiny("t5", eos=7), data, states_directory(tmp_path / "t5.npz"), whole=True)
+        add_states(tiny("t5", eos=7), data, states_directory(tmp_path / "t5.npz"), StateOptions(whole=True))

@@ -22,9 +22,9 @@ from latticebpd.drafters.block.block_network import BlockDrafter, config_for
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import rows_of_step
 from lm_training.data.corpus import train_tokenizer
-from lm_training.data.hidden_states import add_states, load_states, states_directory
+from lm_training.data.hidden_states import StateOptions, add_states, load_states, states_directory
+from lm_training.data.loading import HeadData
 from lm_training.families.block import BlockObjective, train_block_drafter, with_bigram
-from lm_training.families.blockwise import HeadData
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import BlockDrafterTraining
 from tests.helpers.blockwise_models import tiny_model
@@ -64,7 +64,7 @@ def texts(count: int = 11, seed: int = 0) -> Texts:
 def with_states(directory: Path, target: LlamaForCausalLM, found: Texts, layers: list[int]) -> HeadData:
     directory.mkdir(parents=True, exist_ok=True)
     found.save(directory / "t.npz")
-    add_states(target, found, states_directory(directory / "t.npz"), layers, shard_texts=4, whole=True)
+    add_states(target, found, states_directory(directory / "t.npz"), StateOptions(layers, whole=True, shard_texts=4))
     return HeadData(found, load_states(directory / "t.npz", found))
 
 
@@ -169,15 +169,15 @@ def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, 
         torch.manual_seed(seed)
         return with_bigram(begun, 3) if bigram else begun
 
-    train_block_drafter(made(0), base(), data, data, tmp_path / "whole", QUICK, progress=False)
+    train_block_drafter(made(0), base(), data, data, tmp_path / "whole", QUICK)
     for steps in (2, 4, 6):
         objective = BlockObjective(made(0), base(), data, data, QUICK)
-        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run(progress=False)
+        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run()
     one, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     with pytest.raises(ValueError, match="holds a run with gamma"):
-        train_block_drafter(made(0), base(), data, data, tmp_path / "whole", replace(QUICK, gamma=3.0), progress=False)
+        train_block_drafter(made(0), base(), data, data, tmp_path / "whole", replace(QUICK, gamma=3.0))
 
 
 def test_parts_of_a_batch_are_the_batch(data: HeadData) -> None:
@@ -196,7 +196,7 @@ def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> No
     options = replace(
         QUICK, steps=60, validation_every=60, checkpoint_every=60, learning_rate=2e-2, muon_learning_rate=2e-2
     )
-    train_block_drafter(made, target, data, data, tmp_path / "out", options, progress=False, warm_start=True)
+    train_block_drafter(made, target, data, data, tmp_path / "out", options, warm_start=True)
     log = [json.loads(line) for line in (tmp_path / "out/training-log.jsonl").read_text().splitlines()]
     assert log[-1]["loss"] < 0.1 * log[0]["loss"]
     assert log[-1]["validation"]["slot_accuracy"]["top-1"] == [1.0] * 4
@@ -212,7 +212,7 @@ def test_bigram_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp
     before = drafter(base(), tokens).eval()
     options = replace(QUICK, steps=80, batch_size=11, learning_rate=5e-2, validation_every=80, checkpoint_every=80)
     new = with_bigram(before, 4)
-    train_block_drafter(new, base(), data, data, tmp_path, options, progress=False)
+    train_block_drafter(new, base(), data, data, tmp_path, options)
     log = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
     assert log[-1] < 0.8 * log[0]
     again = load_block_drafter(tmp_path)
@@ -227,7 +227,7 @@ def test_bigram_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp
 def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) -> None:
     def refused(given: HeadData, target: LlamaForCausalLM, words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            train_block_drafter(drafter(target), target, given, given, tmp_path / "out", QUICK, progress=False)
+            train_block_drafter(drafter(target), target, given, given, tmp_path / "out", QUICK)
 
     refused(
         HeadData(data.texts),

@@ -256,9 +256,9 @@ def test_a_resumed_run_equals_an_unbroken_one_dropout_included(tmp_path: Path) -
         trainer = Trainer(trained, directory, options)
         if dies_at is not None:
             with pytest.raises(KeyboardInterrupt):
-                trainer.run(progress=False)
+                trainer.run()
             return weights(directory, None)
-        trainer.run(progress=False)
+        trainer.run()
         return dict(trained.drafter.state_dict())
 
     unbroken, resumed = weights(tmp_path / "one", None), weights(tmp_path / "two", 5)
@@ -286,9 +286,12 @@ def test_a_drafter_learns_to_draft_what_its_verifier_writes(tmp_path: Path) -> N
     options = DrafterTraining(
         steps=50, batch_tokens=256, learning_rate=1e-2, muon_learning_rate=2e-2, warmup_steps=5, label_smoothing=0.0
     )
-    train_drafter(drafter, verifier, data, data, tmp_path, options, progress=False)
+    train_drafter(drafter, verifier, data, data, tmp_path, options)
     trained = generate(
-        verifier, torch.tensor(sources), gad_drafter(NonAutoregressiveModel.from_pretrained(tmp_path)), max_new_tokens=12
+        verifier,
+        torch.tensor(sources),
+        gad_drafter(NonAutoregressiveModel.from_pretrained(tmp_path)),
+        max_new_tokens=12,
     )
     assert torch.equal(trained.sequences, untrained.sequences)
     assert (untrained.num_passes, trained.num_passes) == (8, 2)  # the longest text has 8 tokens; a draft has 6

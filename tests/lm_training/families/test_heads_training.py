@@ -76,7 +76,7 @@ def test_heads_of_a_periodic_model_reach_the_full_block(tmp_path: Path, kind: st
     options = replace(
         QUICK, steps=120, learning_rate=2e-2, validation_every=120, checkpoint_every=120, serving_prompts=2
     )
-    train_heads(model, data, data, tmp_path, options, progress=False)
+    train_heads(model, data, data, tmp_path, options)
     out = generate(model, [0], VanillaDrafter(model), max_new_tokens=1 + 9 * 4)
     assert out.sequences[0].tolist() == [place % 3 for place in range(38)]
     assert out.accept_counts.tolist() == [0] * 9 + [4]
@@ -91,7 +91,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(distilled: Path, t
     model = untrained(kind)
     model.save_pretrained(tmp_path / "before")
     data = load_distilled(distilled)
-    train_heads(model, data, data, tmp_path / "after", replace(QUICK, learning_rate=1e-2), progress=False)
+    train_heads(model, data, data, tmp_path / "after", replace(QUICK, learning_rate=1e-2))
     assert (tmp_path / "before/model.safetensors").read_bytes() == (tmp_path / "after/model.safetensors").read_bytes()
     before, after = (load_file(tmp_path / run / "heads.safetensors") for run in ("before", "after"))
     assert all(not torch.equal(before[name], after[name]) for name in before)
@@ -109,7 +109,7 @@ def test_dropout_of_a_frozen_base_is_off(distilled: Path, tmp_path: Path) -> Non
         model.base.config.attention_dropout = dropout
         for layer in model.base.model.layers:
             layer.self_attn.attention_dropout = dropout
-        train_heads(model, data, data, tmp_path / run, QUICK, progress=False)
+        train_heads(model, data, data, tmp_path / run, QUICK)
     without, with_dropout = (load_file(tmp_path / run / "heads.safetensors") for run in ("without", "with"))
     assert all(torch.equal(without[name], with_dropout[name]) for name in without)
 
@@ -135,7 +135,7 @@ def test_heads_attach_to_any_family(config: PretrainedConfig, distilled: Path, t
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_config(config).eval()
     model, data = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=4)), load_distilled(distilled)
-    train_heads(model, data, data, tmp_path / "learnt", replace(QUICK, learning_rate=0.0), progress=False)
+    train_heads(model, data, data, tmp_path / "learnt", replace(QUICK, learning_rate=0.0))
     again = BlockwiseLM.from_pretrained(tmp_path / "learnt")
     prompt = torch.tensor([[3, 1, 4, 1, 5]])
     with torch.inference_mode():
@@ -144,7 +144,7 @@ def test_heads_attach_to_any_family(config: PretrainedConfig, distilled: Path, t
         torch.testing.assert_close(again.head_logits(hidden), expected, atol=1e-5, rtol=1e-5)
     repeating = periodic()[1]
     options = replace(QUICK, steps=60, learning_rate=3e-2, checkpoint_every=60, validation_every=60)
-    train_heads(model, repeating, repeating, tmp_path / "taught", options, progress=False)
+    train_heads(model, repeating, repeating, tmp_path / "taught", options)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "taught/training-log.jsonl").open()]
     assert losses[-1] < 0.5 * losses[0]
 
@@ -152,7 +152,7 @@ def test_heads_attach_to_any_family(config: PretrainedConfig, distilled: Path, t
 def test_fine_tuning_teaches_the_base_too(distilled: Path, tmp_path: Path) -> None:
     model, data = untrained(), load_distilled(distilled)
     before = {name: parameter.clone() for name, parameter in model.base.named_parameters()}
-    train_heads(model, data, data, tmp_path, replace(QUICK, fine_tune=True, base_learning_rate=1e-3), progress=False)
+    train_heads(model, data, data, tmp_path, replace(QUICK, fine_tune=True, base_learning_rate=1e-3))
     assert all(not torch.equal(before[name], parameter) for name, parameter in model.base.named_parameters())
     assert "base_loss" in json.loads((tmp_path / "training-log.jsonl").read_text().splitlines()[0])
 
@@ -163,15 +163,15 @@ def test_accumulated_parts_learn_what_one_batch_learns(distilled: Path, tmp_path
     losses = []
     for accumulate in (1, 3):
         options = replace(QUICK, objective=objective, accumulate=accumulate)
-        train_heads(untrained(), data, data, tmp_path / str(accumulate), options, progress=False)
+        train_heads(untrained(), data, data, tmp_path / str(accumulate), options)
         losses.append([json.loads(line)["loss"] for line in (tmp_path / str(accumulate) / "training-log.jsonl").open()])
     np.testing.assert_allclose(losses[0], losses[1], rtol=2e-5)
 
 
 def test_mixed_precision_learns_much_the_same(distilled: Path, tmp_path: Path) -> None:
     data = load_distilled(distilled)
-    model = train_heads(untrained(), data, data, tmp_path, replace(QUICK, precision="bfloat16"), progress=False)
-    reference = train_heads(untrained(), data, data, tmp_path / "reference", QUICK, progress=False)
+    model = train_heads(untrained(), data, data, tmp_path, replace(QUICK, precision="bfloat16"))
+    reference = train_heads(untrained(), data, data, tmp_path / "reference", QUICK)
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
     final = [
         json.loads((tmp_path / run / "training-log.jsonl").read_text().splitlines()[-1])["loss"]
@@ -207,32 +207,32 @@ def test_base_model_in_half_precision_stays_the_same_to_the_byte_while_its_heads
 def test_text_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     data = Texts.of_corpus(np.full(40, 77), 8)
     with pytest.raises(ValueError, match=r"training token ids below 23 .* got 77"):
-        train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
+        train_heads(untrained(), data, data, tmp_path, QUICK)
 
 
 def test_sequences_longer_than_the_model_reads_are_refused(tmp_path: Path) -> None:
     data = Texts.of_corpus(np.full(400, 7), 129)
     with pytest.raises(ValueError, match=r"training sequences of at most 128 tokens .* got one of 129"):
-        train_heads(untrained(), data, data, tmp_path, QUICK, progress=False)
+        train_heads(untrained(), data, data, tmp_path, QUICK)
 
 
 def test_more_parts_than_sequences_are_refused(distilled: Path, tmp_path: Path) -> None:
     data = load_distilled(distilled)
     with pytest.raises(ValueError, match="a batch of at least 5 sequences, one for each part, got 4"):
-        train_heads(untrained(), data, data, tmp_path, replace(QUICK, accumulate=5), progress=False)
+        train_heads(untrained(), data, data, tmp_path, replace(QUICK, accumulate=5))
 
 
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, -1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)])
 def test_impossible_head_weights_are_refused(distilled: Path, tmp_path: Path, weights: tuple[float, ...]) -> None:
     data = load_distilled(distilled)
     with pytest.raises(ValueError, match=r"expected 4 head weights >= 0, not all 0 \(heads 2 to 5\)"):
-        train_heads(untrained(), data, data, tmp_path, replace(QUICK, head_weights=weights), progress=False)
+        train_heads(untrained(), data, data, tmp_path, replace(QUICK, head_weights=weights))
 
 
 def test_head_weight_of_zero_leaves_a_head_alone(distilled: Path, tmp_path: Path) -> None:
     data, model = load_distilled(distilled), untrained()
     options = replace(QUICK, head_weights=(1.0, 0.0, 1.0, 1.0), weight_decay=0.0)
-    train_heads(model, data, data, tmp_path, options, progress=False)
+    train_heads(model, data, data, tmp_path, options)
     assert not model.heads.down[1].any()
     assert all(model.heads.down[index].any() for index in (0, 2, 3))
 

@@ -20,7 +20,8 @@ from latticebpd import NeuralRescorer, SausageLattice, rescore
 from latticebpd.lattices.texts import Texts
 from latticebpd.scoring.weights import RescorerSettings
 from lm_training.data.corpus import train_tokenizer
-from lm_training.families.rescorers import PRESETS, RescorerObjective, RescorerShape, new_rescorer, train_rescorer
+from lm_training.families.rescorers import RescorerObjective, new_rescorer, train_rescorer
+from lm_training.families.shapes import RESCORERS, RescorerShape
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import RescorerTraining, Schedule, cosine
 from tests.helpers.commands import Run
@@ -52,7 +53,7 @@ def test_rescorer_of_periodic_text_mends_every_draft(tmp_path: Path) -> None:
     options = replace(
         QUICK, steps=100, learning_rate=5e-2, muon_learning_rate=5e-2, validation_every=100, checkpoint_every=100
     )
-    train_rescorer(model(), periodic(), periodic(), tmp_path, options, "sha256:ab", progress=False)
+    train_rescorer(model(), periodic(), periodic(), tmp_path, options, "sha256:ab")
     record = json.loads((tmp_path / "training-log.jsonl").read_text().splitlines()[-1])["validation"]
     assert record["accuracy"] == 1.0
     assert record["perplexity"] < 1.2
@@ -121,10 +122,10 @@ class Part(RescorerTraining):
 
 def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
     data = random_sequences()
-    train_rescorer(model(), data, data, tmp_path / "whole", QUICK, progress=False)
+    train_rescorer(model(), data, data, tmp_path / "whole", QUICK)
     for steps in (2, 4, 6):  # as if killed behind a checkpoint; the schedule is that of the whole run
         objective = RescorerObjective(model(seed=0 if steps == 2 else steps), data, data, QUICK)
-        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run(progress=False)
+        Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run()
     one, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -132,9 +133,9 @@ def test_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 def test_finished_run_that_is_started_again_keeps_its_tuned_weight(tmp_path: Path) -> None:
     data = random_sequences()
-    train_rescorer(model(), data, data, tmp_path, QUICK, progress=False)
+    train_rescorer(model(), data, data, tmp_path, QUICK)
     RescorerSettings(0.3).save(tmp_path)
-    train_rescorer(model(), data, data, tmp_path, QUICK, progress=False)
+    train_rescorer(model(), data, data, tmp_path, QUICK)
     assert NeuralRescorer.from_pretrained(tmp_path).alpha == 0.3
 
 
@@ -166,7 +167,7 @@ def test_presets_have_the_papers_shapes(name: str, millions: float) -> None:
     tied."""
     layers, width, hidden = {"32m": (2, 384, 1536), "61m": (12, 384, 1536), "94m": (6, 768, 3072)}[name]
     with torch.device("meta"):
-        made = new_rescorer(PRESETS[name], 50257)
+        made = new_rescorer(RESCORERS[name], 50257)
     config = made.config
     assert (config.n_layer, config.n_embd, config.n_inner, config.n_head) == (layers, width, hidden, 12)
     assert (config.resid_pdrop, config.embd_pdrop, config.attn_pdrop) == (0.0, 0.0, 0.0)
@@ -177,7 +178,7 @@ def test_presets_have_the_papers_shapes(name: str, millions: float) -> None:
 @pytest.mark.parametrize(("name", "low", "high"), [("tiny", 0.4e6, 0.7e6), ("small", 1.8e6, 2.2e6)])
 def test_small_presets_are_small(name: str, low: float, high: float) -> None:
     with torch.device("meta"):
-        made = new_rescorer(PRESETS[name], 8192)
+        made = new_rescorer(RESCORERS[name], 8192)
     assert low < made.num_parameters() - made.get_input_embeddings().weight.numel() < high
 
 

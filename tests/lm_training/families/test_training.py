@@ -28,11 +28,12 @@ from lm_training.data.corpus import (
     read_documents,
     train_tokenizer,
 )
-from lm_training.families.blockwise import BlockwiseObjective, new_model, train_blockwise
+from lm_training.families.heads import BlockwiseObjective, new_model, train_blockwise
+from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.muon import orthogonalise
 from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
 from lm_training.training.training_loop import Trainer, denormals_flushed
-from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining, HeadTraining, cosine, trapezoid
+from lm_training.training.training_options import BlockwiseTraining, HeadTraining, cosine, trapezoid
 
 SHAPE = BlockwiseShape(
     vocab_size=31,
@@ -289,9 +290,7 @@ def test_orthogonalised_matrices_have_singular_values_near_one() -> None:
 
 
 def test_training_lowers_the_loss(tmp_path: Path) -> None:
-    train_blockwise(
-        corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=60, learning_rate=1e-2), 0, progress=False
-    )
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=60, learning_rate=1e-2), 0)
     losses = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
     assert np.mean(losses[-5:]) < 0.6 * losses[0]
 
@@ -313,7 +312,7 @@ def test_denormal_numbers_are_zero_in_training_and_nowhere_else(
 
     monkeypatch.setattr(BlockwiseObjective, "batch", noting)
     with pytest.raises(KeyboardInterrupt):
-        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     assert seen == [0.0]
     assert product() == 1e-323
     with denormals_flushed(), denormals_flushed():
@@ -328,7 +327,7 @@ def test_denormal_numbers_are_zero_in_training_and_nowhere_else(
 def test_interrupted_training_ends_with_the_same_weights_and_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0, progress=False)
+    whole = train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0)
 
     original, calls = Trainer.update, []
 
@@ -340,10 +339,10 @@ def test_interrupted_training_ends_with_the_same_weights_and_log(
 
     monkeypatch.setattr(Trainer, "update", killed_in_the_sixth_step)
     with pytest.raises(KeyboardInterrupt):
-        train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0, progress=False)
+        train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0)
     with open(tmp_path / "cut/training-log.jsonl", "a") as log:
         log.write('{"step": 5, "lo')
-    resumed = train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0, progress=False)
+    resumed = train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0)
     for (name, expected), (_, got) in zip(whole.named_parameters(), resumed.named_parameters(), strict=True):
         assert torch.equal(expected, got), name
     logs = [
@@ -356,18 +355,18 @@ def test_interrupted_training_ends_with_the_same_weights_and_log(
 
 
 def test_finished_training_writes_its_model_even_if_it_was_killed_before(tmp_path: Path) -> None:
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     (tmp_path / "heads.json").unlink()
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     assert BlockwiseLM.from_pretrained(tmp_path).num_heads == SHAPE.num_heads
 
 
 def test_damaged_checkpoint_is_a_value_error(tmp_path: Path) -> None:
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     path = tmp_path / "training-state.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"training-state\.safetensors: expected a checkpoint"):
-        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+        train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
 
 
 @pytest.mark.parametrize(
@@ -393,7 +392,7 @@ def test_run_of_other_making_is_refused_in_one_line_and_left_as_it_is(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     def train(corpus: np.ndarray = corpus(), shape: Any = SHAPE, options: Any = OPTIONS, eos_id: int = 0) -> None:  # noqa: B008
-        train_blockwise(corpus, corpus[:200], tmp_path, shape, options, eos_id, progress=False)
+        train_blockwise(corpus, corpus[:200], tmp_path, shape, options, eos_id)
 
     train()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -412,9 +411,9 @@ def test_what_does_not_change_what_is_learnt_may_differ_when_a_run_goes_on(tmp_p
         "serving_prompts": 1,
     }
     assert {each.name for each in fields(HeadTraining) if each.metadata["free"]} == {*free, "steps", "compile", "fsdp"}
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     longer = replace(OPTIONS, steps=8, **free)
-    train_blockwise(corpus(), corpus(150), tmp_path, SHAPE, longer, 0, progress=False)
+    train_blockwise(corpus(), corpus(150), tmp_path, SHAPE, longer, 0)
     log = [json.loads(line) for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in log] == list(range(1, 9))
     assert json.loads((tmp_path / "training-state.json").read_text())["options"]["steps"] == 8
@@ -422,16 +421,16 @@ def test_what_does_not_change_what_is_learnt_may_differ_when_a_run_goes_on(tmp_p
 
 def test_checkpoint_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     """It does not say what it was made of."""
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     path = tmp_path / "training-state.safetensors"
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["training"])
     del record["made_of"]
     save_file(load_file(path), path, metadata={"training": json.dumps(record)})
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=7), 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=7), 0)
     save_file(load_file(path), path, metadata={"training": json.dumps(record)})
     with pytest.raises(ValueError, match="checkpoint is of another model"):
-        train_blockwise(corpus(), corpus(200), tmp_path, replace(SHAPE, hidden_size=32), OPTIONS, 0, progress=False)
+        train_blockwise(corpus(), corpus(200), tmp_path, replace(SHAPE, hidden_size=32), OPTIONS, 0)
 
 
 def test_full_disk_leaves_no_half_written_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,21 +441,21 @@ def test_full_disk_leaves_no_half_written_model(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as patch:
         patch.setattr(BlockwiseObjective, "save", fails)
         with pytest.raises(OSError, match="No space left"):
-            train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+            train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     assert {path.name for path in tmp_path.iterdir()} == {
         "training-log.jsonl",
         "training-state.json",
         "training-state.safetensors",
     }
-    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     assert BlockwiseLM.from_pretrained(tmp_path).num_heads == SHAPE.num_heads
 
 
 def test_corpus_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"token ids below 31 .* got 77"):
-        train_blockwise(np.full(900, 77, np.uint16), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+        train_blockwise(np.full(900, 77, np.uint16), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
 
 
 def test_corpus_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at least 20 tokens .* got 10"):
-        train_blockwise(corpus(10), corpus(200), tmp_path, SHAPE, OPTIONS, 0, progress=False)
+        train_blockwise(corpus(10), corpus(200), tmp_path, SHAPE, OPTIONS, 0)

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from latticebpd.cli import app
 from latticebpd.lattices.texts import Texts
 from lm_training.data.pairs import MASK, PADDING, Pair, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+from lm_training.families.shapes import TranslationShape
 from lm_training.families.translators import (
     TranslationObjective,
-    TranslationShape,
     batch_cuts,
     load_translator,
     new_translator,
@@ -141,7 +141,7 @@ def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path
         torch.manual_seed(0)
         model = new_translator(SHAPE, 24, EOS, PAD)
         return train_translation(
-            data, held_out, tmp_path / directory, model, TranslationTraining(steps=steps, **options), progress=False
+            data, held_out, tmp_path / directory, model, TranslationTraining(steps=steps, **options)
         )
 
     model = train("whole", 200)
@@ -172,9 +172,7 @@ def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path
 def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):
     long = Texts.of_rows([np.arange(3, 23).repeat(20)], [10], np.uint16)
     with pytest.raises(ValueError, match=r"at most 256 tokens .* got one of 390"):
-        train_translation(
-            long, rule_pairs(2), tmp_path, new_translator(SHAPE, 24, EOS, PAD), TranslationTraining(), progress=False
-        )
+        train_translation(long, rule_pairs(2), tmp_path, new_translator(SHAPE, 24, EOS, PAD), TranslationTraining())
 
 
 def test_the_command_trains_from_text_and_a_student_from_what_a_teacher_wrote(tmp_path):

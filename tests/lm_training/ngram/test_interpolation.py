@@ -53,9 +53,14 @@ def test_best_weight_is_no_worse_than_its_neighbours():
     held_out = np.concatenate([tokens[4000:5000], np.arange(500) % 61])
     weight = best_weight(first, second, held_out)
     assert 0.05 < weight < 0.95
-    best = table_log_probs(interpolate(first, second, weight), held_out).sum()
-    for other in (weight - 0.05, weight + 0.05):
-        assert best > table_log_probs(interpolate(first, second, other), held_out).sum()
+    ours, theirs = table_log_probs(first, held_out), table_log_probs(second, held_out)
+
+    def log_likelihood(share: float) -> float:
+        return np.logaddexp(np.log(share) + ours, np.log(1 - share) + theirs).sum()
+
+    assert log_likelihood(weight) > max(log_likelihood(weight - 1e-3), log_likelihood(weight + 1e-3))
+    mixtures = [table_log_probs(interpolate(first, second, share), held_out).sum() for share in (0.05, weight, 0.95)]
+    assert mixtures[1] == max(mixtures)
 
 
 @pytest.mark.parametrize("weight", [0, 1, -0.5, math.nan])

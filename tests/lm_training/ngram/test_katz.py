@@ -18,7 +18,7 @@ from lm_training.ngram.counts import TokenStream, count_ngrams
 from lm_training.ngram.estimation import estimate
 from lm_training.ngram.smoothing import SMOOTHINGS, AbsoluteDiscounting, Katz, OpenGrmKatz, StupidBackoff, WittenBell
 from lm_training.ngram.smoothing.absolute import absolute_discount
-from lm_training.ngram.smoothing.base import ContextCounts, Smoothing, backoff_weights
+from lm_training.ngram.smoothing.base import NO_MASS, ContextCounts, Smoothing, backoff_weights
 from lm_training.ngram.smoothing.good_turing import good_turing_discounts
 from tests.helpers.backoff_reference import as_dict, assert_proper, golden_sentences, golden_table, log_prob, zipf_text
 from tests.helpers.sentence_models import estimate_sentences
@@ -137,8 +137,14 @@ def test_context_that_saw_all_words_is_rescaled():
 
 def test_context_that_gave_away_too_much_keeps_a_positive_backoff():
     weights, explicit = backoff_weights(np.array([0.8, 0.4]), np.array([0.3, 0.2]), np.array([0]))
-    assert weights[0] > 0
+    assert weights[0] * 0.5 == pytest.approx(NO_MASS)
     assert explicit.sum() + weights[0] * 0.5 == pytest.approx(1)
+
+
+def test_context_that_leaves_little_mass_keeps_its_probabilities():
+    weights, explicit = backoff_weights(np.array([0.5, 0.49999]), np.array([0.3, 0.2]), np.array([0]))
+    np.testing.assert_allclose(weights, [1e-5 / 0.5])
+    assert explicit.tolist() == [0.5, 0.49999]
 
 
 @pytest.mark.parametrize("tokens", [[0], [7], [0, 0, 0], [7] * 30, [7, 0], [0, 7]])
@@ -234,6 +240,24 @@ def test_counts_up_to_five_are_discounted_by_default(smoothing):
     probs = smoothing.fit(2, counts_of_counts)(context_of([1, 4, 5, 6, 7], 100))
     above = 0.999 if isinstance(smoothing, OpenGrmKatz) else 1
     np.testing.assert_allclose(probs, np.array([15 / 31, 4 * 15 / 31, 5 * 15 / 31, 6 * above, 7 * above]) / 100)
+
+
+def test_opengrm_replaces_impossible_discounts_of_longer_ngrams_only():
+    # k = 3: A = 4*1/10, d_1 = (12/10 - A)/(6/10) > 1, d_2 = (9/12 - A)/(6/10) = 7/12, d_3 = (4/9 - A)/(6/10) = 2/27.
+    counts_of_counts, contexts = np.array([0, 10, 6, 3, 1]), context_of([1, 2, 3, 4], 12)
+    probs = OpenGrmKatz(3).fit(2, counts_of_counts)(contexts)
+    np.testing.assert_allclose(probs, np.array([0.999, 2 * 7 / 12, 3 * 2 / 27, 4 * 0.999]) / 12)
+    np.testing.assert_allclose(OpenGrmKatz(3).fit(1, counts_of_counts)(contexts), np.array([1, 2, 3, 4]) / 12)
+
+
+def test_unseen_words_share_one_occurrence_if_the_method_leaves_nothing():
+    probs, each = OpenGrmKatz().unigrams(context_of([3, 6], 9), np.zeros(7), unseen=2)
+    np.testing.assert_allclose([*probs, each], np.array([3 / 9, 6 / 9, 1 / 10 / 2]) / (1 + 1 / 10))
+
+
+def test_unseen_word_gets_no_more_than_a_seen_one():
+    probs, each = WittenBell().unigrams(context_of([1, 1], 2), np.array([0, 2]), unseen=1)  # 1/4, 1/4 and 1/2 by itself
+    np.testing.assert_allclose([*probs, each], [1 / 3, 1 / 3, 1 / 3])
 
 
 def test_witten_bell_absolute_and_stupid_backoff_on_paper():

@@ -20,8 +20,9 @@ from latticebpd import VanillaDrafter, generate
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import load_base
-from lm_training.families.blockwise import train_blockwise
-from lm_training.training.training_options import BlockwiseShape, BlockwiseTraining
+from lm_training.families.heads import train_blockwise
+from lm_training.families.shapes import BlockwiseShape
+from lm_training.training.training_options import BlockwiseTraining
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 

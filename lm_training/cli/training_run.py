@@ -1,0 +1,85 @@
+"""What the training commands share: the directory of a run, its start and its end; progress in tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fst.files import copy
+from latticebpd.console import err, progress
+from lm_training.data.loading import HeadData
+from lm_training.data.shortlist import coverage
+from lm_training.training.training_loop import LOG, STATE_WEIGHTS, Process
+from lm_training.training.training_options import LoopOptions
+from lm_training.training.training_plots import CSV, PNG, write_plots
+
+
+@contextmanager
+def training_run(
+    output: Path, options: LoopOptions, device: str, files: Sequence[Path] = (), about: str = ""
+) -> Iterator[Process]:
+    """Join the training processes and copy files to a new run's directory; at the end draw the run and report it."""
+    with Process.join(device) as process:
+        if is_new_run(output, process):
+            copy_to(output, files)
+        yield process
+        if process.rank == 0:
+            write_plots(output)
+            err.print(f"{output}: {about}trained for {options.steps} steps; {LOG}, {CSV}, {PNG}")
+
+
+def is_new_run(output: Path, process: Process) -> bool:
+    """Whether this process is the first one of a run without a checkpoint."""
+    return not process.rank and not (output / STATE_WEIGHTS).exists()
+
+
+def copy_to(directory: Path, files: Sequence[Path]) -> None:
+    """Copy the files that exist into a directory, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        if file.exists() and file.resolve() != (directory / file.name).resolve():
+            copy(file, directory / file.name)
+
+
+def report_shortlist(process: Process, shortlist: np.ndarray | None, learnt: HeadData, held_out: HeadData) -> None:
+    """Print how much of both texts a shortlist covers."""
+    if process.rank == 0 and shortlist is not None:
+        shares = [f"{coverage(data.texts, shortlist):.2%}" for data in (learnt, held_out)]
+        err.print(f"shortlist: {len(shortlist)} tokens, {shares[0]} of the text, {shares[1]} of held-out text")
+
+
+def mask_token_id(tokenizer: Any, model: str | Path, remedy: str = "") -> int:
+    """The tokenizer's mask token, else its padding token; ValueError without both."""
+    mask = tokenizer.mask_token_id if tokenizer.mask_token_id is not None else tokenizer.pad_token_id
+    if not isinstance(mask, int):
+        raise ValueError(f"{model}: expected a tokenizer with a mask or padding token, found neither{remedy}")
+    return mask
+
+
+def move(model: torch.nn.Module, device: str) -> None:
+    """Move a model to the device of ``--device``."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.nn.Module.to(model, device)  # the type of `transformers`' own `to` is hidden
+
+
+@contextmanager
+def token_progress(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar with the token rate; yields a function of the items and tokens just done."""
+    started, tokens = time.monotonic(), 0
+    with progress() as bar:
+        task = bar.add_task(what, total=total)
+
+        def report(items: int, new_tokens: int) -> None:
+            nonlocal tokens
+            tokens += new_tokens
+            rate = tokens / max(1e-9, time.monotonic() - started)
+            bar.update(task, advance=items, description=f"{what} ({tokens:,} tokens, {rate:,.0f} a second)")
+
+        yield report
