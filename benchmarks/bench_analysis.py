@@ -54,9 +54,9 @@ def text(seed: int, index: int) -> tuple[np.ndarray, ...]:
     # A stride that is odd, and so prime to the vocabulary's size, keeps the tokens of a slot apart.
     stride = 2 * rng.integers(0, VOCABULARY // 2, (TEXT, SLOTS, 1)) + 1
     rank = rng.choice(ARCS + 1, (TEXT, SLOTS), p=np.append(RANKS, 1 - RANKS.sum()))
-    place = np.arange(ARCS) - rank[:, :, None]
+    offset = np.arange(ARCS) - rank[:, :, None]
     tokens = (
-        continuation[:, :, None] + stride * np.where(rank[:, :, None] < ARCS, place, place + 2 * ARCS)
+        continuation[:, :, None] + stride * np.where(rank[:, :, None] < ARCS, offset, offset + 2 * ARCS)
     ) % VOCABULARY
     log_probs = np.cumsum(-rng.exponential(0.6, (TEXT, SLOTS, ARCS)), axis=2) - 0.5
     context = words[np.maximum(at + np.arange(-3, 1), 0)]
@@ -64,7 +64,7 @@ def text(seed: int, index: int) -> tuple[np.ndarray, ...]:
 
 
 def work(name: str, directory: Path, limit: int | None, lm: Path | None, threads: int) -> dict[str, Any]:
-    """One pass, in this process: its counts, seconds and peak memory.  Nothing else is imported, as PyTorch would count."""
+    """One pass in this process: counts, seconds, peak memory.  Nothing else is imported: PyTorch would count."""
     import fst
     from latticebpd.measuring import blocks, compare, tally
 

@@ -1,6 +1,6 @@
 """Decoding: stock greedy generate(), and this library's loop under one drafter after another.
 
-    python -m benchmarks.bench_decoding                              # the bundled model: batch 1, 4, 16; context 128, 1024
+    python -m benchmarks.bench_decoding                         # batch 1, 4, 16; context 128, 1024
     python -m benchmarks.bench_decoding --batch 1 --context 128 --budget
 
 Systems take turns within a repetition, so that a drift of the machine's speed affects all alike.  A number is the
@@ -109,7 +109,7 @@ def budget(
 
 
 def prompts_of(bundle: Loaded, batch: int, context: int, groups: int) -> list[torch.Tensor]:
-    """``groups`` tensors ``[batch, context]``: passages of the held-out prompts, joined end to end, each row from another offset."""
+    """``groups`` tensors ``[batch, context]``: passages of the joined held-out prompts, each row from another offset."""
     tokens = [token for prompt in load_prompts() for token in bundle.encode(prompt.text)]
     tokens *= 1 + (context + 1) // len(tokens)
     starts = [row * len(tokens) // (batch * groups) for row in range(batch * groups)]

@@ -1,7 +1,7 @@
 """GAD and GAD++ on a translation test set (Xia 2022, tables 1 to 5, 7, 9, figure 4).
 
-    python -m benchmarks.bench_gad multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter --lm written.fst \\
-        -o found
+    python -m benchmarks.bench_gad multi30k-test_2016_flickr.jsonl --verifier verifier --drafter drafter \\
+        --lm written.fst -o found
 
 `gad.md` has the commands that make the models; `latticebpd generate --trace` shows drafts call by call.  Tables come
 as Markdown on standard output; the directory gets everything as JSON, and the speed-up of every sentence as CSV.

@@ -1,18 +1,18 @@
 """Jacobi decoding against greedy and beam search: iterations, time, BLEU, operations; on one thread and on more.
 
     python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator
-    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator --heads translator-with-heads --lm written.fst --threads 1 2
-    python -m benchmarks.bench_jacobi --data DIR --model translator --threads 1 2 -o jacobi   # Multi30k's test set, newstest2021
+    python -m benchmarks.bench_jacobi test_2016_flickr.jsonl --model translator --heads HEADS --lm written.fst
+    python -m benchmarks.bench_jacobi --data DIR --model translator --threads 1 2 -o jacobi   # whole test sets
 
 The model is one of `latticebpd train translation`, or any other encoder-decoder or causal LM.  As in Santilli 2023,
-texts are decoded one by one, and the algorithms that need the target's length are told that of greedy decoding,
+texts are decoded one by one, and the algorithms that need the target's length are given that of greedy decoding,
 unless a row says that it is estimated (here: one and a half times the source, and five).  Systems take turns text by
 text, so that a drift of the machine's speed meets all alike.  Every text is compared with greedy decoding's, token
 for token, and the program ends with an error if one differs.  The output is Markdown; intervals, 95 %, draw texts
 anew.
 
 With `-o` every decode is a line of `decodes.csv` in that directory as soon as all systems have decoded its text; the
-same command goes on behind the last such text, and tables are always those of the file.
+same command resumes after the last such text, and tables are always those of the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, stages that survive a kill, clocks, decodes, bootstrap intervals, tables, CSV and JSON files."""
+"""What the benchmarks share: options, resumable stages, files, bootstrap intervals, tables, clocks."""
 
 from __future__ import annotations
 
@@ -125,9 +125,8 @@ def claim(directory: Path, settings: dict[str, Any]) -> None:
     known = read_json(note)
     for name, value in settings.items():
         if known.get(name) != value:
-            raise ValueError(
-                f"{directory}: holds results with {name} {known.get(name)}, asked for is {value}; choose another directory"
-            )
+            found = f"holds results with {name} {known.get(name)}, asked for is {value}"
+            raise ValueError(f"{directory}: {found}; choose another directory")
 
 
 # ---------------------------------------------------------------- files

@@ -1,4 +1,4 @@
-"""Decodes of encoder-decoders counted text by text, alone and by the clock, and what tuning and fewer heads need of them."""
+"""Decodes of encoder-decoders, counted text by text and timed, and what tuning and figures need of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """GAD by its paper's recipe (Xia 2022, sections 3.1 and 4.1), and what each of our changes adds to it: one resumable
 command.
 
-    python -m benchmarks.gad_recipe --train multi30k-train.jsonl --validation multi30k-val.jsonl --test multi30k-test_2016_flickr.jsonl \
-        --work WORK --updates 3000
+    python -m benchmarks.gad_recipe --train multi30k-train.jsonl --validation multi30k-val.jsonl \
+        --test multi30k-test_2016_flickr.jsonl --work WORK --updates 3000
 
 A teacher translates the training sources anew by beam search, 5 beams; the verifier, which is the teacher taught
 further, and a drafter that begins with its weights learn from that text.  The drafter of the run `paper` has the
@@ -52,7 +52,8 @@ CHANGES = {
 RUNS = {"paper": PAPER, **{name: PAPER | change for name, change in CHANGES.items()}}
 RUNS["all changes"] = {**PAPER, **{option: given for change in CHANGES.values() for option, given in change.items()}}
 BLOCKS = (3, 5, 10, 15, 20, 25)
-MADE_WITH = "train validation updates teacher_updates verifier_updates written batch_tokens block_size shape vocab_size source target"
+MADE_WITH = "train validation source target updates teacher_updates verifier_updates written batch_tokens "
+MADE_WITH += "block_size shape vocab_size"
 MEASURED_WITH = "test limit timed threads clock"
 """The options that the models depend on, and those that only the table does."""
 COLUMNS = ("run", "k", "tok.", "passes", "BLEU", "GAD++ tok.", "GAD++ BLEU", "ms", "over greedy", "over beam 5")

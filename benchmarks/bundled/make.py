@@ -108,7 +108,7 @@ def passages(documents: Iterable[Document], tokenizer: Tokenizer, tokens: int) -
 
 
 def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Prompt], list[bundled.Prompt]]:
-    """Passages of held-out documents: for tuning, and, from other documents, for the demo's prompts, which may be shipped."""
+    """Passages of held-out documents: for tuning, and, from others, the demo's prompts, which may be shipped."""
     held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
     found = list(passages(held_out, tokenizer, SIZES["prompt_tokens"]))
     shippable = [passage for passage in found if passage.licence]
@@ -126,7 +126,7 @@ def held_out_passages(data: Path, tokenizer: Tokenizer) -> tuple[list[bundled.Pr
 
 
 def collect_continuations(model: Any, tokenizer: Tokenizer, texts: list[str], path: Path, calibrated: bool) -> None:
-    """Save the lattices of the model's continuations of texts; for a calibration with whole contexts, since they are features."""
+    """Save the lattices of the model's continuations; for a calibration with whole contexts, its features."""
     prompts = [tokenizer.encode(text).ids for text in texts]
     lengths = [*map(len, prompts)]
     options = CollectOptions(max_new_tokens=NEW_TOKENS)
@@ -139,7 +139,7 @@ def collect_continuations(model: Any, tokenizer: Tokenizer, texts: list[str], pa
 
 
 def tune_weights(model: BlockwiseLM, lm: Path, tokenizer: Tokenizer, texts: list[str], lattices: Path) -> None:
-    """Store, for each kind of system, the weight that decodes the model's continuations of the texts in the fewest calls."""
+    """Store each system's weight: that which decodes the model's continuations in the fewest calls."""
     collect_continuations(model, tokenizer, texts, lattices, calibrated=False)
     tunings = [tune([lattices], fst.NgramModel.load(lm), system, ALPHAS, len(texts))[0] for system in TUNED]
     for tuning in tunings:

@@ -1,14 +1,13 @@
 """Parallel drafters put through lattices: what rescoring without training recovers of what learned ties between
 positions recover.
 
-    latticebpd lattices --prompts held-out.npz --model smollm2-135m --drafter-model BLOCK --teacher-force --context 1024 -k 32 -o HELD
-    latticebpd lattices --prompts question.jsonl --model smollm2-135m --drafter-model BLOCK --context 2048 -k 32 -o ASKED
-    python -m benchmarks.smollm2.compare_drafters --drafter block HELD ASKED --drafter bigram HELD-2 ASKED-2 --lm lm.fst -o results.csv
+    python -m benchmarks.smollm2.compare_drafters --drafter block HELD ASKED --drafter bigram HELD-2 ASKED-2 \\
+        --lm lm.fst -o results.csv                     # compare_drafters.md has the commands that make the lattices
     python -m benchmarks.smollm2.compare_drafters --table benchmarks/smollm2/results/drafters.csv
 
 Every drafter has a name, lattices of held-out answers, on half of which its weights are tuned and its calibration
 fitted, and lattices that are walked.  The answers are the model's own greedy text, so that a walk makes the calls of
-a decode.  Systems: *chain* is the best token of every slot behind the one before, where lattices have transitions
+a decode.  Systems: *chain* is the best token of every slot after the one before, where lattices have transitions
 (DSpark), else the best token of every slot (DFlash); *tree* is the best-first tree of the drafter's probabilities,
 transitions among them (DDTree, JetSpec); then with the n-gram model; then calibrated, from drafter and n-gram model
 alone (*no text*), and with the text so far and its copies.

@@ -5,7 +5,7 @@ bigrams on both.
     python -m benchmarks.smollm2.drafters --work WORK
 
 WORK/blocks then holds states of whole texts and, each in a directory of its own, the drafters; a stopped run is taken
-up where it was. All read the states of layers 2, 15 and 28 and draft eight tokens behind the anchor, of the tokens
+up where it was. All read the states of layers 2, 15 and 28 and draft eight tokens after the anchor, of the tokens
 that the heads know.
 """
 
@@ -20,8 +20,8 @@ from latticebpd.lattices.texts import Texts
 LAYERS = "2,15,28"
 SHAPE = f"--num-layers 3 --layers {LAYERS} --block-size 8 --num-kv-heads 9 --intermediate-size 768"
 OPTIONS = (
-    "--batch-size 16 --anchors 16 --muon-learning-rate 1e-2 --warmup-steps 10 --precision bfloat16 --validation-every 60 "
-    "--validation-sequences 32 --checkpoint-every 10"
+    "--batch-size 16 --anchors 16 --muon-learning-rate 1e-2 --warmup-steps 10 --precision bfloat16 "
+    "--validation-every 60 --validation-sequences 32 --checkpoint-every 10"
 )
 
 

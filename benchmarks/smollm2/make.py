@@ -110,7 +110,7 @@ def own_text(work: Path, data: Path, more: bool, answers: int | None = None) -> 
 
 
 def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: int) -> Path:
-    """The 4-gram of the model's own text mixed with that of people's text, the share found on held-out own text, pruned."""
+    """The 4-grams of the model's own and of human text, mixed by held-out own text, pruned."""
     tokenizer = Path(resolved(MODEL)) / "tokenizer.json"
     people, own, mixed, pruned = (work / f"{name}.fst" for name in ("people", "own", "mixed", "lm"))
 

@@ -36,9 +36,13 @@ SOURCES = {
 }
 TEMPLATES = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 NO_TOPIC = (
-    "Summary|Exercises|Review|Question|Objective|Outcomes|Key |Glossary|Introduction|References|Check|Connection|Learning|Suggested|"
-    "For Further|Link"
+    "Summary|Exercises|Review|Question|Objective|Outcomes|Key |Glossary|Introduction|References|Check|"
+    "Connection|Learning|Suggested|For Further|Link"
 )
+PASSAGES = {"summ_text": (60, 230), "cont": (50, 170), "rewrite": (60, 150)}
+"""Kinds that are a template and a passage of so many words."""
+TITLED = {"docs_question": "docs_titles", "stem_q": "stem", "human_q": "human"}
+ON_TOPIC = ("write_open", "advise_open")
 Document = dict[str, Any]
 
 
@@ -77,7 +81,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def passage(document: Document, rng: random.Random, least: int, most: int) -> str | None:
-    """Consecutive whole sentences, ``least`` to ``most`` words, from a random paragraph on; None where there are none."""
+    """Whole sentences in a row, ``least`` to ``most`` words, from a random paragraph on; None if there are none."""
     paragraphs = list(filter(is_prose, (paragraph.strip() for paragraph in document["text"].split("\n\n"))))
     if not paragraphs:
         return None
@@ -132,7 +136,7 @@ class Pool:
 
 
 class Kinds:
-    """One method for each kind of prompt, named as in ``prompts.json``; a method may return None instead of a prompt.
+    """What the kinds of prompts are filled with; methods are named as the kinds are in ``prompts.json``, and may return None.
 
     The order in which a method draws random numbers decides the file: keep it.
     """
@@ -205,10 +209,6 @@ class Kinds:
             dialogue = dialogue.replace("#Person1#", first).replace("#Person2#", second)
         return f"{ask}\n\n{dialogue}" if self.rng.random() < 0.8 else f"{dialogue}\n\n{ask}"
 
-    def summ_text(self) -> str:
-        text = self.text()
-        return f"{self.choose('summ_text')}\n\n{text}"
-
     def qa_context(self) -> str:
         row = self.rng.choice([self.squad, self.squad, self.policy])()
         asked: str = self.choose("qa_context").format(c=row["context"], q=row["question"])
@@ -227,15 +227,23 @@ class Kinds:
         if self.rng.random() < 0.6:
             question: str = self.squad()["question"]
             return question
-        return self._about("qa_closed", self.countries, "{}")
+        asked: str = self.choose("qa_closed")
+        return asked.format(self.countries())
 
-    def cont(self) -> str:
-        text = self.text(50, 170)
-        return f"{self.choose('cont')}\n\n{text}"
-
-    def rewrite(self) -> str:
-        text = self.text(60, 150)
-        return f"{self.choose('rewrite')}\n\n{text}"
+    def ask(self, kind: str) -> str | None:
+        """A prompt of a kind: most have a method, some are a template and a passage, a title or a topic."""
+        if kind in PASSAGES:
+            text = self.text(*PASSAGES[kind])
+            return f"{self.choose(kind)}\n\n{text}"
+        if kind in ON_TOPIC:
+            topic = self.topic()
+            asked: str = self.choose(kind).format(q=f'"{topic}"' if topic[0].isupper() else topic)
+            return asked
+        if kind in TITLED:
+            template: str = self.choose(kind)
+            return template.format(f'"{getattr(self, TITLED[kind])()}"')
+        made: str | None = getattr(self, kind)()
+        return made
 
     def code_given(self) -> str:
         body, _ = self.functions()
@@ -251,19 +259,6 @@ class Kinds:
         tail = self.choose("code_tails")
         return str(self.choose("code_write").format(l=language, w=function)) + tail
 
-    def _about(self, name: str, topic: Callable[[], str], form: str = '"{}"') -> str:
-        template: str = self.choose(name)
-        return template.format(form.format(topic()))
-
-    def docs_question(self) -> str:
-        return self._about("docs_question", self.docs_titles)
-
-    def stem_q(self) -> str:
-        return self._about("stem_q", self.stem)
-
-    def human_q(self) -> str:
-        return self._about("human_q", self.human)
-
     def translate(self) -> str | None:
         source = self.rng.choices([self.tatoeba, self.cppdocs, self.multi30k], [5, 3, 4])[0]
         count = self.rng.choice([1, 2, 3]) if source is not self.cppdocs else 1
@@ -273,17 +268,6 @@ class Kinds:
             return None
         name, text = ("from_german", german) if self.rng.random() < 0.62 else ("to_german", english)
         return f"{self.choose(name)}{text}"
-
-    def _on_topic(self, name: str) -> str:
-        topic = self.topic()
-        asked: str = self.choose(name).format(q=f'"{topic}"' if topic[0].isupper() else topic)
-        return asked
-
-    def write_open(self) -> str:
-        return self._on_topic("write_open")
-
-    def advise_open(self) -> str:
-        return self._on_topic("advise_open")
 
     def role_play(self) -> str:
         template: str = self.choose("role_play")
@@ -331,7 +315,7 @@ def prompts(data: Path, count: int, length: Callable[[list[dict[str, str]]], int
         rng.shuffle(order)
         for kind in order:
             for _ in range(60):
-                text = getattr(kinds, kind)()
+                text = kinds.ask(kind)
                 messages = [{"role": "user", "content": text}]
                 if text is not None and text not in seen and length(messages) <= MAX_TOKENS:
                     seen.add(text)

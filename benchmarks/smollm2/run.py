@@ -1,4 +1,4 @@
-"""Spec-Bench on a real pretrained model: tokens per call and per second of every system, beside what a user would
+"""Spec-Bench on a real pretrained model: tokens per call and per second of every system, and of what a user would
 pick instead.
 
     latticebpd models get smollm2-135m

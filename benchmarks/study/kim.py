@@ -75,7 +75,7 @@ Row = dict[str, Any]
 
 # ---------------------------------------------------------------- texts and lattices
 def prompts(work: Path, data: Path) -> Path:
-    """Prompts of all tasks, tuning texts before test texts, with continuations; sources and references in a JSON file."""
+    """Prompts of all tasks, tuning texts before test texts, with continuations; sources and references as JSON."""
     made = work / "prompts.npz"
 
     def make() -> None:
@@ -184,7 +184,7 @@ def tokenizer() -> Any:
 
 # ---------------------------------------------------------------- n-gram models
 def general_corpus(work: Path, data: Path) -> Path:
-    """Every fourth document of human text, as `smollm2/make.py` encodes it, without those of tuning and test passages."""
+    """Every fourth document of human text (`smollm2/make.py`), without those of tuning and test passages."""
     made, people = work / "general.npy", people_corpus(work, data)
 
     def make() -> None:
@@ -236,7 +236,7 @@ def ngram_model(work: Path, corpus: Path, order: int, **options: Any) -> Path:
 
 
 def language_models(work: Path, data: Path, task: Task) -> dict[str, Path]:
-    """General and in-domain n-gram models of each order, and a 4-gram of the model's own text, by names as g4, d2, own4."""
+    """General and in-domain n-gram models of each order, and a 4-gram of the model's text: g4, d2, own4."""
     found, few = {}, (1, 1, 1, 2)
     for order in (2, 3, 4):
         found[f"g{order}"] = ngram_model(work, general_corpus(work, data), order, max_ngrams=GENERAL_NGRAMS)
@@ -254,7 +254,7 @@ RESCORED = {
     "d4": ("1-best", "16-best", "16-tree"),
     "own4": ("1-best", "16-best", "16-tree", "64-tree"),
 }
-"""By language model, the systems that have a weight of their own; others take that of the system of their kind nearest in size."""
+"""By language model, systems with a weight of their own; others take that of their kind nearest in size."""
 FURTHER = ("2-best:g4", "4-best:g4", "8-best:g4")
 PLAIN = ("2-best", "4-best", "8-best", "16-best", "16-tree", "64-tree")
 CALIBRATED = ("16-calibrated:g4-all", "16-calibrated:own4-text", "16-calibrated:own4-all", "64-calibrated:own4-all")
@@ -354,7 +354,7 @@ def entropies(task: str, test: LatticeSet) -> tuple[list[Row], list[Row]]:
 
 
 def qualities(work: Path, task: Task, test: Part) -> list[Row]:
-    """What the written texts are worth: of passages the perplexity of their own continuation, in nats; else percentages."""
+    """Quality of the texts: of passages the perplexity of their own continuation, in nats; else percentages."""
     about = read_json(work / "prompts.json")[task.name]["texts"]
     asked, first = Texts.load(work / "prompts.npz"), list(TASKS).index(task.name) * (TUNING + TEST)
     written = {tuple(text[:length]): text[length : length + NEW_TOKENS] for text, length in test.texts}
@@ -437,7 +437,7 @@ def count_heads(work: Path, data: Path, task: Task, updates: str, found: Path) -
 
 
 def count_rescorer(work: Path, task: Task, name: str, rescorer: Path, found: Path) -> dict[str, list[Row]]:
-    """Calls of a neural rescorer's systems, at weights of its own, its size, and its perplexity of what the model wrote."""
+    """Calls of a neural rescorer's systems at its own weights, its size, its perplexity of the model's text."""
     tuning, test = parts(work, task.name, found)
     scorer = NeuralRescorer.from_pretrained(rescorer)
     tuned = tuned_models([tuning.cut], {name: scorer}, {name: NEURAL}, NEURAL_ALPHAS)

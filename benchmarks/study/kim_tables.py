@@ -355,7 +355,7 @@ def draws(counts: Counts) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def entropies(counts: Counts) -> tuple[np.ndarray, np.ndarray]:
-    """Mean entropies ``[draws, tasks, heads]`` over calls, nats, and block efficiency ``[draws, tasks]`` of vanilla drafts."""
+    """Mean entropies ``[draws, tasks, heads]``, nats, and vanilla block efficiency ``[draws, tasks]``."""
     rows, means, efficiencies = counts.rows("entropy"), [], []
     for task, drawn in draws(counts):
         calls, tokens = counts.column("calls", task, rows), counts.column("tokens", task)

@@ -31,7 +31,7 @@ SUMMARY = "Here is a dialogue:\n\n{document}\n\nWrite a short summary!"
 
 @dataclass(frozen=True)
 class Item:
-    """prompt: what the model reads, a passage's beginning or a user's turn. references: what should follow. source: for messages."""
+    """prompt: a passage's beginning or a user's turn. references: what should follow. source: for messages."""
 
     prompt: str
     references: tuple[str, ...]
@@ -86,7 +86,7 @@ def lambada(part: slice, data: Path) -> Iterator[Item]:
 
 
 def wikitext(part: str, articles: slice, each: int, data: Path) -> Iterator[Item]:
-    """The longest runs of whole sentences without unknown words of every article, ``each`` of them; headings left out."""
+    """Every article's ``each`` longest runs of whole sentences without unknown words; headings left out."""
     for row in records(data / f"wikitext2/wikitext2-{part}.jsonl")[articles]:
         paragraphs = [paragraph for paragraph in row["text"].split("\n") if not paragraph.startswith(" =")]
         runs = [run.strip() for paragraph in paragraphs for run in re.split(r"[^.]*<unk>[^.]*\.?", paragraph)]

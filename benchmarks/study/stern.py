@@ -91,7 +91,7 @@ class Study:
         return BASES[setting](self.arguments)
 
     def data(self, setting: str) -> list[Texts]:
-        """Text to learn, and held-out text: the base model's teacher's own, or human translations of the same sources."""
+        """Text to learn, and held-out text: the teacher's own, or human translations of the same sources."""
         given = self.arguments
         if BASES[setting] is taught:
             return [load_texts(self.work / name, 0) for name in ("written", "written-val")]
@@ -203,7 +203,7 @@ def measure(study: Study) -> None:
 
 
 def trees(study: Study, setting: str, wanted: list[list[int]]) -> list[dict[str, Any]]:
-    """Trees of the largest k's heads: alone, with a 4-gram of the distilled text (its weight tuned on validation sources), calibrated."""
+    """Trees of the largest k's heads: alone, with a 4-gram of the distilled text at a tuned weight, calibrated."""
     k = max(study.arguments.tuned_k if setting in STARTS else study.arguments.k)
     model, rows, lm, calibrated = study.model(setting, k), [], study.ngram(), study.calibrated(setting, k)
 

@@ -64,7 +64,7 @@ def small(images: np.ndarray) -> np.ndarray:
 
 
 def texts_of(images: np.ndarray) -> Texts:
-    """The small image's pixels as prompt, the large one's behind it."""
+    """The small image's pixels as prompt, the large one's after it."""
     pooled = small(images).reshape(len(images), -1)
     rows = np.concatenate([pooled, images.reshape(len(images), -1)], axis=1)
     return Texts.of_rows(list(rows), [pooled.shape[1]] * len(rows))
@@ -160,7 +160,7 @@ def measure(work: Path, settings: argparse.Namespace) -> None:
 
 
 def qualities(original: np.ndarray, pixels: np.ndarray, run: decodes.Decoded | None) -> dict[str, float]:
-    """Mean accepted block size, mean absolute error in levels, and peak signal-to-noise ratio in dB, with intervals over images."""
+    """Mean accepted block size, mean absolute error in levels, peak signal-to-noise ratio in dB, with intervals."""
     gap = (pixels - original).reshape(len(original), -1)
     absolute, squared = abs(gap).mean(axis=1), (gap**2).mean(axis=1)
     measures = {

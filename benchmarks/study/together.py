@@ -3,10 +3,10 @@ German).
 
     python -m benchmarks.study.together --work WORK --train multi30k-train.jsonl --validation multi30k-val.jsonl \
         --test multi30k-test_2016_flickr.jsonl --updates 600 --teacher-updates 1800 --written 12000      # from scratch
-    python -m benchmarks.study.together                              # table and figure again, from results/together*.csv
+    python -m benchmarks.study.together                   # table and figure again, from results/together*.csv
 
 WORK may be that of `gad_recipe.py` with the same options: what it holds (teacher, its text, verifier, drafters) is
-not made again.  Heads learn the same text beside the frozen verifier (`stern.py`'s setting *distilled*), and so does
+not made again.  Heads learn the same text on the frozen verifier (`stern.py`'s setting *distilled*), and so does
 a Katz 4-gram.  Every system is tuned for itself on validation sentences, by tokens a pass: the weight of the 4-gram
 the best, whatever costs time (heads, masks, blocks) the smallest within half a per cent of the most, the bar of GAD++
 the loosest whose BLEU there is not below greedy decoding's. Then all systems translate every test sentence by itself,

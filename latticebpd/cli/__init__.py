@@ -61,12 +61,12 @@ class _LazyCommands(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         module, attribute = self.data[name].split(":")
-        found = getattr(import_module(module), attribute)
+        command = getattr(import_module(module), attribute)
         holder = typer.Typer(callback=lambda: None, add_completion=False, rich_markup_mode="rich")
-        if isinstance(found, typer.Typer):
-            holder.add_typer(found, name=name)
+        if isinstance(command, typer.Typer):
+            holder.add_typer(command, name=name)
         else:
-            holder.command(name)(found)
+            holder.command(name)(command)
         group: Any = typer.main.get_command(holder)
         panel = next(panel for panel, commands in PANELS.items() if name in commands)
         return laid_out(_refusing_odd_numbers(group.commands[name]), name, panel)

@@ -27,17 +27,17 @@ def calibrate(
     positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
     write: bool = typer.Option(
-        False, "--write", help="Store the calibration beside the model: N-calibrated trees are then the default."
+        False, "--write", help="Store the calibration next to the model: N-calibrated trees are then the default."
     ),
     plot: Path | None = typer.Option(None, callback=writable_file, help="Write a reliability plot, PNG, SVG or PDF."),
     json: bool = typer.Option(False, "--json", help="Print the record as JSON."),
 ) -> None:
-    """Fit the probabilities of calibrated trees: what heads, n-gram model and the text so far are worth, slot by slot.
+    """Fit the probabilities of calibrated trees: of heads, n-gram model and the text so far, slot by slot.
 
     The weights maximise the probability of what the base model went on with. With --write they are stored as
     MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also says how many of
     the lattice's
-    slots trees need, for copies go on behind them: `generate` then computes no further heads.
+    slots trees need, for copies continue after them: `generate` then computes no further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """
@@ -56,27 +56,34 @@ def calibrate(
     model = NgramModel.load(lm)
     with progress() as bar:
         task = bar.add_task("positions", total=num_lattices(files))
-        found, reliability = calibrated(files, model, examples, positions, seed, on_lattice=lambda: bar.advance(task))
+        calibration, reliability = calibrated(
+            files, model, examples, positions, seed, on_lattice=lambda: bar.advance(task)
+        )
         bar.update(task, completed=num_lattices(files))
         task = bar.add_task("slots that trees need", total=None)
-        found = with_needed_slots(found, files, model, on_lattice=lambda: bar.advance(task))
+        calibration = with_needed_slots(calibration, files, model, on_lattice=lambda: bar.advance(task))
     if write:
-        found.save(path)
-        slots = f"{len(found.weights) - found.further} slots{' and of copies behind them' if found.further else ''}"
-        needed = "" if found.slots is None else f"; trees need the first {found.slots}"
-        err.print(f"{path}: calibration of {slots}, on {len(found.examples)} {found.unit}s, stored{needed}")
+        calibration.save(path)
+        slots = (
+            f"{len(calibration.weights) - found.further}"
+            f" slots{' and of copies after them' if calibration.further else ''}"
+        )
+        needed = "" if calibration.slots is None else f"; trees need the first {calibration.slots}"
+        err.print(f"{path}: calibration of {slots}, on {len(calibration.examples)} {calibration.unit}s, stored{needed}")
     if plot is not None:
         save(reliability_curve(reliability), plot)
         err.print(f"{plot}: written")
     if json:
         bins = {name: values.tolist() for name, values in vars(reliability).items()}
-        print_json({**asdict(found), "reliability": bins})
+        print_json({**asdict(calibration), "reliability": bins})
         return
     table = table_of(
-        f"nats a token on {len(found.examples)} {found.unit}s, each by weights of the other half", "slot", "nats"
+        f"nats a token on {len(calibration.examples)} {calibration.unit}s, each by weights of the other half",
+        "slot",
+        "nats",
     )
-    for slot, nats in enumerate(found.nats, 1):
-        table.add_row("behind" if found.further and slot == len(found.nats) else f"{slot}", f"{nats:.3f}")
+    for slot, nats in enumerate(calibration.nats, 1):
+        table.add_row("behind" if calibration.further and slot == len(calibration.nats) else f"{slot}", f"{nats:.3f}")
     out.print(table)
     table = table_of("drafted tokens by predicted probability", "predicted", "right", "tokens")
     for predicted, observed, count in zip(reliability.predicted, reliability.observed, reliability.count, strict=True):

@@ -115,7 +115,7 @@ def compare(
         rescored = [name for name in system if SystemName.parse(name).chosen(models) != NO_MODEL] if weights else []
         task = bar.add_task("lattices", total=num_lattices(files) * (1 + len(rescored)))
         read = with_progress(checked(), lambda done: bar.advance(task, done))
-        found = compared(read, system, models or None, alpha, seed, by=by, shard=part)
+        comparison = compared(read, system, models or None, alpha, seed, by=by, shard=part)
         sweeping, sweeps = True, []
         for name in rescored:
             bar.update(task, description=f"weights of {name}")
@@ -125,26 +125,26 @@ def compare(
                 sweep_alpha(with_progress(checked(), lambda done: bar.advance(task, done)), str(parsed), own, weights)
             )
     if not prompt_context:
-        found = replace(found, signature=replace(found.signature, context="answer"))
+        comparison = replace(comparison, signature=replace(comparison.signature, context="answer"))
     decoded: list[dict[str, Any]] = []
     if model is not None:
         quiet_transformers()
-        signature = found.signature
+        signature = comparison.signature
         from latticebpd.decoding.front_door import load
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
         again, quality = decode_again(
-            loaded, signature.k, files, tunings, found.systems, models or None, alpha,
+            loaded, signature.k, files, tunings, comparison.systems, models or None, alpha,
             signature.given_text, decode_texts,
             rule, measure,
             references, field, prompt_context,
         )  # fmt: skip
         decoded = decoded_rows(again, quality)
-    show_comparison(found, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
+    show_comparison(comparison, json, csv, tally, dict(zip(rescored, sweeps, strict=True)), decoded)
 
 
 def show_comparison(
-    found: Comparison,
+    comparison: Comparison,
     json: bool,
     csv: bool,
     tally: Path | None = None,
@@ -153,8 +153,8 @@ def show_comparison(
 ) -> None:
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
-    rows, sweeps = comparison_rows(found), sweeps or {}
-    write_tally(found, tally)
+    rows, sweeps = comparison_rows(comparison), sweeps or {}
+    write_tally(comparison, tally)
     if json:
         swept = [
             {
@@ -166,21 +166,31 @@ def show_comparison(
             }
             for name, sweep in sweeps.items()
         ]
-        record = {"signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices}
+        record = {
+            "signature": asdict(comparison.signature),
+            "by": comparison.signature.by,
+            "lattices": comparison.num_lattices,
+        }
         print_json(
-            {**record, "seed": found.signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded)}
+            {
+                **record,
+                "seed": comparison.signature.seed,
+                "systems": rows,
+                "alpha_sweep": swept,
+                "decoded": list(decoded),
+            }
         )
     elif csv:
         print_csv(rows)
     else:
-        _print_comparison(rows, found)
+        _print_comparison(rows, comparison)
         if sweeps:
             _print_sweeps(list(sweeps), list(sweeps.values()))
         if decoded:
             measures = list(decoded[0])[list(decoded[0]).index("differing_texts") + 1 :]
             efficiencies = ("block_efficiency", "block_efficiency_with_prefill")
             print_decoded(decoded, "system", (*efficiencies, "calls", "tokens", "differing_texts", *measures))
-        err.print(str(found.signature), style="dim")
+        err.print(str(comparison.signature), style="dim")
 
 
 def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[FittedRecord]:
@@ -190,19 +200,19 @@ def _tunings(files: list[Path], models: dict[str, LanguageModel]) -> list[Fitted
 
     stored = {name: records for name, model in models.items() if (records := set_aside_by(model))}
     fingerprint = lattices_fingerprint(files) if stored else None
-    found = []
+    comparison = []
     for name, tunings in stored.items():
         own = [tuning for tuning in tunings if tuning.lattices == fingerprint]
         if own:
             examples = {number for tuning in own for number in tuning.examples}
             err.print(f"{len(examples)} {own[0].unit}s that {name}'s weights were fitted to are left out", style="dim")
-        found += own
-    return found
+        comparison += own
+    return comparison
 
 
-def _print_comparison(rows: list[dict[str, Any]], found: Comparison) -> None:
-    steps = found.signature.steps
-    title = f"{found.signature.counted}, {found.num_lattices} lattices"
+def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> None:
+    steps = comparison.signature.steps
+    title = f"{comparison.signature.counted}, {comparison.num_lattices} lattices"
     table = table_of(title, "system", "tokens/call", "with prefill", "gain (95%)", "headroom", "verified", steps)
     for row in rows:
         table.add_row(
@@ -259,34 +269,40 @@ def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
     out.print(table)
 
 
-def comparison_rows(found: Comparison) -> list[dict[str, Any]]:
+def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """One row for every system; None stands for what the files do not tell."""
     from latticebpd.measuring.mergeable_counts import ratio
     from latticebpd.measuring.oracle_tally import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE
 
-    efficiency, interval, lost = found.block_efficiency, found.gain_interval(), found.lost_share
+    efficiency, interval, lost = comparison.block_efficiency, comparison.gain_interval(), comparison.lost_share
     columns = {
         "block_efficiency": efficiency,
-        "block_efficiency_with_prefill": found.block_efficiency_with_prefill,
+        "block_efficiency_with_prefill": comparison.block_efficiency_with_prefill,
         "gain": efficiency - efficiency[0],
         "gain_low": interval[:, 0],
         "gain_high": interval[:, 1],
         "relative_gain": efficiency / efficiency[0] - 1,
-        "headroom_recovered": found.headroom_recovered,
-        "verified_tokens": found.verified_tokens,
-        **dict(zip(("win", "tie", "loss"), found.outcome_share.T, strict=True)),
-        **dict(zip(("repair", "regress"), ratio(100 * found.mended.sum(axis=1), found.steps[:, None]).T, strict=True)),
-        **dict(zip(("win_repair", "win_regress"), found.mended_share(0).T, strict=True)),
-        **dict(zip(("loss_repair", "loss_regress"), found.mended_share(2).T, strict=True)),
+        "headroom_recovered": comparison.headroom_recovered,
+        "verified_tokens": comparison.verified_tokens,
+        **dict(zip(("win", "tie", "loss"), comparison.outcome_share.T, strict=True)),
+        **dict(
+            zip(
+                ("repair", "regress"),
+                ratio(100 * comparison.mended.sum(axis=1), comparison.steps[:, None]).T,
+                strict=True,
+            )
+        ),
+        **dict(zip(("win_repair", "win_regress"), comparison.mended_share(0).T, strict=True)),
+        **dict(zip(("loss_repair", "loss_regress"), comparison.mended_share(2).T, strict=True)),
         "misranked": lost[:, MISRANKED],
         "cut": lost[:, CUT],
         "not_in_lattice": lost[:, NOT_IN_LATTICE],
         "text_ended": lost[:, END_OF_TEXT],
-        "consecutive_repeats": found.consecutive_repeats,
-        "longest_run": found.longest_run,
+        "consecutive_repeats": comparison.consecutive_repeats,
+        "longest_run": comparison.longest_run,
     }
     return [
-        {"system": name, "by": found.signature.by, "steps": int(found.steps[i]),
+        {"system": name, "by": comparison.signature.by, "steps": int(comparison.steps[i]),
          **{key: number_or_none(values[i]) for key, values in columns.items()}}
-        for i, name in enumerate(found.systems)
+        for i, name in enumerate(comparison.systems)
     ]  # fmt: skip

@@ -130,7 +130,7 @@ def read_references(path: Path, field: str, count: int) -> list[list[str]]:
         raise ValueError(f"{path}: expected one line for each of the lattices' {count} texts, got {len(lines)}")
     if path.suffix != ".jsonl":
         return [[line] for line in lines]
-    found = []
+    references = []
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line)[field]
@@ -141,5 +141,5 @@ def read_references(path: Path, field: str, count: int) -> list[list[str]]:
             raise ValueError(
                 f"{path}: line {number}: expected an object with {field!r}, a text or a list of texts: {error}"
             ) from error
-        found.append(each)
-    return found
+        references.append(each)
+    return references

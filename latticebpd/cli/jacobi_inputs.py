@@ -47,22 +47,22 @@ def read_texts(path: Path, source: str, target: str | None, references: Path | N
         ValueError: a line that holds no text, no text at all, or references that are not as many.
     """
     if path.suffix == ".jsonl":
-        inputs, found = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
+        inputs, expected = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
     else:
         if target is not None:
             raise ValueError(
                 f"{path}: expected --target with a .jsonl file only; of plain text, give --references a file of lines"
             )
-        inputs, found = _lines(path, limit), None
+        inputs, expected = _lines(path, limit), None
     if not inputs:
         raise ValueError(f"{path}: expected at least one text, found none")
     if references is not None:
-        found = _lines(references, limit)
-        if len(found) != len(inputs):
+        expected = _lines(references, limit)
+        if len(expected) != len(inputs):
             raise ValueError(
-                f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(found)}"
+                f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(expected)}"
             )
-    return JacobiInputs(inputs, found)
+    return JacobiInputs(inputs, expected)
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:

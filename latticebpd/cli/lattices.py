@@ -106,10 +106,10 @@ def lattices(
         task = bar.add_task("texts", total=len(data))
         try:
             if single:
-                found, _ = collect(drafts, data, options, batch_size, lambda: bar.advance(task))
-                if not len(found):
+                lattice_set, _ = collect(drafts, data, options, batch_size, lambda: bar.advance(task))
+                if not len(lattice_set):
                     raise NoLatticeError
-                found.save(output)
+                lattice_set.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
                 collect_shards(
@@ -126,7 +126,8 @@ def lattices(
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
     err.print(
-        f"{output}: {f'{len(found)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots x {k}"
+        f"{output}: {f'{len(lattice_set)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots"
+        f" x {k}"
     )
 
 

@@ -86,15 +86,15 @@ def oracle(
     with progress() as bar:
         task = bar.add_task("lattices", total=num_lattices(files))
         read = exclude_examples(with_progress(blocks(files), lambda done: bar.advance(task, done)), tunings)
-        found = count(part.select(read), widths, numbers, by)
+        counted = count(part.select(read), widths, numbers, by)
     decoded = None
     if model is not None:
         quiet_transformers()
         from latticebpd.decoding.front_door import load
 
         loaded = load(model, drafter=drafter_model, ignore_beams=ignore_beams, bigram=bigram)
-        decoded = _decode(files, loaded, widths, limit, tunings, found.signature.given_text)
-    show_oracle(found, json, csv, plot, tally, decoded)
+        decoded = _decode(files, loaded, widths, limit, tunings, counted.signature.given_text)
+    show_oracle(counted, json, csv, plot, tally, decoded)
 
 
 def excluded(path: Path | None) -> list[Tuning]:
@@ -138,16 +138,16 @@ def _decode(
     ]
 
 
-def write_tally(found: MergeableCounts, path: Path | None) -> None:
+def write_tally(counted: MergeableCounts, path: Path | None) -> None:
     from fst.files import replacing
 
     if path is not None:
         with replacing(path) as temporary:
-            temporary.write_text(json_module.dumps(found.to_json()) + "\n", encoding="utf-8")
+            temporary.write_text(json_module.dumps(counted.to_json()) + "\n", encoding="utf-8")
 
 
 def show_oracle(
-    found: OracleTally,
+    counted: OracleTally,
     json: bool,
     csv: bool,
     plot: Path | None,
@@ -156,20 +156,20 @@ def show_oracle(
 ) -> None:
     if json and csv:
         raise ValueError("expected one of --json and --csv, got both")
-    rows = _rows(found)
-    write_tally(found, tally)
+    rows = _rows(counted)
+    write_tally(counted, tally)
     if plot is not None:
         from latticebpd.report.plots import oracle_curves, save
 
-        save(oracle_curves(found), plot)
+        save(oracle_curves(counted), plot)
         err.print(f"{plot}: written")
     if json:
         lost = [
             {"head": head, "misranked": misranked, "not_in_lattice": absent, "text_ended": ended}
-            for head, (misranked, absent, ended) in enumerate(found.lost.tolist(), 2)
+            for head, (misranked, absent, ended) in enumerate(counted.lost.tolist(), 2)
         ]
         record = {
-            "signature": asdict(found.signature), "by": found.signature.by, "lattices": found.num_lattices,
+            "signature": asdict(counted.signature), "by": counted.signature.by, "lattices": counted.num_lattices,
             "rows": rows,
             "vanilla_drafts_end": lost,
         }  # fmt: skip
@@ -177,47 +177,47 @@ def show_oracle(
     elif csv:
         print_csv(rows)
     else:
-        _print_tables(found, rows)
+        _print_tables(counted, rows)
         if decoded:
             print_decoded(decoded, "k", ("block_efficiency", "calls", "tokens"))
-        err.print(str(found.signature), style="dim")
+        err.print(str(counted.signature), style="dim")
 
 
-def _rows(found: OracleTally) -> list[dict[str, Any]]:
+def _rows(counted: OracleTally) -> list[dict[str, Any]]:
     """One row for every width and number of heads; None stands for what the files do not tell."""
-    efficiency, best = found.block_efficiency, found.best_block_efficiency
+    efficiency, best = counted.block_efficiency, counted.best_block_efficiency
     return [
         {
             "k": k,
             "heads": heads,
-            "by": found.signature.by,
+            "by": counted.signature.by,
             "block_efficiency": float(efficiency[i, j]),
             "best_block_efficiency": number_or_none(best[i, j]),
-            "accept_counts": found.counts[i, j].tolist(),
+            "accept_counts": counted.counts[i, j].tolist(),
         }
-        for i, k in enumerate(found.ks)
-        for j, heads in enumerate(found.heads)
+        for i, k in enumerate(counted.ks)
+        for j, heads in enumerate(counted.heads)
     ]
 
 
-def _print_tables(found: OracleTally, rows: list[dict[str, Any]]) -> None:
-    steps, by = found.signature.steps, found.signature.counted
+def _print_tables(counted: OracleTally, rows: list[dict[str, Any]]) -> None:
+    steps, by = counted.signature.steps, counted.signature.counted
     table = table_of(
-        f"oracle block efficiency {by}, {found.num_lattices} lattices", "k", "heads", "tokens/call", "at best"
+        f"oracle block efficiency {by}, {counted.num_lattices} lattices", "k", "heads", "tokens/call", "at best"
     )
     for row in rows:
         numbers = [row["block_efficiency"], row["best_block_efficiency"]]
         table.add_row(f"{row['k']}", f"{row['heads']}", *(number(value, ".3f") for value in numbers))
     out.print(table)
-    lengths = [f"{length}" for length in range(found.counts.shape[2])]
+    lengths = [f"{length}" for length in range(counted.counts.shape[2])]
     table = table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
-    for row, shares in zip(rows, found.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
+    for row, shares in zip(rows, counted.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
         table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{share:.1f}" for share in shares))
     out.print(table)
-    if not found.lost.any():
+    if not counted.lost.any():
         return
     columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
     table = table_of(f"where vanilla drafts end, % of {steps}", *columns)
-    for head, causes in enumerate(found.lost_share.tolist(), 2):
+    for head, causes in enumerate(counted.lost_share.tolist(), 2):
         table.add_row(f"{head}", *(f"{cause:.1f}" for cause in causes))
     out.print(table)

@@ -27,7 +27,7 @@ def profile(
     rounds: int = typer.Option(5, min=1, help="Passes of every size."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default what PyTorch takes."),
     narrow: bool = NARROW,
-    lm: Path | None = typer.Option(None, help="Language model of the drafts; that beside the model by default."),
+    lm: Path | None = typer.Option(None, help="Language model of the drafts; that next to the model by default."),
     system: str | None = typer.Option(
         None,
         "--system",
@@ -64,23 +64,23 @@ def profile(
         torch.set_num_threads(threads)
     with progress() as bar:
         task = bar.add_task("passes", total=(rounds + 1) * len(widths) * len(batches))
-        found = profiled(
+        costs = profiled(
             loaded.model, widths, batches, context, rounds, drafter=drafter, on_pass=lambda: bar.advance(task)
         )
     if output is not None:
-        found.save(output)
+        costs.save(output)
         err.print(f"{output}: written")
     if json:
-        print_json(asdict(found))
+        print_json(asdict(costs))
         return
     table = table_of(
         f"milliseconds of a pass, the median of {rounds}",
         "tokens",
-        *(f"{batch} text{'s' * (batch > 1)}" for batch in found.rows),
+        *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows),
     )
-    for column, width in enumerate(found.columns):
-        table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in found.seconds))
-    if found.drafting:
-        table.add_row("drafts", *(f"{each * 1e3:.1f}" for each in found.drafting))
+    for column, width in enumerate(costs.columns):
+        table.add_row(f"{width}", *(f"{row[column] * 1e3:.1f}" for row in costs.seconds))
+    if costs.drafting:
+        table.add_row("drafts", *(f"{each * 1e3:.1f}" for each in costs.drafting))
     out.print(table)
-    err.print("|".join(f"{name}:{value}" for name, value in found.about.items()), style="dim")
+    err.print("|".join(f"{name}:{value}" for name, value in costs.about.items()), style="dim")

@@ -30,7 +30,7 @@ def report(
         "--output",
         "-o",
         callback=writable_folder,
-        help="Directory to write report.html to, and CSV and PNG files beside it.",
+        help="Directory to write report.html to, and CSV and PNG files next to it.",
     ),
     lm: list[str] = typer.Option(
         [],
@@ -82,7 +82,7 @@ def report(
     """Write a report: block efficiency, headroom, trade-offs, repetition, entropies, hardware cost and latency, with
     plots.
 
-    One HTML file that needs no network, in light and dark; every table beside it as CSV, every plot as PNG.
+    One HTML file that needs no network, in light and dark; every table also as CSV, every plot as PNG.
 
     Example: [bold]latticebpd report lattices --lm lm.fst --model model -o report[/bold]
     """
@@ -113,7 +113,7 @@ def report(
     with progress() as bar:
         bar.add_task("drawing", total=None)
         files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)
-    err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures beside it")
+    err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures")
 
 
 def _named(options: list[str]) -> list[tuple[str, Path]]:

@@ -83,7 +83,7 @@ def spec_bench(
     drafter = named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
-        found = run(
+        answers = run(
             chosen,
             loaded.model,
             loaded.prompts,
@@ -93,8 +93,8 @@ def spec_bench(
             drafter=drafter,
         )
     if output is not None:
-        write_answers(found.answers, output, f"{loaded.name}-latticebpd")
-    results = found.results()
+        write_answers(answers.answers, output, f"{loaded.name}-latticebpd")
+    results = answers.results()
     if json:
         print_json({
             "tasks": [
@@ -108,8 +108,8 @@ def spec_bench(
                 }
                 for result in results
             ],
-            "cut_prompts": found.cut,
-            "differing_answers": found.differing,
+            "cut_prompts": answers.cut,
+            "differing_answers": answers.differing,
         })  # fmt: skip
         return
     table = Table(box=SIMPLE_HEAD, title=f"Spec-Bench, up to {max_new_tokens} tokens a turn")
@@ -126,7 +126,7 @@ def spec_bench(
             f"{result.speedup:.2f}×",
         )
     out.print(table)
-    if found.cut:
-        err.print(f"{found.cut} prompts were longer than the model's context and lost their beginning", style="dim")
-    if found.differing:
-        err.print(f"{found.differing} answers differ from greedy decoding's", style="yellow")
+    if answers.cut:
+        err.print(f"{answers.cut} prompts were longer than the model's context and lost their beginning", style="dim")
+    if answers.differing:
+        err.print(f"{answers.differing} answers differ from greedy decoding's", style="yellow")

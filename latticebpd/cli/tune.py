@@ -39,9 +39,9 @@ def tune(
     """Find the weights of a language model with which decodes take the fewest calls, one for each drafting system.
 
     Draws texts from the files and replays their decodes; where files do not number their texts, tokens per call are by
-    position. A best weight at the edge of the grid widens the grid. With --write, the tuning is stored beside the model
-    with the examples that it used; `compare` and `report` leave these out. A neural rescorer reads as much context as
-    the files hold (`latticebpd lattices --context 256`).
+    position. A best weight at the edge of the grid widens the grid. With --write, the tuning is stored next to the
+    model with the examples that it used; `compare` and `report` leave these out. A neural rescorer reads as much
+    context as the files hold (`latticebpd lattices --context 256`).
 
     Example: [bold]latticebpd tune held-out --lm rescorer --system 16-best --system 64-tree --write[/bold]
     """
@@ -62,16 +62,16 @@ def tune(
     if len(names) < len(system):
         raise ValueError(f"expected --system P-best or N-tree, which a weight can be for, got {', '.join(system)}")
     scorer = as_scorer(lm)
-    found = []
+    tunings = []
     with progress() as bar:
         for name in dict.fromkeys(names):
             task = bar.add_task(name, total=None)
             tell = partial(bar.advance, task)
-            found.append(tuned(files, scorer, name, alphas, examples, seed, tell)[0])
+            tunings.append(tuned(files, scorer, name, alphas, examples, seed, tell)[0])
     if write:
-        store_tunings(lm, found)
-        err.print(f"{lm}: {', '.join(f'alpha {each.alpha:g} for {each.system}' for each in found)} stored")
-    for each in found:
+        store_tunings(lm, tunings)
+        err.print(f"{lm}: {', '.join(f'alpha {each.alpha:g} for {each.system}' for each in tunings)} stored")
+    for each in tunings:
         if each.by == POSITION:
             err.print(f"{each.system}: tuned by position, since the files do not tell their texts", style="yellow")
         if each.at_edge:
@@ -80,9 +80,9 @@ def tune(
                 style="yellow",
             )
     if json:
-        print_json([asdict(each) for each in found])
+        print_json([asdict(each) for each in tunings])
         return
-    for each in found:
+    for each in tunings:
         counted = f"{len(each.examples)} {each.unit}{'s' if len(each.examples) > 1 else ''}"
         table = table_of(f"{each.system} on {counted}", "alpha", f"tokens/call, by {each.by}")
         for alpha, efficiency in zip(each.alphas, each.block_efficiency, strict=True):

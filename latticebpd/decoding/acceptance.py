@@ -1,12 +1,10 @@
 """Acceptance rules: which drafted tokens stay.
 
-A rule looks at one node at a time, at the target model's logits after it and the tokens drafted below it, and picks one
-token. If that token was drafted, the walk goes on below it; if not, it is committed after the accepted path and the
-walk ends. Under ``Exact`` and ``Sampling`` the pick is the target model's own, and drafts only save calls; the other
-rules also accept drafted tokens that the model would not have picked.
-
-Of several acceptable drafted tokens the one that the target model prefers is taken, so the accepted path never gets
-shorter as a rule gets more lenient.
+A rule sees the target model's logits after a node and the tokens drafted below it, and picks one token. If that token
+was drafted, the walk goes on below it; if not, it is committed after the accepted path and the walk ends. ``Exact`` and
+``Sampling`` pick the target model's own token, and drafts only save calls; the other rules also accept other drafted
+tokens. They take the one that the target model prefers, so the accepted path never gets shorter as a rule gets more
+lenient.
 """
 
 from __future__ import annotations
@@ -200,15 +198,14 @@ class MinimumBlock:
 class Sampling:
     """Sample each node's next token from the target model's distribution and follow the drafted token that equals it.
 
-    Every token is one draw from the distribution of ``generate(do_sample=True)`` given the text before it, whatever was
-    drafted; so the texts are distributed exactly as the target model's.
+    Every token is one draw from the distribution of ``generate(do_sample=True)`` given the text before it, so the texts
+    are distributed exactly as the target model's.
 
     Args:
         temperature, top_k, top_p: as for ``generate()``; None means the generation config's or, without one,
             ``transformers``' default, which for ``top_k`` is 50. 1, 0 and 1 leave a filter out.
         generator: source of randomness, on the model's device; torch's own by default.
-        others: the other filters of ``generate()``: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``,
-            ``top_h``.
+        others: ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``, ``top_h``, as for ``generate()``.
     """
 
     def __init__(
@@ -248,12 +245,10 @@ class SpeculativeSampling(Sampling):
     """Keep a drafted token with probability min(1, p/q), else draw from the rest of p (Leviathan 2023, SpecInfer).
 
     p is the target model's distribution, as under ``Sampling``, and so the texts'. q is the draft's: its slot of the
-    tree's lattice, scaled to sum 1. So the drafter must *draw* its drafts slot by slot, independently of everything
-    else, and its tree must hold them in the order of drawing; siblings, which are distinct, are then tried one after
-    the other, without replacement.
-
-    Drafts that are chosen instead of drawn (best paths or trees, copies), as by this package's drafters, have q = 1:
-    for them ``Sampling`` is this rule, and no rule that preserves the distribution accepts more of a given tree.
+    tree's lattice, scaled to sum 1. So the drafter must *draw* its drafts slot by slot, independently, and its tree
+    must hold them in that order; siblings are tried one after the other, without replacement. Drafts that are chosen
+    instead (best paths or trees, copies), as by this package's drafters, have q = 1: for them ``Sampling`` is this
+    rule, and no rule that preserves the distribution accepts more of a given tree.
 
     Raises:
         ValueError: a drafted token that its slot does not hold.
@@ -268,10 +263,8 @@ class SpeculativeSampling(Sampling):
     def _try_in_turn(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
         """One token of ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's ``arcs``."""
         if not np.isin(tokens, arcs).all():
-            raise ValueError(
-                "expected drafts drawn from their lattice's slots, got others; take Sampling for drafts that are not"
-                " drawn"
-            )
+            advice = "take Sampling for drafts that are not drawn"
+            raise ValueError(f"expected drafts drawn from their lattice's slots, got others; {advice}")
         q = torch.zeros_like(p)
         q[torch.from_numpy(arcs).long().to(p.device)] = torch.from_numpy(log_probs).to(p).softmax(dim=0)
         for token in tokens.tolist():

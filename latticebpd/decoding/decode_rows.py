@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.processors import node_processors
+from latticebpd.decoding.processors import check_processors, without_padding
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
@@ -97,8 +97,8 @@ def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
         raise ValueError(f"expected an attention_mask of the prompts' shape {wanted}, got {got}")
     rows = [line[read].tolist() for line, read in zip(ids, mask, strict=True)]
     if not all(rows):
-        got = f"none in row {rows.index([])}; is the attention mask all zero?"
-        raise ValueError(f"expected at least one token in every prompt, got {got}")
+        empty = f"none in row {rows.index([])}; is the attention mask all zero?"
+        raise ValueError(f"expected at least one token in every prompt, got {empty}")
     return rows
 
 
@@ -186,11 +186,14 @@ def begin_texts(
             raise ValueError(f"expected {most}, got {max(lengths)}; cut it")
         limits = [min(limit, positions) for limit in limits]
     base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
-    processors = node_processors(settings, logits_processor, width, prompts.tokens, prompts.sources, limits)
-    return [
-        Text(list(tokens), limit, eos_ids, StoppingCriteriaList(others), each)
-        for tokens, limit, each in zip(prompts.tokens, limits, processors, strict=True)
-    ]
+    own: list[Any] = logits_processor or []
+    check_processors(own, len(lengths))
+    texts = []
+    for row, (tokens, source, limit) in enumerate(zip(prompts.tokens, prompts.sources, limits, strict=True)):
+        padding = width - len(tokens)
+        processors = without_padding(settings.processors(width, limit + padding, source or tokens, own), row, padding)
+        texts.append(Text(list(tokens), limit, eos_ids, StoppingCriteriaList(others), processors))
+    return texts
 
 
 def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

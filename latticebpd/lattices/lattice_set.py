@@ -74,7 +74,7 @@ class LatticeSet(ArrayValues):
         self._check_optional()
 
     def _check_log_probs(self) -> None:
-        # Two quick passes accept the usual case, and NaN fails them; only then masks are told from bad values.
+        # Two fast passes accept the usual case, which NaN fails; masks and bad values need a closer look.
         if self.log_probs.min(initial=0) > -LARGEST_WEIGHT and self.log_probs.max(initial=0) <= LARGEST_WEIGHT:
             return
         bad = (self.tokens != PADDING) & ~(self.log_probs <= LARGEST_WEIGHT)

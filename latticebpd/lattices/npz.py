@@ -31,14 +31,9 @@ COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @contextmanager
 def opened(path: str | os.PathLike[str], expected: str) -> Iterator[zipfile.ZipFile]:
-    """The archive; damage noticed here or inside the ``with`` block becomes one kind of error.
+    """The archive; damage noticed here or inside the ``with`` block is a ValueError that begins with the file's name.
 
-    Args:
-        expected: what the file should be, for the message: "a lattice file".
-
-    Raises:
-        ValueError: damage; the message begins with the file's name.
-        FileNotFoundError: the file does not exist.
+    expected: what the file should be, for the message: "a lattice file".
     """
     try:
         with zipfile.ZipFile(path) as archive:

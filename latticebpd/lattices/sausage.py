@@ -2,10 +2,8 @@
 
 A *sausage lattice* is an acyclic automaton of ``slots + 1`` states in a row. From state ``i`` to ``i + 1`` there is one
 arc for each of the ``k`` best tokens of one prediction head, weighted with the head's log-probability. Every path from
-the first state to the last is one draft; there are up to ``k ** slots``.
-
-A drafter may tie neighbouring slots (DSpark's bigram head): *transitions* weigh an arc by the arc before it. The
-automaton then has a state for each slot and arc.
+the first state to the last is one draft. A drafter may tie neighbouring slots (DSpark's bigram head): *transitions*
+weigh an arc by the arc before it, and the automaton has a state for each slot and arc.
 
 Head 1 is the target model's own output, whose token is committed without being drafted, so the lattice of ``h`` heads
 has ``h - 1`` slots: those of heads 2..h.
@@ -106,9 +104,7 @@ class SausageLattice(ArrayValues):
     def from_logits(cls, logits: Any, k: int = 16) -> SausageLattice:
         """The ``k`` best tokens of each slot, best first, ties towards the lower token id.
 
-        Args:
-            logits: ``[slots, vocab]``, numpy or torch; normalised here (natural log).
-            k: arcs per slot, at most the vocabulary's size.
+        logits: ``[slots, vocab]``, numpy or torch; normalised here (natural log).
         """
         if len(getattr(logits, "shape", np.shape(logits))) != 2:
             raise ValueError(f"expected logits [slots, vocab], got shape {tuple(np.shape(logits))}")
@@ -152,21 +148,16 @@ class SausageLattice(ArrayValues):
         return lattice_picture(self)
 
     def to_fst(self) -> pywrapfst.VectorFst:
-        """The lattice as an OpenFst acceptor, a ``pynini.Fst`` where pynini is installed.
-
-        Label = token id + 1, weight = -log_prob; linear where there are no transitions.
-        """
-        return fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
+        """The lattice as an OpenFst acceptor, a ``pynini.Fst`` where pynini is installed: label = token id + 1,
+        weight = -log_prob; linear where there are no transitions."""
+        automaton: pywrapfst.VectorFst = fst.lattice_to_fst(self.tokens, self.log_probs, self.transitions)
+        return automaton
 
     @classmethod
     def from_fst(cls, automaton: pywrapfst.Fst) -> SausageLattice:
         """The lattice that an acceptor spells: a linear one, or one with a state for each slot and token, as
-        :meth:`to_fst` makes of lattices with transitions.
-
-        Raises:
-            ValueError: the automaton has another topology (``fst.Lattice`` reads all acyclic ones), or labels or
-                weights that no lattice has.
-        """
+        :meth:`to_fst` makes of lattices with transitions; ValueError for others (``fst.Lattice`` reads all acyclic
+        ones), and for labels or weights that no lattice has."""
         return cls(*fst.fst_to_lattice(automaton))
 
     def top_arcs(self, k: int) -> SausageLattice:
@@ -235,11 +226,10 @@ def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndar
 
 
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The draft with the longest prefix of ``continuation`` (Kim 2024, section 6.3), whatever the transitions.
+    """``[slots]`` the draft with the longest prefix of ``continuation``, then each slot's best arc (Kim 2024, section
+    6.3), whatever the transitions.
 
     continuation: the target model's own next tokens; positions beyond its end match nothing.
-
-    Returns ``[slots]`` tokens: the continuation as far as the lattice contains it, then each slot's best arc.
     """
     path = best_tokens(lattice.tokens, lattice.log_probs)
     for slot, token in enumerate(list(continuation)[: lattice.slots]):

@@ -8,8 +8,7 @@ lattices`` writes::
     shard-00042.npz    lattices of the next few texts, a ``LatticeSet``
     texts-00042.npz    those texts, prompts included, ``Texts``
 
-``latticebpd distill`` and ``latticebpd train encode`` fill such directories with texts. Any other directory of lattice
-files is read in the order of their names.
+Any other directory of lattice files is read in the order of their names.
 """
 
 from __future__ import annotations

@@ -23,9 +23,8 @@ from latticebpd.lattices.sausage import PADDING
 from latticebpd.measuring.lattice_files import Shard, first_and_all
 from latticebpd.measuring.mergeable_counts import MergeableCounts, block_efficiency, ratio
 from latticebpd.measuring.oracle_tally import losses, ranks
-from latticebpd.measuring.replay import DecodeReplay
+from latticebpd.measuring.replay import DecodeReplay, Outcome, outcome
 from latticebpd.measuring.signature import Signature, counted_by
-from latticebpd.measuring.systems import Outcome, outcome
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer
 from latticebpd.scoring.weights import DECODE

@@ -17,9 +17,8 @@ from latticebpd.measuring.comparison import describe
 from latticebpd.measuring.examples import Paths, draw_examples, lattices_fingerprint, numbered
 from latticebpd.measuring.lattice_files import blocks, first_and_all
 from latticebpd.measuring.mergeable_counts import block_efficiency
-from latticebpd.measuring.replay import DecodeReplay
+from latticebpd.measuring.replay import DecodeReplay, outcome
 from latticebpd.measuring.signature import Signature
-from latticebpd.measuring.systems import outcome
 from latticebpd.scoring.rescoring import LanguageModel, check_vocabulary
 from latticebpd.scoring.weights import DECODE, POSITION, Tuning, edge
 

@@ -19,9 +19,9 @@ from latticebpd.measuring.comparison import Comparison, compare, describe
 from latticebpd.measuring.entropy import HeadEntropy, head_entropy
 from latticebpd.measuring.examples import FittedRecord, exclude_examples, lattices_fingerprint
 from latticebpd.measuring.latency import Latency, rescoring_latency
-from latticebpd.measuring.lattice_files import blocks, with_progress
+from latticebpd.measuring.lattice_files import blocks, text_numbers, with_progress
 from latticebpd.measuring.oracle_tally import OracleTally, tally
-from latticebpd.measuring.systems import outcome
+from latticebpd.measuring.replay import outcome
 from latticebpd.measuring.tuning import ALPHAS, tune
 from latticebpd.scoring import rescoring
 from latticebpd.scoring.ngram import NgramScorer
@@ -220,8 +220,9 @@ def _measure_one(
             yield block
 
     fitted: list[FittedRecord] = []
-    lattices, texts, has_entropy = _counted(read("texts"), dataset)
-    fingerprint = lattices_fingerprint(dataset.paths)
+    lattices, numbers = text_numbers(dataset.paths)
+    texts = None if numbers is None else len(np.unique(numbers))
+    first, fingerprint = next(blocks(dataset.paths)), lattices_fingerprint(dataset.paths)
     count = min(options.tuning_examples, (lattices if texts is None else texts) // 4)
     names = systems_of(models)
     tunings: dict[str, tuple[Tuning, ...]] = {}
@@ -235,17 +236,17 @@ def _measure_one(
             tunings[name] = tuple(
                 tune(dataset.paths, model, each, ALPHAS, count, options.seed, on_piece)[0] for each in wanted
             )
+    weighted: dict[str, LanguageModel] = {}
+    records: dict[FittedRecord, None] = {}  # each once, in order
+    for name, model in models.items():
+        weighted[name] = rescoring.tuned(model, tunings.get(name, ()))
+        records |= dict.fromkeys((*tunings.get(name, ()), *rescoring.set_aside_by(model)))
     # Weights tuned on other files exclude none of these examples.
-    records = [
-        record for name, model in models.items() for record in (*tunings.get(name, ()), *rescoring.set_aside_by(model))
-    ]
-    fitted = [record for record in dict.fromkeys(records) if record.lattices == fingerprint]
-    weighted: dict[str, LanguageModel] = {
-        name: rescoring.tuned(model, tunings.get(name, ())) for name, model in models.items()
-    }
-    oracle = tally(read("oracle"), *_sizes(next(blocks(dataset.paths))), options.by)
+    fitted = [record for record in records if record.lattices == fingerprint]
+    oracle = tally(read("oracle"), *_sizes(first), options.by)
     comparison = compare(read("systems"), names, weighted or None, options.alpha, options.seed, by=options.by)
-    entropy = head_entropy(read("entropy"), vocab_size, options.by) if has_entropy or vocab_size is not None else None
+    is_known = first.entropy is not None or vocab_size is not None
+    entropy = head_entropy(read("entropy"), vocab_size, options.by) if is_known else None
     measured = Measured(dataset.name, texts, tuple(fitted), oracle, comparison, entropy, weighted, tunings)
     return measured if texts is None else replace(measured, texts=texts - measured.num_excluded)
 
@@ -254,20 +255,6 @@ def _sizes(block: LatticeSet) -> tuple[list[int], list[int]]:
     """Widths and numbers of heads for the oracle."""
     _, slots, k = block.tokens.shape
     return sorted({w for w in WIDTHS if w <= k} | {k}), sorted({h for h in HEADS if h <= slots + 1} | {slots + 1})
-
-
-def _counted(blocks: Iterator[LatticeSet], dataset: DataSet) -> tuple[int, int | None, bool]:
-    """Number of lattices; of texts, None where it is not known; whether the files have entropies."""
-    texts: set[int] = set()
-    lattices, has_entropy, is_numbered = 0, True, True
-    for block in blocks:
-        lattices += len(block)
-        has_entropy &= block.entropy is not None
-        is_numbered &= block.sequence is not None
-        texts.update([] if block.sequence is None else np.unique(block.sequence).tolist())
-    if not lattices:
-        raise ValueError(f"{dataset.name}: expected at least one lattice, got files without any")
-    return lattices, len(texts) if is_numbered else None, has_entropy
 
 
 def _example(block: LatticeSet, measured: Measured, options: Options) -> Example:

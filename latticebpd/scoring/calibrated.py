@@ -1,8 +1,8 @@
 """Trees under calibrated probabilities: heads, n-gram model and the text so far, each with a fitted weight.
 
-The probability of a token after a path is that of a log-linear model (`fst.calibrated_tree_batch`), fitted to the
-target model's continuations (`latticebpd calibrate`). The n-gram counts of the text so far adapt to it token by token,
-and add *copies*, tokens that the heads did not propose.
+A log-linear model (`fst.calibrated_tree_batch`), fitted to the target model's continuations (`latticebpd calibrate`),
+gives the probability of a token after a path. The n-gram counts of the text so far adapt to it token by token, and add
+*copies*, tokens that the heads did not propose.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class CalibratedScorer:
 
     def trees(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], num_nodes: int) -> list[DraftTree]:
         further = min(num_nodes - 1, MOST_FURTHER) if self.calibration.further else 0
-        found = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
-        return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
+        trees = in_batches(lattices, contexts, lambda batch: self._search(batch, num_nodes, further))
+        return [DraftTree(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def _search(self, batch: Batch, num_nodes: int, further: int = 0) -> list[Tree]:
         """Tokens, parents and log-probabilities of each row's tree."""

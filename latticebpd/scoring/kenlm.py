@@ -83,7 +83,8 @@ class KenlmScorer:
         state.  ``[arcs]`` the lattice's arc of each."""
         histories: list[dict[Any, int]] = [{} for _ in range(lattice.num_states)]
         histories[0][self.state_after(listed(context))] = 0
-        rank, offsets, finals = {}, [0], []  # product states in order of their lattice states, which is topological
+        rank: dict[int, int] = {}  # of product states in the order of their lattice states, which is topological
+        offsets, finals = [0], list[float]()
         arcs: list[tuple[int, float, int, int]] = []  # token, weight, target, arc of the lattice
         added = 1
         for state in range(lattice.num_states):

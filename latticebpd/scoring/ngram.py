@@ -16,6 +16,8 @@ from latticebpd.lattices.sausage import PADDING, SausageLattice
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import checked_alpha
 
+RETRAIN = "train one on text encoded with the same tokenizer"
+
 T = TypeVar("T")
 Tree: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray]"
 Batch: TypeAlias = "tuple[np.ndarray, np.ndarray, np.ndarray | None, list[Context]]"
@@ -40,8 +42,8 @@ class NgramScorer:
         def search(batch: Batch) -> list[Drafts]:
             tokens, log_probs, transitions, own = batch
             histories = padded_histories(own)
-            found = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, None, transitions)
-            return [Drafts(paths[:count], scores[:count]) for paths, scores, count in zip(*found, strict=True)]
+            arrays = fst.nbest_paths_batch(tokens, log_probs, self.lm, p, self.alpha, histories, None, transitions)
+            return [Drafts(paths[:count], scores[:count]) for paths, scores, count in zip(*arrays, strict=True)]
 
         return in_batches(lattices, contexts, search)
 
@@ -51,8 +53,8 @@ class NgramScorer:
             arguments = (tokens, log_probs, self.lm, num_nodes, self.alpha, padded_histories(own), None, transitions)
             return trees_of(fst.best_first_tree_batch(*arguments))
 
-        found = in_batches(lattices, contexts, search)
-        return [DraftTree(*tree, lattice) for tree, lattice in zip(found, lattices, strict=True)]
+        trees = in_batches(lattices, contexts, search)
+        return [DraftTree(*tree, lattice) for tree, lattice in zip(trees, lattices, strict=True)]
 
     def path_arrays(self, lattices: LatticeSet, p: int, threads: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``paths`` of stored lattices as arrays: ``[n, p, slots]`` tokens and ``[n]`` how many paths each has."""
@@ -74,16 +76,12 @@ class NgramScorer:
             return
         check_fingerprints("an n-gram model", self.lm.fingerprint, fingerprint, owner)
         if self.lm.own_ids:
-            raise ValueError(
-                f"expected an n-gram model over the token ids of {owner}, got one over {self.lm.vocab_size} words of"
-                " its own; train one on text encoded with the same tokenizer, or read its ARPA file by"
-                " fst.NgramModel.from_arpa(path, vocab={word: id})"
-            )
+            expected = f"expected an n-gram model over the token ids of {owner}"
+            remedy = f"{RETRAIN}, or read its ARPA file by fst.NgramModel.from_arpa(path, vocab={{word: id}})"
+            raise ValueError(f"{expected}, got one over {self.lm.vocab_size} words of its own; {remedy}")
         if vocab_size is not None and self.lm.vocab_size > vocab_size:
-            raise ValueError(
-                f"expected an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner}), got one over "
-                f"{self.lm.vocab_size}; train one on text encoded with the same tokenizer"
-            )
+            expected = f"expected an n-gram model over at most {vocab_size} tokens (the vocabulary of {owner})"
+            raise ValueError(f"{expected}, got one over {self.lm.vocab_size}; {RETRAIN}")
 
 
 def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str) -> None:
@@ -92,15 +90,12 @@ def check_fingerprints(kind: str, own: str | None, other: str | None, owner: str
     kind, own: the scorer and the hash of its vocabulary.  owner, other: the model that it scores for, and its hash.
     """
     if own and other and own != other:
-        raise ValueError(
-            f"expected {kind} over the vocabulary of {owner} ({other}), got one over {own}; train one on text encoded"
-            " with the same tokenizer"
-        )
+        raise ValueError(f"expected {kind} over the vocabulary of {owner} ({other}), got one over {own}; {RETRAIN}")
 
 
-def trees_of(found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> list[Tree]:
+def trees_of(batch: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]) -> list[Tree]:
     """Tokens, parents and log-probabilities of each tree of a batch, without its padding."""
-    return [(tokens[:n], parents[:n], weights[:n]) for tokens, parents, weights, n in zip(*found, strict=True)]
+    return [(tokens[:n], parents[:n], weights[:n]) for tokens, parents, weights, n in zip(*batch, strict=True)]
 
 
 def in_batches(

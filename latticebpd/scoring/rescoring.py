@@ -19,7 +19,7 @@ from latticebpd.scoring.calibration import Calibration, calibration_path, stored
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
 from latticebpd.scoring.weights import RESCORER_CONFIG, Tuning, alpha_path, checked_alpha, stored_tunings, weight_for
-from latticebpd.scoring.word_lattices import is_word_lattice, word_lattice_paths
+from latticebpd.scoring.word_lattices import word_lattice_paths
 
 if TYPE_CHECKING:
     import kenlm
@@ -40,15 +40,10 @@ class Tuned:
 
 
 def as_scorer(lm: LanguageModel, alpha: float | None = None, system: str | None = None) -> Scorer:
-    """The scorer of a language model.
+    """The scorer of a language model, as of :func:`rescore`; ValueError for an invalid one.
 
-    Args:
-        lm: as for :func:`rescore`.
-        alpha: its weight; None: the one that ``latticebpd tune --write`` stored for ``system``, such as ``16-best``, or
-            the most similar one, else the scorer's own, by default 1.
-
-    Raises:
-        ValueError: ``lm`` or ``alpha`` is invalid, or the file is damaged.
+    alpha: its weight; None: the one that ``latticebpd tune --write`` stored for ``system``, such as ``16-best``, or the
+        most similar one, else the scorer's own, by default 1.
     """
     loaded = _load(lm)
     alpha, scorer = weight_for(loaded.tunings, system) if alpha is None else alpha, loaded.scorer
@@ -174,9 +169,9 @@ def rescore(
         [[3, 4], [3, 8]]
     """
     scorer = as_scorer(lm, alpha, f"{p}-best")
-    if is_word_lattice(lattice):
-        return word_lattice_paths(lattice, scorer, context, p)
-    return scorer.paths([lattice], [context], p)[0]
+    if isinstance(lattice, SausageLattice):
+        return scorer.paths([lattice], [context], p)[0]
+    return word_lattice_paths(lattice, scorer, context, p)
 
 
 def draft_tree(
@@ -188,9 +183,9 @@ def draft_tree(
     child outweighs its parent, so the ``num_nodes`` most probable prefixes form a tree and, if the probabilities were
     true, no other tree of that size would have more tokens accepted. Other arguments: as for :func:`rescore`.
     """
-    if is_word_lattice(lattice):
+    if not isinstance(lattice, SausageLattice):
         raise ValueError(
-            "expected a SausageLattice, got a word lattice; draft from its confusion network,"
+            f"expected a SausageLattice, got {type(lattice).__name__}; draft from a word lattice's confusion network,"
             " SausageLattice(*fst.Lattice.from_fst(automaton).to_sausage())"
         )
     return as_scorer(lm, alpha, f"{num_nodes}-tree").trees([lattice], [context], num_nodes)[0]

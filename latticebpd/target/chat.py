@@ -1,8 +1,8 @@
 """How conversations become prompts: as plain text, or in the form that a model was tuned on.
 
-Models that follow instructions have seen every conversation in one form, their *chat template*, which comes with the
-tokenizer. A prompt is a conversation in that form up to where the model's turn begins; its answer ends with the token
-that ends a turn. Base models have no such form: their turns are plain text, with blank lines between them.
+Models that follow instructions have a *chat template*, which comes with the tokenizer. A prompt is a conversation in
+that form up to where the model's turn begins; its answer ends with the token that ends a turn. The turns of base models
+are plain text, with blank lines between them.
 """
 
 from __future__ import annotations

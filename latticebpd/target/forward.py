@@ -1,12 +1,9 @@
 """Calling a ``transformers`` model for final hidden states, and for the logits of as few columns as possible.
 
-Of all nodes that a pass verifies, only those on the accepted path need logits. On a CPU the projection to the
-vocabulary is most of a small model's work, so it is computed for those alone, where the model's logits are its
-``exact_projection``. Models that change their logits afterwards (cap them, say) compute them at every node.
-
-With CPU kernels, projecting a few columns costs hardly more than projecting one, so the first columns are projected
-together: a tree's nodes come best first, and the accepted path seldom leads beyond. Where only the best token is asked
-for, a quarter of the weight's bytes is read, for a few columns at a time.
+Only nodes on the accepted path need logits, and on a CPU the projection to the vocabulary is most of a small model's
+work, so it is computed on request, where the model's logits are its ``exact_projection``. With CPU kernels, projecting
+a few columns costs hardly more than one, so the first columns are projected together: a tree's nodes come best first.
+Where only the best token is asked for, a quarter of the weight's bytes is read, for a few columns at a time.
 """
 
 from __future__ import annotations
@@ -63,11 +60,6 @@ class EncodedSource:
     def select(self, rows: Tensor) -> EncodedSource:
         """The given rows, in this order; a row may occur several times."""
         return EncodedSource(self.hidden[rows], self.mask[rows])
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Of the full model's ``forward``."""
-        return {"encoder_outputs": BaseModelOutput(last_hidden_state=self.hidden), "attention_mask": self.mask}
 
 
 class Forward:
@@ -147,7 +139,8 @@ class Forward:
         if self.source is not None:
             own = {"input_ids", "inputs_embeds", "attention_mask", "position_ids"}
             renamed = {f"decoder_{name}" if name in own else name: value for name, value in arguments.items()}
-            arguments = renamed | self.source.arguments
+            encoded = BaseModelOutput(last_hidden_state=self.source.hidden)
+            arguments = renamed | {"encoder_outputs": encoded, "attention_mask": self.source.mask}
         read: list[Any] = []
         hook = self.base.decoder.register_forward_hook(lambda module, given, output: read.append(output))
         try:

@@ -1,8 +1,7 @@
 """Models in llama.cpp's GGUF format, as stock ``transformers`` models.
 
-``transformers`` reads the weights into its own classes in full precision. This module does what it omits: it removes
-the mark of a quantised model, which forbids saving; it restores the pre-tokenizer that the file names
-(``tokenizer.ggml.pre``); and it adds nothing before a text unless the file asks for it.
+``transformers`` reads the weights in full precision. This module also removes the mark of a quantised model, which
+forbids saving, restores the pre-tokenizer that the file names, and adds nothing before a text unless the file asks it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """The key–value cache of rows that grow by passes of which only some columns are kept.
 
-A layer's keys and values are one padded block, ``[rows, attention heads, length, size]``. Row ``r`` has its text at
-positions ``0 .. lengths[r] - 1``; a pass appends its columns after the longest row. Then each row's kept columns move
-down to the end of its text, and the block is cut to the longest text, so that memory follows the texts, not the number
-of passes. Positions between a row's text and the columns must be masked.
-
-The block is a view of a buffer with room for more: nothing is copied but the new columns until the room is used up.
-Other vectors of every token, such as the hidden states after some layers, are cached in the same way.
+A layer's keys and values are one padded block, ``[rows, attention heads, length, size]``, a view of a buffer with room
+for more. Row ``r`` has its text at positions ``0 .. lengths[r] - 1``; a pass appends its columns after the longest row.
+Then each row's kept columns move down to the end of its text, and the block is cut to the longest text. Positions
+between a row's text and the columns must be masked. Other vectors of every token, such as hidden states, are cached in
+the same way.
 """
 
 from __future__ import annotations

@@ -140,8 +140,7 @@ class BaseModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.device
-        return device
+        return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -1,7 +1,6 @@
 """How the positions of drafted tokens are passed to a model.
 
-A drafted node's position in the text is given by its depth, not by its column in the pass, and rows of a batch differ
-in length. Models have three kinds of positions, and each can be set through stock arguments:
+A drafted node's position is given by its depth, not by its column in the pass. Models have three kinds of positions:
 
 - ``ByPositionIds``: the model takes ``position_ids`` (rotary and learned positions: Llama, GPT-2, OPT, ...).
 - ``ByEmbedding``: the decoder adds an embedding of the index in the cache (BART, Marian, ...). The input embeddings
@@ -9,8 +8,7 @@ in length. Models have three kinds of positions, and each can be set through sto
 - ``ByRelativeBias``: the first layer derives a bias from the distance in the cache (T5). The additive attention mask
   carries the bias of the true distance less that of the distance in the cache.
 
-The two corrections cancel up to rounding, about 1e-7 of the values in float32. Which kind fits a model, if any, is
-determined by a trial (`latticebpd.target.verifier_choice`).
+The two corrections cancel up to rounding. `latticebpd.target.verifier_choice` tries which kind fits a model.
 """
 
 from __future__ import annotations

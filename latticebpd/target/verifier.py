@@ -1,4 +1,4 @@
-"""What a verifier is: one forward pass of the target model over every row's draft tree.
+"""The verifier protocol: one forward pass of the target model over every row's draft tree.
 
 A pass sees, for each row of the batch, the *next token* (committed, but not yet read by the model) and the nodes of the
 row's tree. Column 0 of every result belongs to the next token, column ``i + 1`` to node ``i``; its values are those

@@ -1,10 +1,9 @@
 """Which verifier fits a model, determined by a trial.
 
-Tree attention needs a model that takes a four-dimensional mask and explicit positions. Families differ, and a model
-that silently ignores either would write other text than its own. So the first decode with a model verifies a small tree
-over a small ragged batch and compares it with plain causal passes. The first placement that agrees is used and
-remembered. If none does, or the cache cannot drop rejected tokens, the model reads its text from the beginning at every
-call, which is slow and always right.
+Families differ in what masks and positions they take, and a model that ignores either would write other text than its
+own. So the first decode with a model verifies a small tree over a ragged batch and compares it with plain causal
+passes. If no placement agrees, or the cache cannot drop rejected tokens, the model reads its text from the beginning at
+every call, which is slow and always right.
 """
 
 from __future__ import annotations
@@ -32,15 +31,10 @@ Kind: TypeAlias = Callable[[PreTrainedModel], Placement]
 def verifier_for(
     model: Model, source: EncodedSource | None = None, use_cache: bool = True, layers: Sequence[int] = ()
 ) -> Verifier:
-    """The fastest verifier that is correct for the model.
+    """The fastest verifier that is correct for the model; ValueError if it takes no tree masks or is not causal.
 
-    Args:
-        source: of an encoder–decoder.
-        use_cache: False reads every text from the beginning at every call.
-        layers: those whose states are kept, from 0.
-
-    Raises:
-        ValueError: an attention implementation without tree masks, or a model that is not causal.
+    source: of an encoder–decoder.  use_cache: False reads every text from the beginning at every call.
+    layers: those whose states are kept, from 0.
     """
     stock = BaseModel.of(model).model
     implementation = _attention(stock)

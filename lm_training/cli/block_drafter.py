@@ -20,17 +20,11 @@ def block_drafter(
     num_layers: int = typer.Option(3, min=1, help="Layers of the drafter."),
     block_size: int = typer.Option(8, min=1, help="Columns of a block, its anchor's included."),
     layers: str | None = typer.Option(
-        None, help="The target's layers to read, such as 2,15,28, counted from 1; DFlash's by default."
+        None, help="Target layers to read, such as 2,15,28, from 1; DFlash's by default."
     ),
-    intermediate_size: int | None = typer.Option(
-        None, min=1, help="Width of the feed-forward layers; the target's by default."
-    ),
-    num_kv_heads: int | None = typer.Option(
-        None, min=1, help="Key and value heads of each layer; the target's number by default."
-    ),
-    causal: bool = typer.Option(
-        False, "--causal/--bidirectional", help="Let a block's columns attend only to earlier ones (JetSpec)."
-    ),
+    intermediate_size: int | None = typer.Option(None, min=1, help="Feed-forward width; the target's by default."),
+    num_kv_heads: int | None = typer.Option(None, min=1, help="Key and value heads; the target's number by default."),
+    causal: bool = typer.Option(False, "--causal/--bidirectional", help="Causal attention in a block (JetSpec)."),
     sample_from_anchor: bool = typer.Option(
         True, help="Every column predicts the next token (DSpark), or masks their own (DFlash)."
     ),
@@ -38,14 +32,12 @@ def block_drafter(
         None, help="Draft only so many tokens, the text's most frequent; or those of a blockwise model's heads."
     ),
     warm_start: bool = typer.Option(
-        True,
-        "--warm-start/--random-start",
-        help="Start with the target's norms and deepest state, and attention to nearby tokens.",
+        True, "--warm-start/--random-start", help="Initialise norms, context and attention from the target."
     ),
     bigram_rank: int = typer.Option(0, min=0, help="Rank of a bigram added to the logits (DSpark); 0: none."),
     bigram_on: Path | None = typer.Option(None, help="Train a bigram alone, on this trained drafter."),
     mask_token: int | None = typer.Option(
-        None, min=0, help="Token id of a mask; the tokenizer's mask or padding by default."
+        None, min=0, help="Id of the mask; the tokenizer's mask or padding by default."
     ),
     base_dtype: str = BASE_DTYPE,
     *,

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
-from lm_training.cli.options import DEVICE, LAYERS, WRITER
+from lm_training.cli.options import DEVICE, LAYERS, PART, WRITER
 
 
 def distill(
@@ -24,28 +24,18 @@ def distill(
     max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens written after each prompt."),
     num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
     batch_size: int = typer.Option(64, min=1, help="Prompts decoded together."),
-    shard_prompts: int = typer.Option(
-        512, min=1, help="Prompts per shard; a stopped run loses only its current shard."
-    ),
-    hidden: bool = typer.Option(
-        False, "--hidden", help="Store the text's hidden states, so that `train heads` need not run the model."
-    ),
+    shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses one shard."),
+    hidden: bool = typer.Option(False, "--hidden", help="Store the text's hidden states, for `train heads`."),
     layers: str | None = LAYERS,
-    copies: bool = typer.Option(
-        False, "--copies", help="Draft by copying from prompt and text; the text stays the same."
-    ),
-    part: str | None = typer.Option(
-        None, help="i/n: make every n-th shard, from the i-th on (from 0), for n machines; by default torchrun's."
-    ),
+    copies: bool = typer.Option(False, "--copies", help="Draft by copying from the text, which stays the same."),
+    part: str | None = PART,
     corpus_output: Path | None = typer.Option(
         None,
         "--corpus",
         callback=writable_file,
         help="Also write the text as a corpus (.npy) for `lm train`.",
     ),
-    history: int = typer.Option(
-        3, min=0, help="Prompt tokens before each text in that corpus: an n-gram model's order minus 1."
-    ),
+    history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: n-gram order minus 1."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),

@@ -13,13 +13,9 @@ from lm_training.training.training_options import DrafterTraining
 
 @with_options
 def drafter(
-    data: list[Path] = typer.Argument(
-        ..., help="Sources and translations: directories made by `latticebpd distill`, or pairs (.npz)."
-    ),
+    data: list[Path] = typer.Argument(..., help="Directories made by `latticebpd distill`, or sentence pairs (.npz)."),
     validation: Path = VALIDATION,
-    model: Path = typer.Option(
-        ..., help="Directory of the verifier, an encoder–decoder, whose weights initialise the drafter."
-    ),
+    model: Path = typer.Option(..., help="Directory of the verifier, whose weights initialise the drafter."),
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(
@@ -28,14 +24,10 @@ def drafter(
     bidirectional: bool = typer.Option(
         False,
         "--bidirectional-text/--causal-text",
-        help="Let text and masks attend to each other, as in the paper; each draft then reads the text again.",
+        help="Text attends to masks, as in the paper; rereads it per draft.",
     ),
-    decoder_layers: int | None = typer.Option(
-        None, min=1, help="Layers of the drafter's decoder; the verifier's number by default."
-    ),
-    dropout: float | None = typer.Option(
-        None, min=0.0, max=0.99, help="Dropout in training; by default the verifier's."
-    ),
+    decoder_layers: int | None = typer.Option(None, min=1, help="Decoder layers; the verifier's number by default."),
+    dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout; the verifier's by default."),
     *,
     options: DrafterTraining,
     device: str = DEVICE,

@@ -17,7 +17,7 @@ def encode(
     inputs: list[Path] = typer.Argument(
         ..., help="Text, JSONL (plain, .gz, .xz or .zst), Parquet, or directories that `datasets` saved."
     ),
-    tokenizer: Path = typer.Option(..., help="tokenizer.json; a chat template lies beside it."),
+    tokenizer: Path = typer.Option(..., help="tokenizer.json, next to its chat template."),
     output: Path = typer.Option(
         ...,
         "--output",
@@ -27,9 +27,7 @@ def encode(
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
-    task: str | None = typer.Option(
-        None, help="Prompts of a known task: squad, cnn, samsum, multinews, xsum, newsroom."
-    ),
+    task: str | None = typer.Option(None, help="Prompts of a task: squad, cnn, samsum, multinews, xsum, newsroom."),
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
@@ -40,9 +38,7 @@ def encode(
         help="Use the tokenizer's chat template, for messages or the task's prompt as the user's turn.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
-    prompts_only: bool = typer.Option(
-        False, "--prompts-only", help="Leave answers out: prompts for `latticebpd distill`."
-    ),
+    prompts_only: bool = typer.Option(False, "--prompts-only", help="Prompts without answers, for `distill`."),
     separator: str = typer.Option("", help="Text between prompt and answer, part of the prompt; \\\\n is a new line."),
     end_of_text: str | None = typer.Option(
         None, help="Token that ends documents and answers; by default <|endoftext|>, in a chat its template's."

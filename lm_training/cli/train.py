@@ -14,6 +14,7 @@ from lm_training.cli.options import (
     DEVICE,
     LAYERS,
     OUTPUT,
+    PART,
     VALIDATION,
     WRITER,
     base_type,
@@ -103,21 +104,13 @@ def heads(
     model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
     output: Path = OUTPUT,
     num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
-    kind: str = typer.Option(
-        "feed-forward", help="feed-forward (Kim), stern (one shared hidden layer), or medusa (own projections)."
-    ),
-    intermediate_size: int | None = typer.Option(
-        None, min=1, help="Width of a head's hidden layer; the model's own width by default."
-    ),
+    kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (shared hidden layer), or medusa."),
+    intermediate_size: int | None = typer.Option(None, min=1, help="Hidden width of a head; the model's by default."),
     num_layers: int = typer.Option(1, min=1, help="Residual blocks of each medusa head."),
-    shortlist: int | None = typer.Option(
-        None, min=1, help="Restrict the heads to so many tokens, the text's most frequent; others are never drafted."
-    ),
+    shortlist: int | None = typer.Option(None, min=1, help="Restrict the heads to so many most frequent tokens."),
     warm_start: bool = typer.Option(False, "--warm-start", help="Begin with the heads that the model already has."),
     sequence_length: int = typer.Option(256, min=3, help="Tokens per text of a .npy corpus."),
-    base_dtype: str = typer.Option(
-        "float32", help="Type in which the base model is loaded and saved: float32, bfloat16 or float16."
-    ),
+    base_dtype: str = BASE_DTYPE,
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json; the model directory's by default."),
     *,
     options: HeadTraining,
@@ -175,16 +168,12 @@ def heads(
 
 @app.command()
 def hidden(
-    data: list[Path] = typer.Argument(
-        ..., help="Directories made by `latticebpd distill` or `train encode`, or texts (.npz)."
-    ),
+    data: list[Path] = typer.Argument(..., help="Directories made by `distill` or `train encode`, or texts (.npz)."),
     model: str = WRITER,
     layers: str | None = LAYERS,
     whole: bool = typer.Option(False, "--whole", help="Store the prompts' states too, for `train block-drafter`."),
     shard_texts: int = typer.Option(512, min=1, help="Texts per shard; a stopped run loses only its current shard."),
-    part: str | None = typer.Option(
-        None, help="i/n: make only every n-th shard; by default RANK/WORLD_SIZE, as torchrun sets them."
-    ),
+    part: str | None = PART,
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = BASE_DTYPE,
     device: str = DEVICE,

@@ -1,14 +1,77 @@
-"""AdamW and Muon side by side: Muon trains the layers' matrices, AdamW embeddings, norms, biases and heads."""
+"""Muon for the layers' matrices, AdamW for embeddings, norms, biases and heads.
+
+Muon is momentum with orthogonalised matrix updates (Jordan et al., 2024). ``torch.optim.Muon`` iterates in bfloat16,
+which is a hundred times slower on processors without bfloat16 arithmetic. This one keeps the parameters' type and
+batches all matrices of one shape.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lm_training.training.muon import Muon
+# Quintic that brings every singular value into [0.7, 1.2] within five steps.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Approximate the nearest semi-orthogonal matrix of each of ``[n, rows, columns]``."""
+    a, b, c = _COEFFICIENTS
+    wide = matrices if matrices.shape[-2] <= matrices.shape[-1] else matrices.mT
+    x: Tensor = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x if wide is matrices else x.mT
+
+
+class Muon(torch.optim.Optimizer):
+    """For matrices only; other parameters need AdamW.
+
+    Args:
+        lr: step size; an update's root mean square is about ``lr * 0.2`` for every shape.
+        momentum: Nesterov momentum.
+        weight_decay: decoupled, scaled by ``lr``.
+        dtype: of the matrix products; the parameters' own by default.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            same_shape: dict[torch.Size, list[Tensor]] = defaultdict(list)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    same_shape[parameter.shape].append(parameter)
+            for shape, parameters in same_shape.items():
+                updates = []
+                for parameter in parameters:
+                    state = self.state[parameter]
+                    assert parameter.grad is not None
+                    if "momentum" not in state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                    updates.append(parameter.grad.lerp(state["momentum"], group["momentum"]))
+                scale = 0.2 * max(shape) ** 0.5
+                stacked = torch.stack(updates).to(self.dtype or updates[0].dtype)
+                for parameter, update in zip(parameters, orthogonalise(stacked), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-group["lr"] * scale)
 
 
 def adamw_and_muon(

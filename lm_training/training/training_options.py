@@ -127,21 +127,15 @@ class HeadTraining(LoopOptions):
 
     learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
     batch_size: int = option(32, "Texts per update, over all processes.", min=1)
-    fine_tune: bool = option(
-        False, "Train the base model too; by default it is frozen.", flag="--fine-tune/--freeze-base"
-    )
+    fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")
     base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
     objective: str = option(
         "position",
-        "position: one head at each position; batch: one prediction per update (Stern); joint: all of them (Kim).",
+        "position: one head at each position; batch: one prediction per update (Stern); joint: all (Kim).",
         choices=tuple(OBJECTIVES),
     )
-    head_weights: tuple[float, ...] | None = option(
-        None, "Weights of the losses of heads 2, 3, ..., such as 1,0.8,0.6; 1 by default.", parse=numbers
-    )
-    fsdp: bool = option(
-        False, "Shard the weights over the processes (FSDP), for large base models.", free=True, flag="--fsdp"
-    )
+    head_weights: tuple[float, ...] | None = option(None, "Loss weights of heads 2, 3, ...: 1,0.8,0.6.", parse=numbers)
+    fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
     validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
 

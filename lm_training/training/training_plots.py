@@ -1,6 +1,6 @@
 """A training run's log as a table and as a drawing.
 
-``training-log.jsonl`` has one record per update; those of measured updates have ``validation``. Dotted names are nested:
+``training-log.jsonl`` has one record per update; measured ones have ``validation``. Dotted names are nested:
 ``validation.head_accuracy.top-1.2`` is head 2's. Heads count from 2, slots from 1, other lists from 0.
 """
 

@@ -1,4 +1,4 @@
-"""The GAD benchmark runs on models of any size and writes all that it promises; its numbers are not a test's business."""
+"""The GAD benchmark runs on models of any size and writes all its tables; its numbers are not tested."""
 
 from __future__ import annotations
 

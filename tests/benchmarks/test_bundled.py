@@ -1,4 +1,4 @@
-"""Making the bundle: its weights are tuned on passages that are not its prompts, by decoding, each system's on its own."""
+"""The bundled model: weights are tuned by decoding passages that are not its prompts, system by system."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from latticebpd import load
 from latticebpd.drafters.bundled import LM, TOKENIZER, load_prompts
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring.examples import lattices_fingerprint
-from latticebpd.measuring.systems import run_system
+from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer
 from latticebpd.scoring.weights import stored_tunings
 

@@ -1,4 +1,4 @@
-"""The paper's recipe for GAD from sentences to the table, in one resumable command; models so tiny that the numbers mean nothing."""
+"""GAD by the paper's recipe, from sentences to the table, in one resumable command, with tiny models."""
 
 from __future__ import annotations
 

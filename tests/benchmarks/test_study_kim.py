@@ -1,4 +1,4 @@
-"""Kim's tables: the page says what the committed counts say, counts of texts add up, and no text is one that was trained on."""
+"""Kim's tables: the pages have the committed counts, counts of texts add up, no text was trained on."""
 
 from __future__ import annotations
 

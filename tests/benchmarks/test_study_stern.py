@@ -1,4 +1,4 @@
-"""Stern's tables on a translator, from sentences to tables, in one resumable command; models so tiny that the numbers mean nothing."""
+"""Stern's tables on a translator, from sentences to tables, in one resumable command, with tiny models."""
 
 from __future__ import annotations
 

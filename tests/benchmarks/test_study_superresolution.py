@@ -1,4 +1,4 @@
-"""Super-resolution in small, from images to tables, in one resumable command; models so tiny that the numbers mean nothing."""
+"""Super-resolution in small, from images to tables, in one resumable command, with tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All systems in one table: what is tuned how, the table from the CSV files, and a whole run of models too tiny to mean anything."""
+"""All systems in one table: tuning, the table from the CSV files, and a whole run with tiny models."""
 
 from __future__ import annotations
 

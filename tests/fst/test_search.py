@@ -560,9 +560,9 @@ def test_handmade_model_scores_as_computed_on_paper() -> None:
 @pytest.mark.parametrize(
     "spoilt",
     [
-        {"pos_1": 3}, {"narcs_1": 2**32 - 1}, {"pos_1": 2**32 - 1}, {"nextstate_2": 9}, {"nextstate_2": -1}, {"nextstate_3": 2},
-        {"nextstate_0": -5}, {"nextstate_2": 1}, {"weight_3": math.nan}, {"weight_2": math.nan}, {"weight_0": math.nan}, {"ilabel_2": 1},
-        {"narcs_1": 0}, {"ilabel_1": 1}, {"ilabel_0": 0},  {"ilabel_0": -1},
+        {"pos_1": 3}, {"narcs_1": 2**32 - 1}, {"pos_1": 2**32 - 1}, {"nextstate_2": 9}, {"nextstate_2": -1},
+        {"nextstate_3": 2}, {"nextstate_0": -5}, {"nextstate_2": 1}, {"weight_3": math.nan}, {"weight_2": math.nan},
+        {"weight_0": math.nan}, {"ilabel_2": 1}, {"narcs_1": 0}, {"ilabel_1": 1}, {"ilabel_0": 0},  {"ilabel_0": -1},
     ],
 )  # fmt: skip
 def test_spoilt_model_is_refused_when_the_search_meets_the_damage(spoilt: dict[str, object]) -> None:

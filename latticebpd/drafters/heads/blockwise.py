@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.cpu.int8_linear import Int8Linear
+from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
 from latticebpd.target.stock_model import BaseModel, Projection

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latticebpd.cpu.int8_heads import PackedHeads
+from latticebpd.cpu.int8_layers import PackedHeads
 from latticebpd.cpu.linear import is_plain
 from latticebpd.target.stock_model import Projection
 

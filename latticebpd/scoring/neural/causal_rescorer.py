@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.prefix_reader import reader_for
-from latticebpd.scoring.ngram import check_fingerprints
+from latticebpd.scoring.ngram import RETRAIN, check_fingerprints
 from latticebpd.scoring.scorer import Context
 from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.target.checkpoints import load_base
@@ -30,21 +30,13 @@ from latticebpd.target.stock_model import BaseModel
 ROWS = 64
 """Lattices that are rescored together: enough to keep a processor busy, few enough for their caches in memory."""
 
-Self = TypeVar("Self", bound="CausalRescorer")
-
 
 class CausalRescorer:
     """Base of the neural rescorers, which add ``paths`` and ``trees`` of ``latticebpd.scoring.scorer.Scorer``.
 
-    Args:
-        model: a decoder-only causal LM. It is put into evaluation mode.
-        alpha: its default weight.
-        tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``); without one only the vocabularies'
-            sizes are compared.
-        use_cache: False reads every text from its beginning for every slot: slow, the same result; for comparison.
-
-    Raises:
-        ValueError: an encoder-decoder, or an invalid weight.
+    model: a decoder-only causal LM, put into evaluation mode; ValueError for an encoder-decoder.
+    tokenizer_fingerprint: hash of the vocabulary (``vocabulary_fingerprint``); else only vocabulary sizes are compared.
+    use_cache: False reads every text from its beginning for every slot: slow, the same result; for comparison.
     """
 
     def __init__(
@@ -57,8 +49,8 @@ class CausalRescorer:
     ) -> None:
         self.base = BaseModel.of(model)
         if self.base.is_encoder_decoder:
-            kind = f"an encoder-decoder ({model.config.model_type})"
-            raise ValueError(f"expected a decoder-only causal LM as rescorer, got {kind}")
+            expected = "expected a decoder-only causal LM as rescorer"
+            raise ValueError(f"{expected}, got an encoder-decoder ({model.config.model_type})")
         self.model = model.eval()
         self.settings = RescorerSettings(alpha, tokenizer_fingerprint)
         self.vocab_size = self.base.vocab_size
@@ -69,7 +61,7 @@ class CausalRescorer:
         """Its default weight."""
         return self.settings.alpha
 
-    def with_alpha(self: Self, alpha: float) -> Self:
+    def with_alpha(self, alpha: float) -> Self:
         """The same model at another weight; its cached texts are shared."""
         rescorer = copy.copy(self)
         rescorer.settings = replace(self.settings, alpha=alpha)
@@ -84,10 +76,8 @@ class CausalRescorer:
         check_fingerprints("a rescorer", self.tokenizer_fingerprint, fingerprint, owner)
         known = fingerprint and self.tokenizer_fingerprint  # models of one family may pad one vocabulary differently
         if vocab_size is not None and vocab_size != self.vocab_size and not known:
-            raise ValueError(
-                f"expected a rescorer over {vocab_size} tokens (the vocabulary of {owner}), got one over"
-                f" {self.vocab_size}; train one with the same tokenizer"
-            )
+            expected = f"expected a rescorer over {vocab_size} tokens (the vocabulary of {owner})"
+            raise ValueError(f"{expected}, got one over {self.vocab_size}; {RETRAIN}")
 
     def save_pretrained(self, directory: str | os.PathLike[str]) -> None:
         """Write the model and its settings."""
@@ -96,7 +86,7 @@ class CausalRescorer:
 
     @classmethod
     def from_pretrained(
-        cls: type[Self], directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
+        cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
     ) -> Self:
         """Read what ``save_pretrained`` wrote, or any causal LM's directory; ValueError for missing or damaged files.
 

@@ -80,9 +80,9 @@ def best_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, width: i
 
     They are the best of all paths if no level has more prefixes than ``width``.
     """
-    found = _best_prefixes(reader, texts, arcs, width, alpha, complete=True)
+    prefixes = _best_prefixes(reader, texts, arcs, width, alpha, complete=True)
     lengths = arcs.lengths.tolist()
-    return [Drafts(path[:, :length], weight) for (path, weight), length in zip(found, lengths, strict=True)]
+    return [Drafts(path[:, :length], weight) for (path, weight), length in zip(prefixes, lengths, strict=True)]
 
 
 def best_trees(
@@ -93,9 +93,9 @@ def best_trees(
     Weights fall along a path, so a prefix that is not among the ``num_nodes`` best so far never will be, nor will its
     descendants: each level reads only those of its prefixes that are among the best of all levels.
     """
-    found = _best_prefixes(reader, texts, arcs, num_nodes, alpha, complete=False)
+    prefixes = _best_prefixes(reader, texts, arcs, num_nodes, alpha, complete=False)
     # In the order of weights a prefix comes before those that continue it: nodes are in the order of paths.
-    return [replace(DraftTree.from_paths(path), log_probs=weight) for path, weight in found]
+    return [replace(DraftTree.from_paths(path), log_probs=weight) for path, weight in prefixes]
 
 
 def _best_prefixes(

@@ -2,14 +2,9 @@
 
 Rescoring asks for the next token's probabilities after a text, then after the text and a drafted token, and so on, for
 many drafts of the same text. A *reader* answers level by level: ``read`` takes the texts, ``grow`` adds one token to
-any number of prefixes at a time. All prefixes of a text attend to the one copy of it in the cache (tree attention), so
-drafts cost their own tokens only, and nothing is copied or reordered between levels.
-
-A prefix's log-probabilities are its logits less one constant, which takes a projection to the full vocabulary. Where
-the constant does not matter, or not yet, the candidates' own rows of the output embedding suffice (``Outputs.scores``).
-
-Texts stay in the cache between calls. The next ``read`` matches its texts with those of any row, and the model reads
-the rest: in a decode, the tokens that the last call committed.
+any number of prefixes at a time. All prefixes of a text attend to the one copy of it in the cache (tree attention).
+Texts stay in the cache between calls: the next ``read`` matches its texts with those of any row, and the model reads
+the rest, in a decode the tokens that the last call committed.
 """
 
 from __future__ import annotations
@@ -42,6 +37,9 @@ UNSEEN = -1000.0
 @dataclass(frozen=True, eq=False)
 class Outputs:
     """What a model predicts after each of ``n`` prefixes.
+
+    Log-probabilities are logits less a constant of the prefix, which takes a projection to the full vocabulary. Where
+    it does not matter, or not yet, the candidates' own rows of the output embedding suffice.
 
     rows, columns: ``[n]`` the positions of the prefixes' last tokens in the pass ``verified``.
     embedding: weight and bias of the output embedding, if logits are exactly its product with the hidden state.
@@ -140,14 +138,10 @@ class CachedReader:
 
     @torch.inference_mode()
     def read(self, texts: Sequence[np.ndarray], tails: np.ndarray | None = None) -> Outputs:
-        """What follows each text; drops all prefixes.
+        """What follows each text: ``rows * (t + 1)`` outputs, text by text: after the text, then after each token of
+        its tail. Drops all prefixes.
 
-        Args:
-            texts: at least one token each.
-            tails: ``[rows, t]`` tokens after each text that are read in the same pass and not kept.
-
-        Returns:
-            ``rows * (t + 1)`` outputs, text by text: after the text, then after each token of its tail.
+        texts: at least one token each.  tails: ``[rows, t]`` tokens read in the same pass and not kept.
         """
         known = [_longest_prefix(self.texts, text) for text in texts]
         rows = len(self.texts)
@@ -179,11 +173,9 @@ class CachedReader:
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Outputs:
         """Read one more token after each of ``n`` prefixes; outputs are in their order.
 
-        Args:
-            rows: ``[n]``, each one's text.
-            parents: ``[n]``, the prefix that each continues: -1 for the text itself, else its number among all that
-                were grown since ``read``, counted from 0.
-            tokens: ``[n]``; one that the model does not know is read as another.
+        rows: ``[n]``, each one's text.  tokens: ``[n]``; one that the model does not know is read as another.
+        parents: ``[n]``, the prefix that each continues: -1 for the text itself, else its number among all that were
+            grown since ``read``, counted from 0.
         """
         assert self.verifier is not None, "read comes before grow"
         lengths = np.array(self.verifier.cache.lengths)

@@ -1,12 +1,7 @@
 """Rescoring with a small causal language model (Kim 2024, section 7.1).
 
-The model is any decoder-only LM of ``transformers`` over the target model's vocabulary. Two rescorers use it:
-
-    NeuralRescorer            conditions every slot on the tokens chosen so far: Algorithm 2 for one draft; for several
-                              or for a tree, all prefixes of a level in one pass
-    ParallelNeuralRescorer    conditions every slot on the lattice's best arcs: one pass for all slots, less accurate
-
-Both read the full text before the lattice, as far as the model has positions.
+The model is any decoder-only LM of ``transformers`` over the target model's vocabulary, and reads the full text before
+the lattice, as far as it has positions.
 """
 
 from __future__ import annotations
@@ -25,15 +20,11 @@ from latticebpd.scoring.scorer import Context, checked_count
 
 
 class NeuralRescorer(CausalRescorer):
-    """Conditions each slot on the tokens chosen before it.
+    """Conditions each slot on the tokens chosen before it; all prefixes of a level are read in one pass.
 
     Paths come from a beam search over the lattice, ``max(beams, p)`` prefixes wide: a single draft is chosen greedily
     (Algorithm 2), and the p best are exact where no length has more prefixes than that. Trees are always exact.
-    Lattices with transitions are refused.
-
-    Args:
-        model, alpha, tokenizer_fingerprint, use_cache: as for ``CausalRescorer``.
-        beams: the least width of the search.
+    Lattices with transitions are refused. Other arguments: as for ``CausalRescorer``.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from latticebpd import (
     use_cpu_kernels,
 )
 from latticebpd.cpu.attention import CPU_ATTENTION, attend
-from latticebpd.cpu.int8_linear import Int8Linear
+from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.cpu.linear import CpuLinear, PackedLinear
 from latticebpd.cpu.llama_layer import CpuLlamaLayer
 from latticebpd.drafters.bundled import load_prompts

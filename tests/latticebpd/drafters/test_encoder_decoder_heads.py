@@ -96,9 +96,7 @@ def test_frozen_base_is_the_same_to_the_byte_and_its_text_too(family: str, tmp_p
     base, data = tiny_base(family), uneven()
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=5))
     model.save_pretrained(tmp_path / "before")
-    train_heads(
-        model, data, data, tmp_path / "after", replace(QUICK, learning_rate=3e-2, serving_prompts=3)
-    )
+    train_heads(model, data, data, tmp_path / "after", replace(QUICK, learning_rate=3e-2, serving_prompts=3))
     assert (tmp_path / "before/model.safetensors").read_bytes() == (tmp_path / "after/model.safetensors").read_bytes()
     assert (tmp_path / "before/heads.safetensors").read_bytes() != (tmp_path / "after/heads.safetensors").read_bytes()
     again = BlockwiseLM.from_pretrained(tmp_path / "after")
@@ -116,9 +114,7 @@ def test_fine_tuning_leaves_constants_alone(tmp_path: Path) -> None:
     base, data = tiny_base("marian"), uneven()
     before = {name: parameter.clone() for name, parameter in base.named_parameters()}
     model = BlockwiseLM(base, new_heads(base, "feed-forward", num_heads=3))
-    train_heads(
-        model, data, data, tmp_path, replace(QUICK, steps=2, fine_tune=True, base_learning_rate=1e-2)
-    )
+    train_heads(model, data, data, tmp_path, replace(QUICK, steps=2, fine_tune=True, base_learning_rate=1e-2))
     same = {name for name, parameter in base.named_parameters() if torch.equal(before[name], parameter)}
     assert same == {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
     base.requires_grad_(False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, MarianMTModel
 
 from latticebpd import Drafter, DraftTree, MixtureDrafter, State, TopBeta, generate
+from latticebpd.drafters import MaskLattices
 from latticebpd.drafters.masks.mask_filler import MaskFiller
 from latticebpd.drafters.masks.mask_network import (
     DRAFTER_CONFIG,
@@ -294,6 +295,22 @@ def test_drafts_end_where_their_best_token_ends_the_text() -> None:
     model.base.final_logits_bias[0, END] = 50.0
     drafts = gad_drafter(model).propose([state(0, SOURCES[0], [1, 8])])
     assert drafts[0].tokens.tolist() == [END]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lattices_of_a_text_are_those_of_its_decode(bidirectional: bool) -> None:
+    verifier, text = verifier_of("marian", 2), [1, 8, 3, 5, 2, 7]
+    source = MaskLattices(random_drafter(bidirectional=bidirectional), 4, 5, verifier)
+    found = [each for part, _ in source.lattices_of_text(text, range(4), SOURCES[0]) for each in part]
+    assert len(found) == 4
+    for position, lattice in enumerate(found):
+        alone = MaskLattices(source.model, 4, 5)
+        (expected,) = alone.lattices([state(0, SOURCES[0], text[: position + 2])])
+        assert expected is not None
+        slots = expected.slots  # a draft ends where its best token ends the text
+        np.testing.assert_array_equal(lattice.tokens[:slots], expected.tokens)
+        np.testing.assert_allclose(lattice.log_probs[:slots], expected.log_probs, atol=1e-4)
+        assert lattice.slots == 5
 
 
 def test_an_end_inside_a_draft_is_counted_once() -> None:

@@ -15,7 +15,7 @@ from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks, lattice_files, needed_slots
 from latticebpd.measuring.calibrate import NEVER, calibrate
-from latticebpd.measuring.systems import run_system
+from latticebpd.measuring.replay import run_system
 from latticebpd.scoring.calibration import Calibration, calibration_path, stored_calibration
 from tests.helpers.commands import Run
 from tests.helpers.drafters import LM
@@ -166,7 +166,7 @@ def test_command_stores_it_and_its_examples_are_left_out(run: Run, file: Path, t
     status, printed, scoring_context = run("calibrate", file, "--lm", lm, "--examples", 4, "--write", "--plot", plot)
     assert status == 0
     assert "nats" in printed
-    assert "calibration of 3 slots and of copies behind them, on 4 texts, stored; trees need the first" in " ".join(
+    assert "calibration of 3 slots and of copies after them, on 4 texts, stored; trees need the first" in " ".join(
         scoring_context.split()
     )
     assert plot.stat().st_size > 1000

@@ -15,7 +15,7 @@ from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import draw_examples, exclude_examples, lattices_fingerprint
 from latticebpd.measuring.lattice_files import text_numbers
-from latticebpd.measuring.systems import run_system
+from latticebpd.measuring.replay import run_system
 from latticebpd.measuring.tuning import WIDENINGS, tune
 from latticebpd.scoring.rescoring import as_scorer
 from latticebpd.scoring.weights import Tuning, alpha_path, store_tunings, stored_tunings, weight_for

@@ -112,7 +112,7 @@ def test_words_of_a_symbol_table_meet_those_of_kenlm_and_of_n_gram_models(tmp_pa
 
 
 def test_trees_want_the_confusion_network(lattice: fst.Lattice) -> None:
-    with pytest.raises(ValueError, match="draft from its confusion network"):
+    with pytest.raises(ValueError, match="got Fst; draft from a word lattice's confusion network"):
         draft_tree(lattice.to_fst(), None)
     assert len(draft_tree(SausageLattice(*lattice.to_sausage()), trigram(18), num_nodes=9)) == 9
     with pytest.raises(ValueError, match="expected p >= 1"):

@@ -30,7 +30,7 @@ from lm_training.data.corpus import (
 )
 from lm_training.families.heads import BlockwiseObjective, new_model, train_blockwise
 from lm_training.families.shapes import BlockwiseShape
-from lm_training.training.muon import orthogonalise
+from lm_training.training.optimizers import orthogonalise
 from lm_training.training.selection import OBJECTIVES, EveryHead, OneHeadPerBatch, OneHeadPerPosition, Selection
 from lm_training.training.training_loop import Trainer, denormals_flushed
 from lm_training.training.training_options import BlockwiseTraining, HeadTraining, cosine, trapezoid

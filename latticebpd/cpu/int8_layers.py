@@ -1,9 +1,11 @@
-"""Linear layers of drafters with int8 weights (``_kernels/int8_linear.hpp``), a quarter of the bytes to read.
+"""Drafter layers with int8 weights, a quarter of the bytes to read (``_kernels/int8_linear.hpp``, ``int8_heads.hpp``).
 
 A draft need not be exact: the target model, which verifies it, keeps its float32 layers.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,3 +28,16 @@ class Int8Linear(PackedWeights):
 
         output = multiply(self._packed(pack, weight), input, len(weight))
         return output if bias is None else output + bias
+
+
+class PackedHeads(PackedWeights):
+    """Feed-forward block heads with quantized weights, all of them in one call."""
+
+    def of(self, up: Tensor, down: Tensor) -> Any:
+        """The kernels of ``up [heads, hidden, inner]`` and ``down [heads, inner, hidden]``, float32."""
+
+        def pack() -> _kernels.Int8Heads:
+            rows = [weights.detach().transpose(1, 2).contiguous() for weights in (up, down)]
+            return _kernels.Int8Heads(rows[0].data_ptr(), rows[1].data_ptr(), *up.shape)
+
+        return self._packed(pack, up, down)
