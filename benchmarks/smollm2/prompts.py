@@ -136,7 +136,7 @@ class Pool:
 
 
 class Kinds:
-    """What the kinds of prompts are filled with; methods are named as the kinds are in ``prompts.json``, and may return None.
+    """What kinds of prompts are filled with; methods are named as kinds in ``prompts.json``, and may return None.
 
     The order in which a method draws random numbers decides the file: keep it.
     """

@@ -65,7 +65,7 @@ def calibrate(
     if write:
         calibration.save(path)
         slots = (
-            f"{len(calibration.weights) - found.further}"
+            f"{len(calibration.weights) - calibration.further}"
             f" slots{' and of copies after them' if calibration.further else ''}"
         )
         needed = "" if calibration.slots is None else f"; trees need the first {calibration.slots}"
