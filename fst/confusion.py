@@ -9,28 +9,24 @@ occurrences.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from fst import _core
-from fst.model import NgramModel
-
-if TYPE_CHECKING:
-    from fst.word_lattices import Lattice
 
 EPSILON = -1
+Floats = npt.NDArray[np.float64]
 Slots = list[dict[int, float]]
 """The probability of each token of each slot; insertions before the first token, that token, insertions, ..."""
 
 
-def confusion_network(
-    lattice: Lattice, lm: NgramModel | None, alpha: float, context: Sequence[int]
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float64]]:
-    """``tokens [slots, k]`` and ``log_probs``, best first; slots that more likely hold no token are left out."""
-    slots = [slot for slot in aligned_slots(lattice, lm, alpha, context) if sum(slot.values()) > 0.5]
+def confusion_network(arcs: _core.Arcs, posteriors: Floats, best: list[int]) -> tuple[npt.NDArray[np.int32], Floats]:
+    """``tokens [slots, k]`` and ``log_probs``, best first; slots that more likely hold no token are left out.
+
+    arcs: of the lattice; posteriors: ``[arcs]`` probabilities; best: the tokens of its best path.
+    """
+    slots = [slot for slot in aligned_slots(arcs, posteriors, best) if sum(slot.values()) > 0.5]
     if not slots:
         raise ValueError("expected a lattice whose paths hold tokens, got one that most likely holds none")
     k = max(map(len, slots))
@@ -43,17 +39,13 @@ def confusion_network(
     return tokens, log_probs
 
 
-def aligned_slots(lattice: Lattice, lm: NgramModel | None, alpha: float, context: Sequence[int]) -> Slots:
-    """The probabilities of tokens in every slot."""
-    paths, _ = lattice.nbest_paths(lm, 1, alpha, context)
-    best = paths[0][paths[0] >= 0].tolist()
-    _, labels, _, targets = arrays = lattice._with_ends
-    posteriors = np.exp(_core.lattice_posteriors(arrays, lattice._core_of(lm), alpha, np.asarray(context, np.int64)))
-    sources = np.repeat(np.arange(lattice.num_states), np.diff(arrays[0]))
-    targets = np.where(targets < 0, lattice.num_states, targets)
+def aligned_slots(arcs: _core.Arcs, posteriors: Floats, best: list[int]) -> Slots:
+    """The probabilities of tokens in every slot; arguments as for `confusion_network`."""
+    offsets, labels, _, ends = arcs
+    num_states = len(offsets) - 1
+    sources, targets = np.repeat(np.arange(num_states), np.diff(offsets)), np.where(ends < 0, num_states, ends)
     taken = np.flatnonzero(posteriors > 0)
-    reached = np.bincount(targets, posteriors, lattice.num_states + 1)
-    shares = posteriors / reached[targets]  # of an arc among those that lead to its target
+    shares = posteriors / np.bincount(targets, posteriors, num_states + 1)[targets]  # among the arcs to one target
     steps, wanted = np.arange(len(best) + 1.0), np.array(best)
 
     def substitutions(arc: int) -> npt.NDArray[np.float64]:
@@ -64,7 +56,7 @@ def aligned_slots(lattice: Lattice, lm: NgramModel | None, alpha: float, context
         return row
 
     distances = np.zeros(
-        (lattice.num_states + 1, len(steps))
+        (num_states + 1, len(steps))
     )  # expected edits of a state's paths against each prefix of the best
     distances[0] = steps
     of_arc = {}

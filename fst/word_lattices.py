@@ -24,10 +24,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pywrapfst
 
 from fst import _core
 from fst.automaton import LARGEST_TOKEN
-from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE
+from fst.confusion import confusion_network
+from fst.const_file import ACCEPTOR, ARC, EXPANDED, STATE, FstFile
 from fst.lattices import checked_transitions, slots_of
 from fst.model import NgramModel, Vocabulary, embedded_symbols, refuse_other_words
 from fst.openfst import records_of, refuse_transducer, to_openfst
@@ -66,26 +68,22 @@ class Lattice:
         """
         rows = np.array(list(arcs), np.dtype([("source", "i8"), ("target", "i8"), ("token", "i8"), ("log_prob", "f8")]))
         ends = np.array(list(finals), np.dtype([("state", "i8"), ("log_prob", "f8")]))
-        if len(rows) and not EPSILON <= rows["token"].min() <= rows["token"].max() <= LARGEST_TOKEN:
-            bad = rows["token"][(rows["token"] < EPSILON) | (rows["token"] > LARGEST_TOKEN)][0]
-            raise ValueError(f"expected token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon, got {bad}")
+        if (bad := (rows["token"] < EPSILON) | (rows["token"] > LARGEST_TOKEN)).any():
+            raise ValueError(
+                f"expected token ids from 0 to {LARGEST_TOKEN}, or -1 for epsilon, got {rows['token'][bad][0]}"
+            )
         for weights in (rows["log_prob"], ends["log_prob"]):
-            if (bad_weights := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
-                raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad_weights][0]}")
-        rows, ends = rows[rows["log_prob"] > -LARGEST_WEIGHT], ends[ends["log_prob"] > -LARGEST_WEIGHT]
-        order = _topological(start, rows["source"], rows["target"], ends["state"])
-        number = np.full(
-            max(int(array.max(initial=start)) for array in (rows["source"], rows["target"], ends["state"])) + 1, -1
-        )
-        number[order] = np.arange(len(order))
-        rows = rows[(number[rows["source"]] >= 0) & (number[rows["target"]] >= 0)]
-        rows = rows[np.lexsort((number[rows["target"]], rows["token"], number[rows["source"]]))]
-        weights = np.full(len(order), -np.inf)
-        ends = ends[number[ends["state"]] >= 0]
-        np.maximum.at(weights, number[ends["state"]], ends["log_prob"])
-        offsets = np.searchsorted(number[rows["source"]], np.arange(len(order) + 1))
-        targets = number[rows["target"]].astype(np.int32)
-        return cls(offsets, rows["token"].astype(np.int32), rows["log_prob"].copy(), targets, weights, symbols)
+            if (bad := ~(weights < LARGEST_WEIGHT)).any():  # NaN too
+                raise ValueError(f"expected log-probabilities below 1e30, got {weights[bad][0]}")
+        states = np.concatenate([[start], rows["source"], rows["target"], ends["state"]])
+        if states.min() < 0:
+            raise ValueError(f"expected states numbered from 0, got {states.min()}")
+        if states.max() > 8 * len(states) + 1024:
+            raise ValueError(f"expected states numbered without large gaps, got {states.max()} with {len(rows)} arcs")
+        final_costs = np.full(int(states.max()) + 1, np.inf)
+        np.minimum.at(final_costs, ends["state"], -ends["log_prob"])
+        file = _topsorted(rows["source"], rows["target"], rows["token"] + 1, -rows["log_prob"], final_costs, start)
+        return cls._of(file, file.arcs["ilabel"] - 1, symbols)
 
     @classmethod
     def from_fst(cls, automaton: Any, symbols: Sequence[str] | None = None) -> Lattice:
@@ -94,33 +92,30 @@ class Lattice:
         symbols: the words of a language model (`NgramModel.symbols`); the acceptor's labels are then words by its own
             input symbol table, and words that the model lacks get ids of their own.
         """
-        file = records_of(automaton)
-        refuse_transducer(file)
-        arcs, states = file.arcs, file.states
-        tokens, words = arcs["ilabel"].astype(np.int64) - 1, embedded_symbols(file.symbols)[0]
-        if symbols is not None:
-            if file.symbols is None:
-                raise ValueError(
-                    "expected an FST with an input symbol table, whose words the model's are compared with, got none"
-                )
-            vocabulary, word_of = Vocabulary(symbols), file.symbols.of_label()
-            missing = set(np.unique(arcs["ilabel"]).tolist()) - set(word_of) - {0}
-            if missing:
-                raise ValueError(
-                    f"expected a symbol for every label, got none for {min(missing)}; the symbol table does not fit"
-                )
-            labels, index = np.unique(arcs["ilabel"], return_inverse=True)
-            ids = [vocabulary.token(word_of[label]) if label else EPSILON for label in labels.tolist()]
-            tokens, words = np.array(ids, np.int64)[index], vocabulary.words
-        source = np.repeat(np.arange(len(states)), states["narcs"])
-        log_probs = -arcs["weight"].astype(np.float64)
-        finals = [(state, -final) for state, final in enumerate(states["final"].tolist()) if final < np.inf]
-        return cls.from_arcs(
-            zip(source.tolist(), arcs["nextstate"].tolist(), tokens.tolist(), log_probs.tolist(), strict=True),
-            finals,
-            file.start,
-            words,
-        )
+        given = records_of(automaton)
+        refuse_transducer(given)
+        source = np.repeat(np.arange(len(given.states)), given.states["narcs"])
+        arcs, finals = given.arcs, given.states["final"].astype(np.float64)
+        file = _topsorted(source, arcs["nextstate"], arcs["ilabel"], arcs["weight"], finals, given.start)
+        labels = file.arcs["ilabel"]
+        if symbols is None:
+            return cls._of(file, labels - 1, embedded_symbols(given.symbols)[0])
+        if given.symbols is None:
+            raise ValueError("expected an FST with an input symbol table, whose words the model's are, got none")
+        vocabulary, word_of = Vocabulary(symbols), given.symbols.of_label()
+        used, index = np.unique(labels, return_inverse=True)
+        if missing := set(used.tolist()) - set(word_of) - {0}:
+            raise ValueError(
+                f"expected a symbol for every label, got none for {min(missing)}; the symbol table does not fit"
+            )
+        ids = [vocabulary.token(word_of[label]) if label else EPSILON for label in used.tolist()]
+        return cls._of(file, np.array(ids, np.int32)[index], vocabulary.words)
+
+    @classmethod
+    def _of(cls, file: FstFile, tokens: Ints, symbols: list[str] | None) -> Lattice:
+        offsets = np.append(0, np.cumsum(file.states["narcs"], dtype=np.int64))
+        log_probs, finals = (-costs.astype(np.float64) for costs in (file.arcs["weight"], file.states["final"]))
+        return cls(offsets, tokens, log_probs, file.arcs["nextstate"], finals, symbols)
 
     @classmethod
     def from_sausage(
@@ -268,9 +263,9 @@ class Lattice:
         `fst.confusion` has the method.  A sausage has no epsilons: slots that more likely hold nothing than a token
         are left out, and in the others the probability of nothing is missing.
         """
-        from fst.confusion import confusion_network
-
-        return confusion_network(self, lm, alpha, context)
+        paths, _ = self.nbest_paths(lm, 1, alpha, context)
+        posteriors = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        return confusion_network(self._with_ends, np.exp(posteriors), paths[0][paths[0] >= 0].tolist())
 
     @cached_property
     def _with_ends(self) -> tuple[Any, Any, Any, Any]:
@@ -305,42 +300,19 @@ def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions:
     return Lattice.from_sausage(tokens, log_probs, transitions).to_fst()
 
 
-def _topological(start: int, source: Any, target: Any, finals: Any) -> npt.NDArray[np.int64]:
-    """The states on complete paths, in topological order; ValueError where there is a cycle or no path."""
-    count = max(int(array.max(initial=start)) for array in (source, target, finals)) + 1
-    if min(int(array.min(initial=0)) for array in (source, target, finals)) < 0:
-        raise ValueError("expected states numbered from 0, got a number below it")
-    if count > 8 * (len(source) + len(finals)) + 1024:
-        raise ValueError(f"expected states numbered without large gaps, got state {count - 1} with {len(source)} arcs")
-    useful = _reached(np.array([start]), source, target, count) & _reached(finals, target, source, count)
-    if not useful[start]:
+def _topsorted(source: Any, target: Any, label: Any, cost: Any, final_costs: Any, start: int) -> FstFile:
+    """The states on complete paths in topological order, and their arcs; ValueError where there is a cycle or no path."""
+    kept = cost < LARGEST_WEIGHT
+    order = np.flatnonzero(kept)[np.argsort(source[kept], kind="stable")]
+    states, arcs = np.zeros(len(final_costs), STATE), np.zeros(len(order), ARC)
+    states["final"] = np.where(final_costs < LARGEST_WEIGHT, final_costs, np.inf)
+    states["narcs"] = np.bincount(source[order], minlength=len(states))
+    states["pos"] = np.cumsum(states["narcs"]) - states["narcs"]
+    arcs["ilabel"] = arcs["olabel"] = label[order]
+    arcs["weight"], arcs["nextstate"] = cost[order], target[order]
+    automaton = to_openfst(states, arcs, start, None, EXPANDED | ACCEPTOR).connect()
+    if automaton.start() < 0:
         raise ValueError("expected a lattice with a path from its start to a final state, got none")
-    inside = useful[source] & useful[target]
-    source, target = source[inside], target[inside]
-    begin, by_source = np.searchsorted(np.sort(source), np.arange(count + 1)), target[np.argsort(source, kind="stable")]
-    waiting, order, frontier = np.bincount(target, minlength=count), [], np.array([start])
-    while len(frontier) and not waiting[start]:
-        order.append(frontier)
-        following = by_source[_ranges(begin[frontier], begin[frontier + 1])]
-        np.subtract.at(waiting, following, 1)
-        frontier = np.unique(following[waiting[following] == 0])
-    if (stuck := np.flatnonzero(useful & (waiting > 0))).size:
-        raise ValueError(f"expected an acyclic lattice, got a cycle through state {stuck[0]} or before it")
-    return np.concatenate(order)
-
-
-def _reached(states: Any, source: Any, target: Any, count: int) -> npt.NDArray[np.bool_]:
-    """``[count]`` the states that arcs lead to from some."""
-    begin, by_source = np.searchsorted(np.sort(source), np.arange(count + 1)), target[np.argsort(source, kind="stable")]
-    reached = np.zeros(count, bool)
-    while len(states):
-        reached[states] = True
-        states = np.unique(by_source[_ranges(begin[states], begin[states + 1])])
-        states = states[~reached[states]]
-    return reached
-
-
-def _ranges(begin: Any, end: Any) -> npt.NDArray[np.int64]:
-    """The integers of all ranges, one range after another."""
-    sizes = end - begin
-    return np.repeat(begin - np.cumsum(sizes) + sizes, sizes) + np.arange(int(sizes.sum()))
+    if not automaton.properties(pywrapfst.ACYCLIC, True) == pywrapfst.ACYCLIC:
+        raise ValueError("expected an acyclic lattice, got one with a cycle")
+    return records_of(automaton.topsort())

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
 selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
-  tests/fst/test_ngram_model.py tests/fst/test_product.py tests/latticebpd/cpu/test_kernels.py)
+  tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py tests/latticebpd/cpu/test_kernels.py)
 if [[ "${1:-}" == "--quick" ]]; then
   rounds=${ROUNDS:-3000}
   selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/latticebpd/cpu/test_kernels.py)

@@ -15,11 +15,14 @@ namespace {
 constexpr double kLn10 = 2.302585092994045684;
 constexpr double kLog10Zero = -99.0;  // and below: log 0
 constexpr std::size_t kLongestLine = 1 << 20;
-constexpr std::int64_t kLargestToken = std::numeric_limits<std::int32_t>::max() - 2;  // leaves labels for it and for <unk>
+constexpr std::int64_t kLargestToken =
+    std::numeric_limits<std::int32_t>::max() - 2;  // leaves labels for it and for <unk>
 
 bool is_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-double cost_of(double log10_value) { return log10_value > kLog10Zero ? -log10_value * kLn10 : AutomatonBuilder::kZeroCost; }
+double cost_of(double log10_value) {
+    return log10_value > kLog10Zero ? -log10_value * kLn10 : AutomatonBuilder::kZeroCost;
+}
 
 bool read_integer(std::string_view text, std::uint64_t& value) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -34,7 +37,8 @@ void ArpaParser::fail(const std::string& message) const {
 
 std::string ArpaParser::joined(std::size_t first, std::size_t last) const {
     std::string text;
-    for (std::size_t i = first; i < last && text.size() <= 80; ++i) text.append(i > first ? " " : "").append(fields_[i].substr(0, 81));
+    for (std::size_t i = first; i < last && text.size() <= 80; ++i)
+        text.append(i > first ? " " : "").append(fields_[i].substr(0, 81));
     if (text.size() > 80) text = text.substr(0, 77) + "...";
     return "'" + text + "'";
 }
@@ -110,7 +114,8 @@ void ArpaParser::read_line(std::string_view line) {
     const double log10_prob = read_number(0, "log-probability");
     if (log10_prob > 0) fail("expected a log-probability of at most 0, got " + std::string(fields_[0]));
     const double log10_backoff = fields_.size() == order_ + 2 ? read_number(order_ + 1, "backoff weight") : 0;
-    if (log10_backoff * kLn10 > AutomatonBuilder::kZeroCost) fail("expected a backoff weight (log10) of at most 434, got " + std::string(fields_[order_ + 1]));
+    if (log10_backoff * kLn10 > AutomatonBuilder::kZeroCost)
+        fail("expected a backoff weight (log10) of at most 434, got " + std::string(fields_[order_ + 1]));
     ++read_;
     if (order_ == 1)
         read_unigram(cost_of(log10_prob), cost_of(log10_backoff));
@@ -124,7 +129,8 @@ void ArpaParser::read_count() {
     for (std::string_view field : fields_) text += field;
     const std::size_t equals = text.find('=');
     std::uint64_t order = 0, count = 0;
-    if (text.rfind("ngram", 0) != 0 || equals == std::string::npos || !read_integer(std::string_view(text).substr(5, equals - 5), order) ||
+    if (text.rfind("ngram", 0) != 0 || equals == std::string::npos ||
+        !read_integer(std::string_view(text).substr(5, equals - 5), order) ||
         !read_integer(std::string_view(text).substr(equals + 1), count) || order != counts_.size() + 1)
         fail("expected 'ngram " + std::to_string(counts_.size() + 1) + "=<count>', got " + joined(0, fields_.size()));
     if (order > kHighestOrder) fail("expected a model of order " + std::to_string(kHighestOrder) + " at most");
@@ -222,7 +228,8 @@ void ArpaParser::read_ngram(double cost, double backoff) {
         if (found == word_index_.end()) fail("expected words of the unigrams, got " + joined(i, i + 1));
         const std::int32_t label = label_of_word_[found->second];
         if ((label == AutomatonBuilder::kStart && i > 1) || (label == AutomatonBuilder::kEnd && i < order_))
-            fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got " + joined(1, order_ + 1));
+            fail("expected <s> only at the beginning of an n-gram and </s> only at its end, got " +
+                 joined(1, order_ + 1));
         labels_[i - 1] = label;
         last_words_[i - 1] = fields_[i];
         if (i < order_) context_row_ = AutomatonBuilder::kNone;

@@ -38,13 +38,15 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
     }
     const auto index = static_cast<std::size_t>(token);
     if (index >= words.size() || words[index].empty())
-        throw std::invalid_argument("token " + std::to_string(token) + ": expected a word without white space that is no marker, got none");
+        throw std::invalid_argument("token " + std::to_string(token) +
+                                    ": expected a word without white space that is no marker, got none");
     text += words[index];
 }
 
 }  // namespace
 
-void write_arpa(const Model& model, const std::vector<std::string>& words, bool markers, const std::function<void(std::string_view)>& sink) {
+void write_arpa(const Model& model, const std::vector<std::string>& words, bool markers,
+                const std::function<void(std::string_view)>& sink) {
     std::vector<std::uint64_t> counts = count_ngrams(model, false);
     std::string added;
     if (markers) {
@@ -68,7 +70,9 @@ void write_arpa(const Model& model, const std::vector<std::string>& words, bool 
         model, false,
         [&](const VisitedNgram& ngram) {
             if (ngram.cost < -kRounding)
-                throw std::invalid_argument("expected n-grams of a probability of at most 1, which ARPA can hold, got one of e^" + std::to_string(-ngram.cost));
+                throw std::invalid_argument(
+                    "expected n-grams of a probability of at most 1, which ARPA can hold, got one of e^" +
+                    std::to_string(-ngram.cost));
             append_log10(text, std::max(ngram.cost, 0.0));
             char separator = '\t';
             for (const std::int32_t token : ngram.context) {

@@ -23,12 +23,14 @@ DuplicateNgram::DuplicateNgram(std::vector<std::int32_t> ngram)
 
 void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cost, double backoff_cost) {
     // Negated, so that NaN fails too.
-    if (!(cost >= 0)) throw std::invalid_argument("expected a log-probability of at most 0, got " + std::to_string(-cost));
+    if (!(cost >= 0))
+        throw std::invalid_argument("expected a log-probability of at most 0, got " + std::to_string(-cost));
     if (!(backoff_cost >= -kZeroCost))
-        throw std::invalid_argument("expected a backoff weight (natural log) of at most " + std::to_string(kZeroCost) + ", got " +
-                                    std::to_string(-backoff_cost));
+        throw std::invalid_argument("expected a backoff weight (natural log) of at most " + std::to_string(kZeroCost) +
+                                    ", got " + std::to_string(-backoff_cost));
     if (building_.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
-    const Ngram ngram{context, label, static_cast<float>(std::min(cost, kZeroCost)), static_cast<float>(std::min(backoff_cost, kZeroCost))};
+    const Ngram ngram{context, label, static_cast<float>(std::min(cost, kZeroCost)),
+                      static_cast<float>(std::min(backoff_cost, kZeroCost))};
     if (sorted_ && !building_.empty()) {
         const Ngram& last = building_.back();
         sorted_ = last.context < context || (last.context == context && last.label < label);
@@ -37,7 +39,9 @@ void AutomatonBuilder::add(std::uint32_t context, std::int32_t label, double cos
 }
 
 void AutomatonBuilder::end_order() {
-    auto before = [](const Ngram& a, const Ngram& b) { return a.context != b.context ? a.context < b.context : a.label < b.label; };
+    auto before = [](const Ngram& a, const Ngram& b) {
+        return a.context != b.context ? a.context < b.context : a.label < b.label;
+    };
     if (!sorted_) std::sort(building_.begin(), building_.end(), before);
     orders_.push_back(Order{std::move(building_), {}});
     if (orders_.size() > 1) index_continuations(orders_.size() - 1);
@@ -84,7 +88,9 @@ std::vector<std::int32_t> AutomatonBuilder::labels_of(std::size_t order, std::ui
 }
 
 std::size_t AutomatonBuilder::context_length(std::uint32_t state) const {
-    return static_cast<std::size_t>(std::upper_bound(first_state_.begin(), first_state_.end(), state) - first_state_.begin()) - 1;
+    return static_cast<std::size_t>(std::upper_bound(first_state_.begin(), first_state_.end(), state) -
+                                    first_state_.begin()) -
+           1;
 }
 
 AutomatonBuilder::Range AutomatonBuilder::continuations(std::uint32_t state) const {
@@ -118,13 +124,16 @@ bool AutomatonBuilder::link() {
         const std::uint32_t context_begin = first_state_[length - 1];
         const std::uint64_t context_end = row_.size();
         first_state_.push_back(static_cast<std::uint32_t>(context_end));
-        // Every n-gram's context is a state, because the n-gram continues it: going through the states meets all rows in turn.
+        // Every n-gram's context is a state, because the n-gram continues it: going through the states meets all rows
+        // in turn.
         for (std::uint64_t state = context_begin; state < context_end; ++state) {
             const Range range = continuations(static_cast<std::uint32_t>(state));
-            const Range shorter = length > 1 && range.begin != range.end ? continuations(failure_[state]) : Range{nullptr, nullptr};
+            const Range shorter =
+                length > 1 && range.begin != range.end ? continuations(failure_[state]) : Range{nullptr, nullptr};
             const bool suffix_is_state = context_length(failure_[state]) + 2 == length;
             const Ngram* suffix = shorter.begin;
-            for (Ngram* ngram = order.ngrams.begin() + (range.begin - order.ngrams.begin()); ngram != range.end; ++ngram) {
+            for (Ngram* ngram = order.ngrams.begin() + (range.begin - order.ngrams.begin()); ngram != range.end;
+                 ++ngram) {
                 std::uint32_t next = 0;
                 if (length > 1) {
                     suffix = lower_bound(suffix, shorter.end, ngram->label);
@@ -132,11 +141,12 @@ bool AutomatonBuilder::link() {
                     next = suffix->context;
                 }
                 const auto row = static_cast<std::uint32_t>(ngram - order.ngrams.begin());
-                // <s> keeps its state even without continuations, so that writing the model back does not lose the marker;
-                // nothing of the highest order backs off.
+                // <s> keeps its state even without continuations, so that writing the model back does not lose the
+                // marker; nothing of the highest order backs off.
                 if (length == orders_.size()) ngram->backoff = 0;
-                const bool is_state = ngram->label == kStart || (length < orders_.size() && ngram->label != kEnd &&
-                                                                 (order.first[row + 1] > order.first[row] || ngram->backoff != 0));
+                const bool is_state =
+                    ngram->label == kStart || (length < orders_.size() && ngram->label != kEnd &&
+                                               (order.first[row + 1] > order.first[row] || ngram->backoff != 0));
                 ngram->context = next;
                 if (!is_state) continue;
                 if (row_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
@@ -204,7 +214,8 @@ void AutomatonBuilder::write(const std::function<void(const char*, std::size_t)>
         StateRecord record{ends ? std::numeric_limits<float>::infinity() : 0.0f, position, 0, state > 0, state > 0};
         const Ngram* ngram = range.begin;
         for (; ngram != range.end && ngram->label <= kEnd; ++ngram)
-            if (ngram->label == kEnd) record.final_cost = std::max(ngram->cost, std::numeric_limits<float>::denorm_min());
+            if (ngram->label == kEnd)
+                record.final_cost = std::max(ngram->cost, std::numeric_limits<float>::denorm_min());
         record.num_arcs = static_cast<std::uint32_t>(range.end - ngram) + (state > 0);
         position += record.num_arcs;
         block.put(record);
@@ -220,7 +231,8 @@ void AutomatonBuilder::write(const std::function<void(const char*, std::size_t)>
             const Range range = continuations(static_cast<std::uint32_t>(state));
             for (const Ngram* ngram = range.begin; ngram != range.end; ++ngram)
                 if (ngram->label > kEnd)
-                    block.put(ArcRecord{ngram->label, ngram->label, ngram->cost, static_cast<std::int32_t>(ngram->context)});
+                    block.put(
+                        ArcRecord{ngram->label, ngram->label, ngram->cost, static_cast<std::int32_t>(ngram->context)});
         }
     }
     block.flush();

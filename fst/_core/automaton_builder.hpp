@@ -81,7 +81,8 @@ struct DuplicateNgram : std::invalid_argument {
 
 class AutomatonBuilder {
   public:
-    // Labels that are no arcs: <s>, which is only ever a context, and </s>, which becomes a final weight. They sort first.
+    // Labels that are no arcs: <s>, which is only ever a context, and </s>, which becomes a final weight. They sort
+    // first.
     static constexpr std::int32_t kStart = -1;
     static constexpr std::int32_t kEnd = 0;
     static constexpr std::uint32_t kNone = UINT32_MAX;
@@ -104,9 +105,9 @@ class AutomatonBuilder {
     // The row of an n-gram of a closed order, kNone where it is missing.
     std::uint32_t find(const std::int32_t* labels, std::size_t order) const;
 
-    // Adds the n-grams that longer ones end in but the model lacks, at the probability they have by backing off, numbers
-    // the states and links them; the last order closed is the highest. Throws std::invalid_argument where a token is
-    // missing from the unigrams.
+    // Adds the n-grams that longer ones end in but the model lacks, at the probability they have by backing off,
+    // numbers the states and links them; the last order closed is the highest. Throws std::invalid_argument where a
+    // token is missing from the unigrams.
     void finish();
 
     // After finish().
@@ -115,7 +116,8 @@ class AutomatonBuilder {
     std::uint32_t start() const { return start_; }
     std::vector<std::uint64_t> num_ngrams() const;
 
-    // Passes the states, padding to a multiple of 16 bytes and the arcs to `sink`, piece by piece, as a const file has them.
+    // Passes the states, padding to a multiple of 16 bytes and the arcs to `sink`, piece by piece, as a const file has
+    // them.
     void write(const std::function<void(const char*, std::size_t)>& sink) const;
 
   private:
@@ -137,7 +139,8 @@ class AutomatonBuilder {
 
     // The first n-gram of a sorted range whose label is not below `label`.
     static const Ngram* lower_bound(const Ngram* begin, const Ngram* end, std::int32_t label) {
-        return std::lower_bound(begin, end, label, [](const Ngram& ngram, std::int32_t value) { return ngram.label < value; });
+        return std::lower_bound(begin, end, label,
+                                [](const Ngram& ngram, std::int32_t value) { return ngram.label < value; });
     }
 
     Range continuations(std::uint32_t state) const;

@@ -49,7 +49,8 @@ class BestFirst {
             if (node + 1 == num_nodes) break;
             propose(expander, at);
             State next;
-            if (expander.next(at.state, at.follower, next)) propose(expander, {kBeforeAll, node, -1, next, expander.expand(next)});
+            if (expander.next(at.state, at.follower, next))
+                propose(expander, {kBeforeAll, node, -1, next, expander.expand(next)});
         }
         return result_;
     }
@@ -85,7 +86,8 @@ class BestFirst {
         sibling.follower = sibling.siblings.first + chosen;
         sibling.token = expander.token(sibling.state, sibling.follower);
         heap_.push_back(sibling);
-        std::push_heap(heap_.begin(), heap_.end(), [this](const Candidate& a, const Candidate& b) { return before(b, a); });
+        std::push_heap(heap_.begin(), heap_.end(),
+                       [this](const Candidate& a, const Candidate& b) { return before(b, a); });
     }
 
     // More probable first; among equals the path whose tokens come first, a prefix before what continues it.

@@ -14,7 +14,9 @@ namespace {
 constexpr double kLeastMass = 1e-6;
 
 // Of a match's length, from 1: which of the six features it is.
-std::int32_t match_class(std::int32_t length) { return length <= 3 ? length - 1 : length <= 5 ? 3 : length <= 8 ? 4 : 5; }
+std::int32_t match_class(std::int32_t length) {
+    return length <= 3 ? length - 1 : length <= 5 ? 3 : length <= 8 ? 4 : 5;
+}
 
 }  // namespace
 
@@ -43,24 +45,29 @@ void CalibratedSearch::start(const Lattice& lattice, const Model* model, const T
     conditionals_.clear();
 }
 
-const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
+const CalibratedSearch::Result& CalibratedSearch::run(const Lattice& lattice, const Model* model,
+                                                      std::uint32_t start_state, const TextIndex& text,
                                                       std::span<const double> weights, std::int64_t num_nodes) {
     if (weights.empty() || weights.size() % kFeatures != 0)
-        throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " + std::to_string(weights.size()));
+        throw std::invalid_argument("expected " + std::to_string(kFeatures) + " weights for each slot, got " +
+                                    std::to_string(weights.size()));
     for (const double weight : weights)
-        if (!(std::abs(weight) <= kLargestWeight)) throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
+        if (!(std::abs(weight) <= kLargestWeight))
+            throw std::invalid_argument("expected weights from -1e6 to 1e6, got " + std::to_string(weight));
     if (weights.size() == kFeatures && lattice.slot(lattice.slots() - 1).size == 0)
         throw std::invalid_argument("expected weights of the lattice's slots and of further slots, got one slot's");
     check_num_nodes(lattice, num_nodes);
     weights_ = weights;
     start(lattice, model, text);
-    return search_.run(*this, {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()}, num_nodes);
+    return search_.run(*this, {graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()},
+                       num_nodes);
 }
 
-void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
-                                std::span<const std::int64_t> path, Description& out) {
+void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std::uint32_t start_state,
+                                const TextIndex& text, std::span<const std::int64_t> path, Description& out) {
     if (path.size() > static_cast<std::size_t>(lattice.slots()))
-        throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " + std::to_string(path.size()));
+        throw std::invalid_argument("expected a path of at most " + std::to_string(lattice.slots()) + " tokens, got " +
+                                    std::to_string(path.size()));
     start(lattice, model, text);
     State state{graph_.find_path_state(graph_.find_node(0, start_state), Graph::kNone), text.end()};
     for (std::int32_t slot = 0; slot < static_cast<std::int32_t>(path.size()); ++slot) {
@@ -71,7 +78,8 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
                 row[kOutside] = 1;
                 row[kMass] = static_cast<float>(outside_mass(slot));
             } else {
-                each_feature(arcs_[static_cast<std::size_t>(i)], [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
+                each_feature(arcs_[static_cast<std::size_t>(i)],
+                             [&](std::int32_t feature, double value) { row[feature] = static_cast<float>(value); });
             }
             out.features.insert(out.features.end(), row, row + kFeatures);
             out.tokens.push_back(i == found.first + found.size ? -1 : arcs_[static_cast<std::size_t>(i)].token);
@@ -84,7 +92,8 @@ void CalibratedSearch::describe(const Lattice& lattice, const Model* model, std:
         std::int32_t column = Graph::kNone;
         for (std::int32_t c = 0; c < lattice.slot(slot).size; ++c)
             if (lattice.token(lattice.slot(slot).first + c) == token) column = c;
-        state = {graph_.find_path_state(graph_.find_node(slot + 1, lm_state), column), text.advance(state.history, static_cast<std::int32_t>(token))};
+        state = {graph_.find_path_state(graph_.find_node(slot + 1, lm_state), column),
+                 text.advance(state.history, static_cast<std::int32_t>(token))};
     }
 }
 
@@ -100,7 +109,8 @@ const double* CalibratedSearch::weights_of(std::int32_t slot) const {
     const Lattice& lattice = graph_.lattice();
     const std::size_t last = weights_.size() / kFeatures - 1;
     const bool extended = lattice.slot(lattice.slots() - 1).size == 0;
-    const std::size_t row = lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
+    const std::size_t row =
+        lattice.slot(slot).size == 0 ? last : std::min(static_cast<std::size_t>(slot), extended ? last - 1 : last);
     return weights_.data() + row * kFeatures;
 }
 
@@ -114,7 +124,8 @@ Followers CalibratedSearch::expand(const State& state) {
     double* const scores = conditionals_.data() + found.first;
     for (std::int32_t i = 0; i < found.size; ++i) {
         scores[i] = 0;
-        each_feature(arcs_[static_cast<std::size_t>(found.first + i)], [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
+        each_feature(arcs_[static_cast<std::size_t>(found.first + i)],
+                     [&](std::int32_t feature, double value) { scores[i] += weights[feature] * value; });
         best = std::max(best, scores[i]);
     }
     double total = std::exp(outside - best);
@@ -128,7 +139,9 @@ bool CalibratedSearch::next(const State& state, std::int32_t follower, State& ou
     const std::int32_t slot = graph_.slot_of(graph_.node_of(state.path_state)) + 1;
     if (slot == graph_.lattice().slots()) return false;
     const Arc& arc = arcs_[static_cast<std::size_t>(follower)];
-    out.path_state = arc.hit == Graph::kNone ? graph_.find_path_state(graph_.find_node(slot, arc.next_state), Graph::kNone) : graph_.next_path_state(arc.hit, slot);
+    out.path_state = arc.hit == Graph::kNone
+                         ? graph_.find_path_state(graph_.find_node(slot, arc.next_state), Graph::kNone)
+                         : graph_.next_path_state(arc.hit, slot);
     out.history = text_->advance(state.history, arc.token);
     return true;
 }
@@ -146,7 +159,8 @@ Followers CalibratedSearch::find_arcs(const State& state) {
     for (std::int32_t c = 0; c < columns.size; ++c) {
         const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
         const double log_prob = std::max(column_weights_[static_cast<std::size_t>(c)], kLeast);
-        arcs_.push_back({lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
+        arcs_.push_back(
+            {lattice.token(columns.first + c), step.hit, 0, step.level, -1, 0, log_prob, std::max(-step.cost, kLeast)});
     }
     match_columns(state, first, columns.size);
     add_copies(state, first, columns.size);
@@ -166,14 +180,19 @@ void CalibratedSearch::match_columns(const State& state, std::int32_t first, std
     for (std::int32_t history = state.history; history != TextIndex::kNone; history = text_->node(history).shorter) {
         const TextIndex::Node& node = text_->node(history);
         if (node.total <= size) {
-            for (std::int32_t child = node.first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
-                Arc* const found = std::lower_bound(arcs, arcs + size, text_->node(child).token, [](const Arc& arc, std::int32_t token) { return arc.token < token; });
-                if (found != arcs + size && found->token == text_->node(child).token && found->match < 0) set_match(*found, history, child);
+            for (std::int32_t child = node.first_child; child != TextIndex::kNone;
+                 child = text_->node(child).next_sibling) {
+                Arc* const found =
+                    std::lower_bound(arcs, arcs + size, text_->node(child).token,
+                                     [](const Arc& arc, std::int32_t token) { return arc.token < token; });
+                if (found != arcs + size && found->token == text_->node(child).token && found->match < 0)
+                    set_match(*found, history, child);
             }
         } else {
             for (std::int32_t c = 0; c < size; ++c) {
                 if (arcs[c].match >= 0) continue;
-                if (const std::int32_t child = text_->child(history, arcs[c].token); child != TextIndex::kNone) set_match(arcs[c], history, child);
+                if (const std::int32_t child = text_->child(history, arcs[c].token); child != TextIndex::kNone)
+                    set_match(arcs[c], history, child);
             }
         }
     }
@@ -183,22 +202,32 @@ void CalibratedSearch::add_copies(const State& state, std::int32_t first, std::i
     const std::size_t columns_end = arcs_.size();
     const auto known = [&](std::int32_t token) {
         const auto begin = arcs_.begin() + first, end = begin + size;
-        const auto found = std::lower_bound(begin, end, token, [](const Arc& arc, std::int32_t key) { return arc.token < key; });
+        const auto found =
+            std::lower_bound(begin, end, token, [](const Arc& arc, std::int32_t key) { return arc.token < key; });
         return (found != end && found->token == token) ||
                std::any_of(end, arcs_.end(), [&](const Arc& arc) { return arc.token == token; });
     };
     const Graph::Node& node_of_state = graph_.node(graph_.node_of(state.path_state));
     std::int32_t levels = 0;  // of the state's history
-    for (std::int32_t node = node_of_state.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node) ++levels;
+    for (std::int32_t node = node_of_state.backoff_node; node != Graph::kNone; node = graph_.node(node).backoff_node)
+        ++levels;
     for (std::int32_t history = state.history; text_->node(history).depth > 0; history = text_->node(history).shorter) {
         if (text_->node(history).total > kMostListed) break;
-        for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone; child = text_->node(child).next_sibling) {
+        for (std::int32_t child = text_->node(history).first_child; child != TextIndex::kNone;
+             child = text_->node(child).next_sibling) {
             if (arcs_.size() - columns_end == kMostCopies) break;
             const std::int32_t token = text_->node(child).token;
             if (known(token)) continue;
             Model::Step step{0, 0, 0};
             if (model_ != nullptr) step = model_->advance(node_of_state.state, model_->label_of(token));
-            Arc arc{token, Graph::kNone, step.next_state, model_ == nullptr ? 0 : levels - step.failures, -1, 0, 0, std::max(-step.cost, kLeast)};
+            Arc arc{token,
+                    Graph::kNone,
+                    step.next_state,
+                    model_ == nullptr ? 0 : levels - step.failures,
+                    -1,
+                    0,
+                    0,
+                    std::max(-step.cost, kLeast)};
             set_match(arc, history, child);
             arcs_.push_back(arc);
         }

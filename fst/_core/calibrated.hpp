@@ -1,11 +1,12 @@
-// Best-first prefix trees under calibrated probabilities: a log-linear model of what the drafter, the n-gram model and the text
-// so far say of a token.
+// Best-first prefix trees under calibrated probabilities: a log-linear model of what the drafter, the n-gram model and
+// the text so far say of a token.
 //
-//     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] . f(outside)))
+//     P(token | path, slot) = exp(w[slot] . f(token, path)) / (sum over the arcs of the same + exp(w[slot] .
+//     f(outside)))
 //
-// The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*); *outside* stands for
-// all other tokens. Every factor is below 1, so that the search stays exact. After the drafter's slots a lattice may have slots
-// without a column, `Lattice::extend`: copies are their only arcs.
+// The arcs are the slot's tokens and those that followed the path's last tokens earlier in the text (*copies*);
+// *outside* stands for all other tokens. Every factor is below 1, so that the search stays exact. After the drafter's
+// slots a lattice may have slots without a column, `Lattice::extend`: copies are their only arcs.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +21,30 @@ namespace fst_core {
 
 class CalibratedSearch {
   public:
-    // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the others are 0.
+    // What is known of an arc, and of outside. Of the numbers of a kind that exclude each other at most one is 1, the
+    // others are 0.
     enum Feature : std::int32_t {
-        kLogProb,         // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that the slot lacks
-        kNotDrafted,      // 1 for such a copy
-        kNgram,           // ln p of the n-gram model, kLeast at the least
-        kBigram,          // 1 where the n-gram model has the token after a history of one token ...
+        kLogProb,  // the drafter's, with the transition from the column before, kLeast at the least; 0 for a copy that
+                   // the slot lacks
+        kNotDrafted,  // 1 for such a copy
+        kNgram,       // ln p of the n-gram model, kLeast at the least
+        kBigram,      // 1 where the n-gram model has the token after a history of one token ...
         kTrigram,
         kLongerNgram,
-        kSeen,            // 1 where the text has the token, but not after the path's last one
-        kMatch,           // six: 1 where the text has it after the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
-        kShareSeen = kMatch + 6,  // ln of its share of the text's tokens after that match: for kSeen, for 1 token, for more
+        kSeen,   // 1 where the text has the token, but not after the path's last one
+        kMatch,  // six: 1 where the text has it after the last 1, 2, 3, 4-5, 6-8, 9-10 tokens of the path
+        kShareSeen = kMatch +
+            6,  // ln of its share of the text's tokens after that match: for kSeen, for 1 token, for more
         kShareMatch,
         kShareLonger,
-        kOutside,         // 1 for outside
-        kMass,            // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
+        kOutside,  // 1 for outside
+        kMass,     // ln of the drafter's probability of all tokens that the slot lacks; 0 for arcs
         kFeatures,
     };
     static constexpr double kLeast = -30;
     static constexpr std::int32_t kMostCopies = 8;     // that a slot lacks, the longest matches first
-    static constexpr std::int32_t kMostListed = 64;    // a history with more continuations is asked for the slot's tokens alone
+    static constexpr std::int32_t kMostListed =
+        64;  // a history with more continuations is asked for the slot's tokens alone
     static constexpr double kLargestWeight = 1e6;
 
     struct State {
@@ -48,11 +53,11 @@ class CalibratedSearch {
     };
     using Result = BestFirst<CalibratedSearch>::Result;
 
-    // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a column where
-    // they exist, and the last row of the others for all further slots. text: all tokens before the lattice. Other arguments as for
-    // TreeSearch.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text, std::span<const double> weights,
-                      std::int64_t num_nodes);
+    // weights: [slots, kFeatures] row-major, finite, within kLargestWeight; the last row is for all slots without a
+    // column where they exist, and the last row of the others for all further slots. text: all tokens before the
+    // lattice. Other arguments as for TreeSearch.
+    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, const TextIndex& text,
+                      std::span<const double> weights, std::int64_t num_nodes);
 
     // The features of the arcs that a path meets, slot by slot, outside last; arcs by rising token.
     struct Description {
@@ -64,7 +69,9 @@ class CalibratedSearch {
                   std::span<const std::int64_t> path, Description& out);
 
     Followers expand(const State& state);
-    std::int32_t token(const State&, std::int32_t follower) const { return arcs_[static_cast<std::size_t>(follower)].token; }
+    std::int32_t token(const State&, std::int32_t follower) const {
+        return arcs_[static_cast<std::size_t>(follower)].token;
+    }
     const double* log_probs() const { return conditionals_.data(); }
     bool next(const State& state, std::int32_t follower, State& out);
 

@@ -20,7 +20,8 @@ void raise(Weights& weights, std::int32_t state, double weight) {
 
 class Determinizer {
   public:
-    explicit Determinizer(const ArcsView& lattice) : lattice_(lattice), pending_(static_cast<std::size_t>(lattice.slots())) {}
+    explicit Determinizer(const ArcsView& lattice)
+        : lattice_(lattice), pending_(static_cast<std::size_t>(lattice.slots())) {}
 
     // Subsets in the order of their lowest state, which rises along every arc: so the order is topological.
     Arcs run() {
@@ -41,7 +42,8 @@ class Determinizer {
   private:
     template <typename Visit>
     void each_arc(std::int32_t state, const Visit& visit) const {
-        for (std::int64_t i = lattice_.offsets[static_cast<std::size_t>(state)]; i < lattice_.offsets[static_cast<std::size_t>(state) + 1]; ++i) {
+        for (std::int64_t i = lattice_.offsets[static_cast<std::size_t>(state)];
+             i < lattice_.offsets[static_cast<std::size_t>(state) + 1]; ++i) {
             const auto at = static_cast<std::size_t>(i);
             visit(lattice_.tokens[at], lattice_.log_probs[at], lattice_.targets[at]);
         }
@@ -51,7 +53,8 @@ class Determinizer {
     std::pair<std::int32_t, double> add(Weights weights) {
         Subset subset;
         double best = -std::numeric_limits<double>::infinity();
-        for (auto entry = weights.begin(); entry != weights.end(); ++entry) {  // what is added on the way comes later in the order
+        for (auto entry = weights.begin(); entry != weights.end();
+             ++entry) {  // what is added on the way comes later in the order
             const auto [state, weight] = *entry;
             bool matters = false;
             each_arc(state, [&, weight = weight](std::int32_t token, double log_prob, std::int32_t target) {
@@ -69,7 +72,8 @@ class Determinizer {
             for (auto& [state, weight] : subset) weight -= best;
         const auto lowest = static_cast<std::size_t>(subset.front().first);
         count(subset.size());
-        const auto [entry, added] = pending_[lowest].emplace(std::move(subset), static_cast<std::int32_t>(rank_.size()));
+        const auto [entry, added] =
+            pending_[lowest].emplace(std::move(subset), static_cast<std::int32_t>(rank_.size()));
         if (added) rank_.push_back(0);
         return {entry->second, best};
     }
@@ -100,7 +104,8 @@ class Determinizer {
 
     void count(std::size_t entries) {
         if ((entries_ += entries) > kMostEntries)
-            throw std::invalid_argument("expected a lattice whose deterministic form has fewer than 2^24 arcs; prune the lattice");
+            throw std::invalid_argument(
+                "expected a lattice whose deterministic form has fewer than 2^24 arcs; prune the lattice");
     }
 
     const ArcsView& lattice_;

@@ -37,23 +37,25 @@ void write(const AutomatonBuilder& builder, const py::function& sink) {
 }
 
 // Some n-grams of the order being built: rows of labels, [n, order], with natural costs.
-void add_ngrams(AutomatonBuilder& builder, const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
-               const py::array_t<double, py::array::c_style | py::array::forcecast>& costs,
-               const py::array_t<double, py::array::c_style | py::array::forcecast>& backoffs) {
+void add_ngrams(AutomatonBuilder& builder,
+                const py::array_t<std::int32_t, py::array::c_style | py::array::forcecast>& labels,
+                const py::array_t<double, py::array::c_style | py::array::forcecast>& costs,
+                const py::array_t<double, py::array::c_style | py::array::forcecast>& backoffs) {
     with_value_errors([&] {
         if (labels.ndim() != 2 || costs.ndim() != 1 || backoffs.ndim() != 1 || costs.shape(0) != labels.shape(0) ||
             backoffs.shape(0) != labels.shape(0) || labels.shape(1) < 1)
             throw std::invalid_argument("expected labels [n, order], costs [n] and backoffs [n]");
         const auto order = static_cast<std::size_t>(labels.shape(1));
         if (order != builder.num_orders() + 1)
-            throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) + "-grams next, got " +
-                                        std::to_string(order) + "-grams");
+            throw std::invalid_argument("expected the " + std::to_string(builder.num_orders() + 1) +
+                                        "-grams next, got " + std::to_string(order) + "-grams");
         const std::size_t before = builder.num_added();
         for (py::ssize_t row = 0; row < labels.shape(0); ++row) {
             const std::int32_t* ngram = labels.data(row, 0);
             const std::uint32_t context = builder.find(ngram, order - 1);
             if (context == AutomatonBuilder::kNone)
-                throw std::invalid_argument("row " + std::to_string(before + static_cast<std::size_t>(row)) + " of the " + std::to_string(order) +
+                throw std::invalid_argument("row " + std::to_string(before + static_cast<std::size_t>(row)) +
+                                            " of the " + std::to_string(order) +
                                             "-grams: expected its context among the n-grams one order below");
             builder.add(context, ngram[order - 1], costs.data()[row], backoffs.data()[row]);
         }
@@ -109,7 +111,8 @@ py::list list_ngrams(const Model& model) {
 }
 
 void bind_formats(py::module_& module) {
-    py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder", "Builds a backoff automaton from n-grams, order by order.");
+    py::class_<AutomatonBuilder> builder(module, "AutomatonBuilder",
+                                         "Builds a backoff automaton from n-grams, order by order.");
     builder.def(py::init<>())
         .def("add_ngrams", &add_ngrams, py::arg("labels"), py::arg("costs"), py::arg("backoffs"))
         .def("end_order", [](AutomatonBuilder& self) { with_value_errors([&] { self.end_order(); }); })
@@ -128,7 +131,9 @@ void bind_formats(py::module_& module) {
                      strict);
              }),
              py::arg("number_words"), py::arg("strict") = true)
-        .def("feed", [](ArpaParser& self, std::string_view text) { with_value_errors([&] { self.feed(text); }); }, py::arg("text"))
+        .def(
+            "feed", [](ArpaParser& self, std::string_view text) { with_value_errors([&] { self.feed(text); }); },
+            py::arg("text"))
         .def("finish", [](ArpaParser& self) { with_value_errors([&] { self.finish(); }); })
         .def_property_readonly("unk_label", &ArpaParser::unk_label)
         .def_property_readonly("warnings", &ArpaParser::warnings);
@@ -137,7 +142,8 @@ void bind_formats(py::module_& module) {
         [](const py::buffer& file, std::int64_t begin, std::int64_t count) {
             const py::buffer_info info = file.request();
             const SymbolEntries entries = read_symbols(bytes_of(info), begin, count);
-            return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths), entries.end);
+            return py::make_tuple(array_of(entries.labels), array_of(entries.begins), array_of(entries.lengths),
+                                  entries.end);
         },
         py::arg("file"), py::arg("begin"), py::arg("count"),
         "The labels, begins and lengths of the symbols in a file, and where they end.");

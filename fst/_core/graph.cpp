@@ -13,8 +13,8 @@ constexpr std::size_t kChunk = 32;  // rows in flight between memory and cache
 constexpr std::size_t kPathStateBuckets = 512;
 
 [[noreturn]] void refuse_cycle(std::uint32_t state) {
-    throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " + std::to_string(state) +
-                                "; write the file again from its source");
+    throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row from state " +
+                                std::to_string(state) + "; write the file again from its source");
 }
 
 }  // namespace
@@ -40,7 +40,8 @@ std::int32_t Graph::find_node(std::int32_t slot, std::uint32_t state) {
     if (!added) return index;
     if (model_ != nullptr) model_->prefetch_state(state);
     if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
-        throw std::invalid_argument("expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
+        throw std::invalid_argument(
+            "expected a lattice that reaches fewer than 2^30 language-model states; lower k or the number of slots");
     nodes_.push_back(Node{.state = state, .slot = slot});
     layer.nodes.push_back(index);
     return index;
@@ -53,7 +54,8 @@ std::int32_t Graph::next_path_state(std::int32_t index, std::int32_t slot) {
 }
 
 std::int32_t Graph::add_path_state(std::int32_t node, std::int32_t column) {
-    const std::uint64_t key = std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
+    const std::uint64_t key =
+        std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
     const auto [index, added] = path_state_by_column_.insert(key, static_cast<std::int32_t>(path_states_.size()));
     if (!added) return index;
     path_states_.push_back({node, column, this->node(node).first_path_state});
@@ -75,7 +77,8 @@ void Graph::weights(std::int32_t index, double* out) const {
 void Graph::open(std::int32_t index) {
     for (int failures = 0; index != kNone; ++failures) {
         if (failures > Model::kMaxFailures) refuse_cycle(node(index).state);
-        if (node(index).first_hit == kNone) read(index, model_ != nullptr ? model_->state(node(index).state) : StateRecord{});
+        if (node(index).first_hit == kNone)
+            read(index, model_ != nullptr ? model_->state(node(index).state) : StateRecord{});
         index = node(index).backoff_node;
     }
 }
@@ -112,13 +115,15 @@ void Graph::open_slot(std::int32_t slot) {
             read(index, record);
             if (!is_sausage) {
                 for (std::size_t h = first; h < num_hits_; ++h)
-                    if (const std::int32_t target = targets[hits_[h].column]; target != Lattice::kEnd) hits_[h].next = find_node(target, hits_[h].next_state);
+                    if (const std::int32_t target = targets[hits_[h].column]; target != Lattice::kEnd)
+                        hits_[h].next = find_node(target, hits_[h].next_state);
                 continue;
             }
             if (slot + 1 == lattice_->slots()) continue;
             for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = find_node(slot + 1, hits_[h].next_state);
             if (!has_transitions) continue;
-            for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
+            for (std::size_t h = first; h < num_hits_; ++h)
+                hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
         }
         begin = end;
     }
@@ -128,7 +133,8 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
     const auto [state, slot] = std::pair(node(index).state, node(index).slot);
     const Lattice::Slot& columns = lattice_->slot(slot);
     const std::size_t first = num_hits_;
-    if (const std::size_t most = first + static_cast<std::size_t>(columns.size); hits_.size() < most) hits_.resize(2 * most);
+    if (const std::size_t most = first + static_cast<std::size_t>(columns.size); hits_.size() < most)
+        hits_.resize(2 * most);
     if (model_ == nullptr || state == model_->unigram_state()) {
         add_unigrams(columns);
     } else {
@@ -147,7 +153,8 @@ void Graph::read(std::int32_t index, const StateRecord& record) {
     }
     for (std::int32_t c = 0; c < columns.num_epsilons; ++c) add_hit(c, state, 0);
     if (num_hits_ > static_cast<std::size_t>(INT32_MAX))
-        throw std::invalid_argument("expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
+        throw std::invalid_argument(
+            "expected a lattice that meets fewer than 2^31 n-grams; lower k or the number of slots");
     node(index).first_hit = static_cast<std::int32_t>(first);
     node(index).num_hits = static_cast<std::int32_t>(num_hits_ - first);
 }
@@ -187,14 +194,16 @@ void Graph::match_by_scan(const Row& row, std::uint32_t state, const Lattice::Sl
         };
         std::uint64_t passed = 0;
         std::uint32_t i = 0;
-        for (; i + 4 <= count; i += 4) passed |= (passes(i) | passes(i + 1) << 1 | passes(i + 2) << 2 | passes(i + 3) << 3) << i;
+        for (; i + 4 <= count; i += 4)
+            passed |= (passes(i) | passes(i + 1) << 1 | passes(i + 2) << 2 | passes(i + 3) << 3) << i;
         for (; i < count; ++i) passed |= passes(i) << i;
         for (; passed != 0; passed &= passed - 1) {
             const ArcRecord arc = row.arc(begin + static_cast<std::uint32_t>(std::countr_zero(passed)));
             const std::int32_t key = arc.label > 0 ? lattice_->find(columns, arc.label) : kNone;
             if (key == kNone) continue;
             if (arc.label <= previous)
-                throw std::invalid_argument("corrupt language model: expected the arcs of state " + std::to_string(state) +
+                throw std::invalid_argument("corrupt language model: expected the arcs of state " +
+                                            std::to_string(state) +
                                             " in rising order of label; write the file again from its source");
             previous = arc.label;
             add_hit(arc, columns, key);
@@ -207,7 +216,8 @@ void Graph::match_by_index(const Row& row, const LabelIndex& index, const Lattic
     const std::span<const std::int32_t> keys = lattice_->keys(columns);
     for (std::size_t first = 0; first < keys.size(); first += 64) {
         std::uint64_t present = 0;
-        for (std::size_t i = 0; i < std::min<std::size_t>(64, keys.size() - first); ++i) present |= std::uint64_t{index.has(keys[first + i])} << i;
+        for (std::size_t i = 0; i < std::min<std::size_t>(64, keys.size() - first); ++i)
+            present |= std::uint64_t{index.has(keys[first + i])} << i;
         for (; present != 0; present &= present - 1) {
             const std::size_t key = first + static_cast<std::size_t>(std::countr_zero(present));
             add_hit(row.arc(index.arc(keys[key])), columns, static_cast<std::int32_t>(key));
@@ -226,11 +236,13 @@ void Graph::match_by_search(const Row& row, const Lattice::Slot& columns) {
         for (std::size_t i = 0; i < kInStep; ++i) labels[i] = keys[std::min(first + i, keys.size() - 1)];
         for (std::uint32_t length = row.num_arcs; length > 1;) {
             const std::uint32_t half = length / 2;
-            for (std::size_t i = 0; i < kInStep; ++i) found[i] += half & -static_cast<std::uint32_t>(row.label(found[i] + half) <= labels[i]);
+            for (std::size_t i = 0; i < kInStep; ++i)
+                found[i] += half & -static_cast<std::uint32_t>(row.label(found[i] + half) <= labels[i]);
             length -= half;
         }
         std::uint32_t hit = 0;
-        for (std::size_t i = 0; i < kInStep; ++i) hit |= static_cast<std::uint32_t>(row.label(found[i]) == labels[i]) << i;
+        for (std::size_t i = 0; i < kInStep; ++i)
+            hit |= static_cast<std::uint32_t>(row.label(found[i]) == labels[i]) << i;
         if (keys.size() - first < kInStep) hit &= (1u << (keys.size() - first)) - 1;
         for (; hit != 0; hit &= hit - 1) {
             const auto i = static_cast<std::size_t>(std::countr_zero(hit));

@@ -7,9 +7,9 @@
 // is looked up once per state, however many histories share its end, and the row of the unigram state, which has
 // every column, closes each chain.
 //
-// What follows a path depends on its *path state*: its node or, where the lattice has transitions, the node and the column
-// that led there. Rows of costs are the nodes' in both cases; without transitions a path state is its node, under the same
-// number.
+// What follows a path depends on its *path state*: its node or, where the lattice has transitions, the node and the
+// column that led there. Rows of costs are the nodes' in both cases; without transitions a path state is its node,
+// under the same number.
 #pragma once
 
 #include <cstdint>
@@ -83,8 +83,12 @@ class Graph {
     std::int32_t slot_of(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)].slot; }
     Node& node(std::int32_t index) { return nodes_[static_cast<std::size_t>(index)]; }
     Hit& hit(std::int32_t index) { return hits_[static_cast<std::size_t>(index)]; }
-    std::span<Hit> hits(const Node& node) { return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)}; }
-    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const { return layers_[static_cast<std::size_t>(slot)].nodes; }
+    std::span<Hit> hits(const Node& node) {
+        return {hits_.data() + node.first_hit, static_cast<std::size_t>(node.num_hits)};
+    }
+    std::span<const std::int32_t> nodes_of_slot(std::int32_t slot) const {
+        return layers_[static_cast<std::size_t>(slot)].nodes;
+    }
     const Lattice& lattice() const { return *lattice_; }
 
     // All columns of an opened node. `steps` holds at least as many.
@@ -99,7 +103,9 @@ class Graph {
         std::int32_t node;
         StateRecord record;
     };
-    void add_hit(std::int32_t column, std::uint32_t next_state, float cost) { hits_[num_hits_++] = {column, next_state, kNone, cost}; }
+    void add_hit(std::int32_t column, std::uint32_t next_state, float cost) {
+        hits_[num_hits_++] = {column, next_state, kNone, cost};
+    }
     std::int32_t add_path_state(std::int32_t node, std::int32_t column);
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
@@ -117,7 +123,8 @@ class Graph {
     std::vector<PathState> path_states_;
     HashTable<std::uint64_t> path_state_by_column_;  // by node and column
     std::vector<Pending> pending_;
-    std::vector<std::pair<const Node*, double>> chain_;  // scratch of resolve(): nodes, and what backing off to them costs
+    std::vector<std::pair<const Node*, double>>
+        chain_;  // scratch of resolve(): nodes, and what backing off to them costs
 };
 
 }  // namespace fst_core

@@ -8,7 +8,8 @@
 
 namespace fst_core {
 
-LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_labels) : state_(state), blocks_(num_labels / 32 + 1) {
+LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_labels)
+    : state_(state), blocks_(num_labels / 32 + 1) {
     std::int32_t previous = 0;
     for (std::uint32_t i = 0; i < row.num_arcs; ++i) {
         const std::int32_t label = row.label(i);
@@ -24,7 +25,10 @@ LabelIndex::LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_la
 }
 
 LabelIndexes::LabelIndexes(std::uint32_t num_labels, std::size_t most)
-    : num_labels_(num_labels), most_(most), mask_(std::bit_ceil(2 * most + 2) - 1), slots_(new std::atomic<const LabelIndex*>[mask_ + 1]()) {}
+    : num_labels_(num_labels),
+      most_(most),
+      mask_(std::bit_ceil(2 * most + 2) - 1),
+      slots_(new std::atomic<const LabelIndex*>[mask_ + 1]()) {}
 
 LabelIndexes::~LabelIndexes() {
     for (std::size_t at = 0; at <= mask_; ++at) delete slots_[at].load(std::memory_order_relaxed);
@@ -41,7 +45,8 @@ const LabelIndex* LabelIndexes::find(std::uint32_t state, const Row& row) const 
                 built = std::make_unique<const LabelIndex>(state, row, num_labels_);
                 if (count_.fetch_add(1, std::memory_order_relaxed) >= most_) break;
             }
-            if (slots_[at].compare_exchange_strong(existing, built.get(), std::memory_order_acq_rel)) return built.release();
+            if (slots_[at].compare_exchange_strong(existing, built.get(), std::memory_order_acq_rel))
+                return built.release();
         }
         if (existing->state() == state) {
             if (built != nullptr) count_.fetch_sub(1, std::memory_order_relaxed);  // another thread was first

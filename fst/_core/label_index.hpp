@@ -1,5 +1,5 @@
-// An index of the labels of a long row: 32 labels a block, so that one cache line shows whether the row has a label, and on
-// which arc. It is built when a search first reads the row and kept as long as the model.
+// An index of the labels of a long row: 32 labels a block, so that one cache line shows whether the row has a label,
+// and on which arc. It is built when a search first reads the row and kept as long as the model.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,9 @@ class LabelIndex {
     LabelIndex(std::uint32_t state, const Row& row, std::uint32_t num_labels);
 
     std::uint32_t state() const { return state_; }
-    bool has(std::int32_t label) const { return blocks_[static_cast<std::uint32_t>(label) / 32].labels >> (static_cast<std::uint32_t>(label) % 32) & 1; }
+    bool has(std::int32_t label) const {
+        return blocks_[static_cast<std::uint32_t>(label) / 32].labels >> (static_cast<std::uint32_t>(label) % 32) & 1;
+    }
     // The arc with a label that the row has.
     std::uint32_t arc(std::int32_t label) const {
         const Block& block = blocks_[static_cast<std::uint32_t>(label) / 32];

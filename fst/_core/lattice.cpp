@@ -30,8 +30,10 @@ std::string spelled(double value) {
 
 void Lattice::assign(const LatticeView& view, const Model* model, const char* name) {
     if (view.slots < 1 || view.k < 1 || view.k > std::numeric_limits<std::int32_t>::max() / 64 / view.slots)
-        throw std::invalid_argument(std::string(name) + "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
-                                    std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
+        throw std::invalid_argument(
+            std::string(name) +
+            "expected tokens [slots, k] with slots and k of at least 1 and fewer than 2^25 in all, got [" +
+            std::to_string(view.slots) + ", " + std::to_string(view.k) + "]");
     clear();
     is_sausage_ = true;
     longest_ = static_cast<std::size_t>(view.slots);
@@ -44,9 +46,12 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
         for (std::int32_t c = 0; c < view.k; ++c) {
             if (tokens[c] == -1) continue;
             if (tokens[c] < -1 || tokens[c] == std::numeric_limits<std::int32_t>::max())
-                refuse(name, t, "expected token ids from 0 to 2^31 - 2, or -1 as padding, got " + std::to_string(tokens[c]));
+                refuse(name, t,
+                       "expected token ids from 0 to 2^31 - 2, or -1 as padding, got " + std::to_string(tokens[c]));
             if (!(log_probs[c] <= kLargestWeight))  // NaN too
-                refuse(name, t, "expected log-probabilities of at most 1e30, got " + spelled(log_probs[c]) + " for token " + std::to_string(tokens[c]));
+                refuse(name, t,
+                       "expected log-probabilities of at most 1e30, got " + spelled(log_probs[c]) + " for token " +
+                           std::to_string(tokens[c]));
             order_.emplace_back(tokens[c], c);
         }
         std::sort(order_.begin(), order_.end());
@@ -55,7 +60,9 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
         for (std::size_t i = 0; i < order_.size(); ++i) {
             const auto [token, c] = order_[i];
             if (i > 0 && order_[i - 1].first == token)
-                refuse(name, t, "expected distinct tokens, got token " + std::to_string(token) + " more than once; keep one column of each");
+                refuse(name, t,
+                       "expected distinct tokens, got token " + std::to_string(token) +
+                           " more than once; keep one column of each");
             if (log_probs[c] <= -kLargestWeight) continue;
             add_column(token, log_probs[c], c, t + 1 < view.slots ? static_cast<std::int32_t>(t + 1) : kEnd, model);
         }
@@ -67,21 +74,26 @@ void Lattice::assign(const LatticeView& view, const Model* model, const char* na
 
 void ArcsView::check() const {
     const auto refuse = [](const std::string& what) { throw std::invalid_argument("expected " + what); };
-    if (slots() < 1 || tokens.size() > Lattice::kMostColumns || log_probs.size() != tokens.size() || targets.size() != tokens.size() ||
-        offsets.front() != 0 || offsets.back() != static_cast<std::int64_t>(tokens.size()))
-        refuse("tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to their number");
+    if (slots() < 1 || tokens.size() > Lattice::kMostColumns || log_probs.size() != tokens.size() ||
+        targets.size() != tokens.size() || offsets.front() != 0 ||
+        offsets.back() != static_cast<std::int64_t>(tokens.size()))
+        refuse(
+            "tokens, log_probs and targets [arcs], fewer than 2^25, and offsets [states + 1] from 0 to their number");
     for (std::int32_t s = 0; s < slots(); ++s) {
         const std::int64_t first = offsets[static_cast<std::size_t>(s)], end = offsets[static_cast<std::size_t>(s) + 1];
-        if (first > end || end > offsets.back()) refuse("offsets that do not fall, got " + std::to_string(end) + " after " + std::to_string(first));
+        if (first > end || end > offsets.back())
+            refuse("offsets that do not fall, got " + std::to_string(end) + " after " + std::to_string(first));
         for (auto i = static_cast<std::size_t>(first); i < static_cast<std::size_t>(end); ++i) {
             if (tokens[i] < Lattice::kEpsilon || tokens[i] == std::numeric_limits<std::int32_t>::max())
-                refuse("token ids from 0 to 2^31 - 2, or -1 for epsilon, got " + std::to_string(tokens[i]) + " at state " + std::to_string(s));
+                refuse("token ids from 0 to 2^31 - 2, or -1 for epsilon, got " + std::to_string(tokens[i]) +
+                       " at state " + std::to_string(s));
             if (!(std::abs(log_probs[i]) < kLargestWeight))  // NaN too
-                refuse("log-probabilities between -1e30 and 1e30, got " + spelled(log_probs[i]) + " at state " + std::to_string(s));
+                refuse("log-probabilities between -1e30 and 1e30, got " + spelled(log_probs[i]) + " at state " +
+                       std::to_string(s));
             if (targets[i] == Lattice::kEnd && tokens[i] == Lattice::kEpsilon) continue;
             if (targets[i] <= s || targets[i] >= slots())
-                refuse("arcs that lead to higher states below " + std::to_string(slots()) + ", got one from " + std::to_string(s) + " to " +
-                       std::to_string(targets[i]));
+                refuse("arcs that lead to higher states below " + std::to_string(slots()) + ", got one from " +
+                       std::to_string(s) + " to " + std::to_string(targets[i]));
         }
     }
 }
@@ -95,7 +107,8 @@ void Lattice::assign(const ArcsView& view, const Model* model) {
     longest_ = 0;
     for (std::size_t s = 0; s < depth.size(); ++s) {
         order_.clear();
-        for (std::int64_t i = view.offsets[s]; i < view.offsets[s + 1]; ++i) order_.emplace_back(view.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i));
+        for (std::int64_t i = view.offsets[s]; i < view.offsets[s + 1]; ++i)
+            order_.emplace_back(view.tokens[static_cast<std::size_t>(i)], static_cast<std::int32_t>(i));
         std::sort(order_.begin(), order_.end());
         Slot slot;
         slot.first = static_cast<std::int32_t>(tokens_.size());
@@ -125,7 +138,8 @@ void Lattice::clear() {
     max_columns_ = 0;
 }
 
-inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target, const Model* model) {
+inline void Lattice::add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target,
+                                const Model* model) {
     tokens_.push_back(token);
     log_probs_.push_back(log_prob);
     given_.push_back(given);
@@ -143,15 +157,19 @@ inline void Lattice::end_slot(Slot& slot, const Model* model) {
 // One quick pass shows that all is well (NaN fails too); values at columns that are left out do not matter.
 void Lattice::check_transitions(const char* name) const {
     bool fine = true;
-    for (std::int64_t i = 0; i < std::int64_t{slots() - 1} * k_ * k_; ++i) fine &= transitions_[i] <= static_cast<float>(kLargestWeight);
+    for (std::int64_t i = 0; i < std::int64_t{slots() - 1} * k_ * k_; ++i)
+        fine &= transitions_[i] <= static_cast<float>(kLargestWeight);
     if (fine) return;
     for (std::int32_t t = 1; t < slots(); ++t)
         for (std::int32_t from = slot(t - 1).first; from < slot(t).first; ++from)
             for (std::int32_t to = slot(t).first; to < slot(t).first + slot(t).size; ++to) {
-                const float* const row = transitions_ + (std::int64_t{t - 1} * k_ + given_[static_cast<std::size_t>(from)]) * k_;
-                if (const float value = row[given_[static_cast<std::size_t>(to)]]; !(value <= static_cast<float>(kLargestWeight)))
-                    refuse(name, t, "expected transitions of at most 1e30, got " + spelled(value) + " from token " + std::to_string(token(from)) +
-                                        " to token " + std::to_string(token(to)));
+                const float* const row =
+                    transitions_ + (std::int64_t{t - 1} * k_ + given_[static_cast<std::size_t>(from)]) * k_;
+                if (const float value = row[given_[static_cast<std::size_t>(to)]];
+                    !(value <= static_cast<float>(kLargestWeight)))
+                    refuse(name, t,
+                           "expected transitions of at most 1e30, got " + spelled(value) + " from token " +
+                               std::to_string(token(from)) + " to token " + std::to_string(token(to)));
             }
 }
 
@@ -186,8 +204,10 @@ bool Lattice::has_more_prefixes(std::uint64_t most) const {
 void Lattice::index_labels(Slot& slot) {
     order_.clear();
     for (std::int32_t c = 0; c < slot.size; ++c)
-        if (const std::int32_t label = labels_[static_cast<std::size_t>(slot.first + c)]; label != Model::kNoLabel) order_.emplace_back(label, c);
-    if (!std::is_sorted(order_.begin(), order_.end())) std::sort(order_.begin(), order_.end());  // <unk> breaks the order of tokens
+        if (const std::int32_t label = labels_[static_cast<std::size_t>(slot.first + c)]; label != Model::kNoLabel)
+            order_.emplace_back(label, c);
+    if (!std::is_sorted(order_.begin(), order_.end()))
+        std::sort(order_.begin(), order_.end());  // <unk> breaks the order of tokens
 
     slot.first_key = static_cast<std::int32_t>(keys_.size());
     for (const auto& [label, c] : order_) {
@@ -202,7 +222,8 @@ void Lattice::index_labels(Slot& slot) {
     keys_.push_back(Model::kNoLabel);
     key_bounds_.push_back(static_cast<std::int32_t>(columns_.size()));
 
-    const std::uint32_t num_flags = std::min(kMaxFlags, std::bit_ceil(kFlagsPerLabel * std::max(1u, static_cast<std::uint32_t>(slot.num_keys))));
+    const std::uint32_t num_flags =
+        std::min(kMaxFlags, std::bit_ceil(kFlagsPerLabel * std::max(1u, static_cast<std::uint32_t>(slot.num_keys))));
     slot.filter_mask = num_flags - 1;
     slot.first_flag = static_cast<std::int32_t>(filter_.size());
     filter_.resize(filter_.size() + num_flags, 0);

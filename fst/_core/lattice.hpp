@@ -1,9 +1,9 @@
 // A lattice, checked and put in the order that the searches want: the columns of every slot by rising token, so that a
 // path's columns order lexicographically as its tokens do.
 //
-// A *slot* is a state, its *columns* are the arcs that leave it. Slots are numbered topologically; paths begin in slot 0.
-// In a *sausage* every column of a slot leads to the next slot, and those of the last to the lattice's end. A sausage may
-// carry *transitions*: what a column of a slot gains after each column of the slot before.
+// A *slot* is a state, its *columns* are the arcs that leave it. Slots are numbered topologically; paths begin in slot
+// 0. In a *sausage* every column of a slot leads to the next slot, and those of the last to the lattice's end. A
+// sausage may carry *transitions*: what a column of a slot gains after each column of the slot before.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@
 namespace fst_core {
 
 // Log-probabilities, transitions and alpha reach no further than this, a step's cost no further than 256 times
-// Model::kMaxCost: so every score of every lattice is finite. A log-probability or transition at or below -kLargestWeight
-// is a mask, as -inf is.
+// Model::kMaxCost: so every score of every lattice is finite. A log-probability or transition at or below
+// -kLargestWeight is a mask, as -inf is.
 constexpr double kLargestWeight = 1e30;
 
-// A sausage, [slots, k] row-major; token -1 pads, and a masked column is left out. transitions: [slots - 1, k, k], from a
-// column of a slot to one of the next slot, or null; a masked one is never taken.
+// A sausage, [slots, k] row-major; token -1 pads, and a masked column is left out. transitions: [slots - 1, k, k], from
+// a column of a slot to one of the next slot, or null; a masked one is never taken.
 struct LatticeView {
     const std::int32_t* tokens;
     const double* log_probs;
@@ -96,7 +96,8 @@ class Lattice {
         const std::int32_t first = this->slot(slot).first;
         const std::int32_t before = given_[static_cast<std::size_t>(this->slot(slot - 1).first + previous)];
         const float* const row = transitions_ + (std::int64_t{slot - 1} * k_ + before) * k_;
-        for (std::int32_t c = 0; c < this->slot(slot).size; ++c) gains[c] = unmasked(row[given_[static_cast<std::size_t>(first + c)]]);
+        for (std::int32_t c = 0; c < this->slot(slot).size; ++c)
+            gains[c] = unmasked(row[given_[static_cast<std::size_t>(first + c)]]);
     }
 
     // The distinct labels of a slot, rising, and the columns that carry each: several where tokens share <unk>'s.
@@ -116,7 +117,8 @@ class Lattice {
 
   private:
     static double unmasked(float transition) {
-        return transition <= static_cast<float>(-kLargestWeight) ? -std::numeric_limits<double>::infinity() : transition;
+        return transition <= static_cast<float>(-kLargestWeight) ? -std::numeric_limits<double>::infinity()
+                                                                 : transition;
     }
     void clear();
     void add_column(std::int32_t token, double log_prob, std::int32_t given, std::int32_t target, const Model* model);

@@ -24,12 +24,12 @@ std::uint32_t checked_id(std::int64_t state, std::uint32_t num_states, const cha
 
 }  // namespace
 
-Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start, std::int64_t unigram_state,
-             std::int64_t unk_label, double unk_log_prob)
+Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
+             std::int64_t unigram_state, std::int64_t unk_label, double unk_log_prob)
     : states_(states.data()), arcs_(arcs.data()), num_arcs_(arcs.size() / sizeof(ArcRecord)) {
     if (states.size() % sizeof(StateRecord) != 0 || arcs.size() % sizeof(ArcRecord) != 0)
-        corrupt("expected states of 20 bytes and arcs of 16, got " + text(static_cast<std::int64_t>(states.size())) + " and " +
-                text(static_cast<std::int64_t>(arcs.size())) + " bytes");
+        corrupt("expected states of 20 bytes and arcs of 16, got " + text(static_cast<std::int64_t>(states.size())) +
+                " and " + text(static_cast<std::int64_t>(arcs.size())) + " bytes");
     const std::size_t count = states.size() / sizeof(StateRecord);
     if (count == 0 || count > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max()))
         corrupt("expected between 1 and 2^31 - 1 states, got " + std::to_string(count));
@@ -48,7 +48,8 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
     for (std::uint32_t i = 0; i < unigrams.num_arcs; ++i) {
         const ArcRecord arc = unigrams.arc(i);
         if (arc.label <= previous)
-            corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) + " after " + text(previous));
+            corrupt("expected the arcs of the unigram state in rising order of label, got " + text(arc.label) +
+                    " after " + text(previous));
         cost(arc.cost);
         checked_state(arc.next_state);
         previous = arc.label;
@@ -67,8 +68,9 @@ Model::Model(std::span<const std::byte> states, std::span<const std::byte> arcs,
 }
 
 void Model::refuse_arcs(std::uint32_t state, const StateRecord& record) const {
-    corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " + text(std::int64_t{record.first_arc} + record.num_arcs) +
-            " of " + text(static_cast<std::int64_t>(num_arcs_)));
+    corrupt("state " + text(state) + " has arcs " + text(record.first_arc) + " to " +
+            text(std::int64_t{record.first_arc} + record.num_arcs) + " of " +
+            text(static_cast<std::int64_t>(num_arcs_)));
 }
 
 void Model::refuse_state(std::int32_t next_state) const {
@@ -76,16 +78,19 @@ void Model::refuse_state(std::int32_t next_state) const {
 }
 
 void Model::refuse_missing_failure(std::uint32_t state) {
-    corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) + ", which is not the unigram state");
+    corrupt("expected a failure arc (label 0) as the first arc of state " + text(state) +
+            ", which is not the unigram state");
 }
 
 void Model::refuse_nan() { corrupt("expected a number as an arc's weight, got NaN"); }
 
 std::ptrdiff_t Model::unigram_index(std::int32_t label) const {
     if (!unigram_by_label_.empty())
-        return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size() ? unigram_by_label_[static_cast<std::size_t>(label)] : -1;
-    const auto found =
-        std::lower_bound(unigram_arcs_.begin(), unigram_arcs_.end(), label, [](const ArcRecord& arc, std::int32_t key) { return arc.label < key; });
+        return label >= 0 && static_cast<std::size_t>(label) < unigram_by_label_.size()
+                   ? unigram_by_label_[static_cast<std::size_t>(label)]
+                   : -1;
+    const auto found = std::lower_bound(unigram_arcs_.begin(), unigram_arcs_.end(), label,
+                                        [](const ArcRecord& arc, std::int32_t key) { return arc.label < key; });
     return found != unigram_arcs_.end() && found->label == label ? found - unigram_arcs_.begin() : -1;
 }
 
@@ -136,7 +141,8 @@ double Model::final_cost(std::uint32_t state) const {
     for (int failures = 0;; ++failures) {
         if (failures == kMaxFailures) corrupt("more than 255 failure arcs in a row from state " + text(state));
         const StateRecord record = this->state(state);
-        if (has_end_ && record.final_cost != std::numeric_limits<float>::infinity()) return total + cost(record.final_cost);
+        if (has_end_ && record.final_cost != std::numeric_limits<float>::infinity())
+            return total + cost(record.final_cost);
         if (state == unigram_state_) return total + kMaxCost;
         const Row row = this->row(state, record);
         total += row.backoff_cost;

@@ -70,8 +70,8 @@ class Model {
 
     // unk_label: label of <unk>, 0 if the model has none; unk_log_prob: unigram log-probability of a token that the
     // unigrams lack where there is no <unk>.
-    Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start, std::int64_t unigram_state,
-          std::int64_t unk_label, double unk_log_prob);
+    Model(std::span<const std::byte> states, std::span<const std::byte> arcs, std::int64_t start,
+          std::int64_t unigram_state, std::int64_t unk_label, double unk_log_prob);
 
     std::uint32_t num_states() const { return num_states_; }
     std::uint32_t start() const { return start_; }
@@ -89,7 +89,9 @@ class Model {
         if (std::uint64_t{record.first_arc} + record.num_arcs > num_arcs_) refuse_arcs(state, record);
         return record;
     }
-    const std::byte* arcs_at(std::uint32_t first_arc) const { return arcs_ + std::size_t{first_arc} * sizeof(ArcRecord); }
+    const std::byte* arcs_at(std::uint32_t first_arc) const {
+        return arcs_ + std::size_t{first_arc} * sizeof(ArcRecord);
+    }
     Row row(std::uint32_t state) const { return row(state, this->state(state)); }
     Row row(std::uint32_t state, const StateRecord& record) const {
         Row row{arcs_at(record.first_arc), record.num_arcs, false, 0, 0};
@@ -106,7 +108,9 @@ class Model {
         return row;
     }
     // Where the row has its labels, or null for a row that is better searched.
-    const LabelIndex* label_index(std::uint32_t state, const Row& row) const { return label_indexes_->find(state, row); }
+    const LabelIndex* label_index(std::uint32_t state, const Row& row) const {
+        return label_indexes_->find(state, row);
+    }
     std::uint32_t checked_state(std::int32_t next_state) const {
         if (static_cast<std::uint32_t>(next_state) >= num_states_) refuse_state(next_state);
         return static_cast<std::uint32_t>(next_state);

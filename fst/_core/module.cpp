@@ -44,13 +44,13 @@ using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
 // A Model and the Python buffers that it borrows.
 class BorrowingModel : public Model {
   public:
-    BorrowingModel(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state, std::int64_t unk_label,
-                   double unk_log_prob)
+    BorrowingModel(const py::buffer& states, const py::buffer& arcs, std::int64_t start, std::int64_t unigram_state,
+                   std::int64_t unk_label, double unk_log_prob)
         : BorrowingModel(states.request(), arcs.request(), start, unigram_state, unk_label, unk_log_prob) {}
 
   private:
-    BorrowingModel(py::buffer_info states, py::buffer_info arcs, std::int64_t start, std::int64_t unigram_state, std::int64_t unk_label,
-                   double unk_log_prob)
+    BorrowingModel(py::buffer_info states, py::buffer_info arcs, std::int64_t start, std::int64_t unigram_state,
+                   std::int64_t unk_label, double unk_log_prob)
         : Model(bytes(states, "states"), bytes(arcs, "arcs"), start, unigram_state, unk_label, unk_log_prob),
           states_(std::move(states)),
           arcs_(std::move(arcs)) {}
@@ -58,7 +58,8 @@ class BorrowingModel : public Model {
     static std::span<const std::byte> bytes(const py::buffer_info& info, const char* name) {
         py::ssize_t stride = info.itemsize;
         for (py::ssize_t axis = info.ndim; axis-- > 0; stride *= info.shape[static_cast<std::size_t>(axis)])
-            if (info.shape[static_cast<std::size_t>(axis)] != 1 && info.strides[static_cast<std::size_t>(axis)] != stride)
+            if (info.shape[static_cast<std::size_t>(axis)] != 1 &&
+                info.strides[static_cast<std::size_t>(axis)] != stride)
                 throw std::invalid_argument(std::string("expected ") + name + " as a contiguous buffer");
         return {static_cast<const std::byte*>(info.ptr), static_cast<std::size_t>(info.size * info.itemsize)};
     }
@@ -73,7 +74,9 @@ struct SharedIndex {
 };
 
 std::span<const std::int64_t> tokens_of(const Array<std::int64_t>& array, const char* name) {
-    if (array.ndim() != 1) throw std::invalid_argument(std::string("expected ") + name + " as one sequence of token ids, got " + std::to_string(array.ndim()) + " axes");
+    if (array.ndim() != 1)
+        throw std::invalid_argument(std::string("expected ") + name + " as one sequence of token ids, got " +
+                                    std::to_string(array.ndim()) + " axes");
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
@@ -82,11 +85,11 @@ void check_alpha(double alpha) {
         throw std::invalid_argument("expected an alpha from 0 to 1e30, got " + std::string(py::str(py::float_(alpha))));
 }
 
-// Sausages as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none, contexts
-// [n, c] with -1 as padding on the left; or a single lattice, all without the n.
+// Sausages as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none,
+// contexts [n, c] with -1 as padding on the left; or a single lattice, all without the n.
 struct Batch {
-    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, std::optional<Array<float>> transitions_in, const BorrowingModel* model_in,
-          double alpha_in, Array<std::int64_t> contexts_in)
+    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, std::optional<Array<float>> transitions_in,
+          const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
         : tokens(std::move(tokens_in)),
           log_probs(std::move(log_probs_in)),
           transitions(std::move(transitions_in)),
@@ -96,8 +99,9 @@ struct Batch {
         single = tokens.ndim() == 2;
         if (!(single || tokens.ndim() == 3) || log_probs.ndim() != tokens.ndim() ||
             !std::equal(tokens.shape(), tokens.shape() + tokens.ndim(), log_probs.shape()))
-            throw std::invalid_argument("expected tokens and log_probs of one shape, [slots, k] or [n, slots, k], got " + shape(tokens) + " and " +
-                                        shape(log_probs));
+            throw std::invalid_argument(
+                "expected tokens and log_probs of one shape, [slots, k] or [n, slots, k], got " + shape(tokens) +
+                " and " + shape(log_probs));
         size = single ? 1 : tokens.shape(0);
         slots = tokens.shape(tokens.ndim() - 2);
         k = tokens.shape(tokens.ndim() - 1);
@@ -105,14 +109,17 @@ struct Batch {
             std::vector<py::ssize_t> wanted(tokens.shape(), tokens.shape() + tokens.ndim());
             wanted[wanted.size() - 2] = std::max<py::ssize_t>(slots - 1, 0);
             wanted.push_back(k);
-            if (transitions->ndim() != tokens.ndim() + 1 || !std::equal(wanted.begin(), wanted.end(), transitions->shape()))
-                throw std::invalid_argument("expected transitions [slots - 1, k, k] or [n, slots - 1, k, k], got " + shape(*transitions) + " for lattices " +
-                                            shape(tokens));
+            if (transitions->ndim() != tokens.ndim() + 1 ||
+                !std::equal(wanted.begin(), wanted.end(), transitions->shape()))
+                throw std::invalid_argument("expected transitions [slots - 1, k, k] or [n, slots - 1, k, k], got " +
+                                            shape(*transitions) + " for lattices " + shape(tokens));
         }
         if (contexts.ndim() != tokens.ndim() - 1 || (!single && contexts.shape(0) != size))
-            throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) + " for lattices " + shape(tokens));
+            throw std::invalid_argument("expected one context of token ids for each lattice, got " + shape(contexts) +
+                                        " for lattices " + shape(tokens));
         context_length = contexts.shape(contexts.ndim() - 1);
-        if (slots < 1 || k < 1) throw std::invalid_argument("expected lattices of at least one slot and one token, got " + shape(tokens));
+        if (slots < 1 || k < 1)
+            throw std::invalid_argument("expected lattices of at least one slot and one token, got " + shape(tokens));
         check_alpha(alpha);
         if (alpha == 0) model = nullptr;
     }
@@ -124,7 +131,8 @@ struct Batch {
     }
     std::uint32_t start_state(std::int64_t i) const {
         if (model == nullptr) return 0;
-        std::span<const std::int64_t> context{contexts.data() + i * context_length, static_cast<std::size_t>(context_length)};
+        std::span<const std::int64_t> context{contexts.data() + i * context_length,
+                                              static_cast<std::size_t>(context_length)};
         while (!context.empty() && context.front() == -1) context = context.subspan(1);
         return model->state_of(context);
     }
@@ -206,9 +214,11 @@ void for_each(std::int64_t size, std::int64_t threads, const Work& work) {
         if (failure != nullptr) std::rethrow_exception(failure);
 }
 
-// Results of unequal length as one array [n, longest] or [n, longest / width, width], padded; of a single lattice, without the n.
+// Results of unequal length as one array [n, longest] or [n, longest / width, width], padded; of a single lattice,
+// without the n.
 template <typename T>
-Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, std::optional<std::int64_t> width, T pad) {
+Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, std::optional<std::int64_t> width,
+                 T pad) {
     std::size_t longest = 0;
     for (const auto& row : rows) longest = std::max(longest, row.size());
     std::vector<py::ssize_t> shape;
@@ -223,15 +233,18 @@ Array<T> stacked(const Batch& batch, const std::vector<std::vector<T>>& rows, st
 
 Array<std::int32_t> counts(const std::vector<std::vector<double>>& rows) {
     Array<std::int32_t> out(static_cast<py::ssize_t>(rows.size()));
-    std::transform(rows.begin(), rows.end(), out.mutable_data(), [](const auto& row) { return static_cast<std::int32_t>(row.size()); });
+    std::transform(rows.begin(), rows.end(), out.mutable_data(),
+                   [](const auto& row) { return static_cast<std::int32_t>(row.size()); });
     return out;
 }
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
-                std::int64_t p, double alpha, Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(contexts));
+py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
+                const BorrowingModel* model, std::int64_t p, double alpha, Array<std::int64_t> contexts,
+                std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
+                      std::move(contexts));
     if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> paths(size);
@@ -240,18 +253,21 @@ py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::option
         const latticebpd::GilRelease gil_release;
         for_each(batch.size, threads, [&](std::int64_t i, Workspace& workspace) {
             workspace.lattice.assign(batch.lattice(i), batch.model, batch.name(i).c_str());
-            const auto& result = workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
+            const auto& result =
+                workspace.nbest.run(workspace.lattice, batch.model, batch.start_state(i), p, batch.alpha);
             paths[static_cast<std::size_t>(i)] = result.tokens;
             scores[static_cast<std::size_t>(i)] = result.scores;
         });
     }
-    return py::make_tuple(stacked(batch, paths, batch.slots, -1), stacked(batch, scores, std::nullopt, kMinusInfinity), counts(scores));
+    return py::make_tuple(stacked(batch, paths, batch.slots, -1), stacked(batch, scores, std::nullopt, kMinusInfinity),
+                          counts(scores));
 }
 
 // Runs search(i, workspace) -> tree of every lattice; the trees as arrays.
 template <typename Search>
 py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads, const Search& search) {
-    if (num_nodes < 1) throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
+    if (num_nodes < 1)
+        throw std::invalid_argument("expected num_nodes of at least 1, got " + std::to_string(num_nodes));
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> nodes(size), parents(size);
     std::vector<std::vector<double>> path_log_probs(size);
@@ -265,13 +281,15 @@ py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads
             path_log_probs[static_cast<std::size_t>(i)] = result.log_probs;
         });
     }
-    return py::make_tuple(stacked(batch, nodes, std::nullopt, -1), stacked(batch, parents, std::nullopt, -1), stacked(batch, path_log_probs, std::nullopt, kMinusInfinity),
-                          counts(path_log_probs));
+    return py::make_tuple(stacked(batch, nodes, std::nullopt, -1), stacked(batch, parents, std::nullopt, -1),
+                          stacked(batch, path_log_probs, std::nullopt, kMinusInfinity), counts(path_log_probs));
 }
 
-py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
-               std::int64_t num_nodes, double alpha, Array<std::int64_t> contexts, std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(contexts));
+py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
+               const BorrowingModel* model, std::int64_t num_nodes, double alpha, Array<std::int64_t> contexts,
+               std::int64_t threads) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
+                      std::move(contexts));
     return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
         return workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
     });
@@ -279,37 +297,45 @@ py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optiona
 
 void check_further(std::int64_t further) {
     constexpr std::int64_t kMost = 4096;
-    if (further < 0 || further > kMost) throw std::invalid_argument("expected 0 to 4096 further slots, got " + std::to_string(further));
+    if (further < 0 || further > kMost)
+        throw std::invalid_argument("expected 0 to 4096 further slots, got " + std::to_string(further));
 }
 
-py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
-                          const std::vector<const SharedIndex*>& texts, const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
+py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
+                          const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
+                          const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
                           Array<std::int64_t> contexts, std::int64_t threads) {
     check_further(further);
     const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(contexts));
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
-        throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " + std::to_string(texts.size()));
+        throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " +
+                                    std::to_string(texts.size()));
     const std::span<const double> all{weights.data(), static_cast<std::size_t>(weights.size())};
     return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
         const SharedIndex& text = *texts[static_cast<std::size_t>(i)];
         const std::shared_lock lock(text.mutex);
         workspace.lattice.extend(further, batch.model);
-        return workspace.calibrated.run(workspace.lattice, batch.model, batch.start_state(i), text.index, all, num_nodes);
+        return workspace.calibrated.run(workspace.lattice, batch.model, batch.start_state(i), text.index, all,
+                                        num_nodes);
     });
 }
 
-py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
-                   const SharedIndex& text, const Array<std::int64_t>& path, std::int64_t further, Array<std::int64_t> context) {
+py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
+                   const BorrowingModel* model, const SharedIndex& text, const Array<std::int64_t>& path,
+                   std::int64_t further, Array<std::int64_t> context) {
     check_further(further);
     const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(context));
-    if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+    if (!batch.single)
+        throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
     CalibratedSearch::Description description;
     {
         const std::shared_lock lock(text.mutex);
         (*workspace).lattice.assign(batch.lattice(0), batch.model, "");
         (*workspace).lattice.extend(further, batch.model);
-        (*workspace).calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index, tokens_of(path, "path"), description);
+        (*workspace)
+            .calibrated.describe((*workspace).lattice, batch.model, batch.start_state(0), text.index,
+                                 tokens_of(path, "path"), description);
     }
     const auto arcs = static_cast<py::ssize_t>(description.tokens.size());
     Array<float> features({arcs, static_cast<py::ssize_t>(CalibratedSearch::kFeatures)});
@@ -320,14 +346,17 @@ py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::opt
     return py::make_tuple(features, arc_tokens, sizes);
 }
 
-Array<double> posteriors(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions, const BorrowingModel* model,
-                         double alpha, Array<std::int64_t> context) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha, std::move(context));
-    if (!batch.single) throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
+Array<double> posteriors(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
+                         const BorrowingModel* model, double alpha, Array<std::int64_t> context) {
+    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
+                      std::move(context));
+    if (!batch.single)
+        throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
     Lattice& lattice = (*workspace).lattice;
     lattice.assign(batch.lattice(0), batch.model, "");
-    const std::vector<double>& of_columns = (*workspace).posteriors.run(lattice, batch.model, batch.start_state(0), batch.alpha);
+    const std::vector<double>& of_columns =
+        (*workspace).posteriors.run(lattice, batch.model, batch.start_state(0), batch.alpha);
     Array<double> out({batch.slots, batch.k});
     std::fill_n(out.mutable_data(), out.size(), kMinusInfinity);
     for (std::int32_t slot = 0; slot < lattice.slots(); ++slot)
@@ -365,12 +394,14 @@ py::tuple resolve(const BorrowingModel& model, const Array<std::int64_t>& tokens
             targets.push_back(target);
         }
         finals.push_back(model.has_end() ? model.final_cost(states[i]) : 0.0);
-        if (costs.size() > (1u << 26)) throw std::invalid_argument("expected fewer than 2^26 arcs to resolve; pass fewer tokens");
+        if (costs.size() > (1u << 26))
+            throw std::invalid_argument("expected fewer than 2^26 arcs to resolve; pass fewer tokens");
     }
     return py::make_tuple(array_of(costs), array_of(targets), array_of(finals));
 }
 
-py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha, const Array<std::int64_t>& context) {
+py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std::int64_t p, double alpha,
+                        const Array<std::int64_t>& context) {
     check_alpha(alpha);
     if (alpha == 0) model = nullptr;
     const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
@@ -387,7 +418,8 @@ py::tuple lattice_nbest(const ArcArrays& arcs, const BorrowingModel* model, std:
     return py::make_tuple(tokens, array_of(result->scores));
 }
 
-Array<double> lattice_posteriors(const ArcArrays& arcs, const BorrowingModel* model, double alpha, const Array<std::int64_t>& context) {
+Array<double> lattice_posteriors(const ArcArrays& arcs, const BorrowingModel* model, double alpha,
+                                 const Array<std::int64_t>& context) {
     check_alpha(alpha);
     if (alpha == 0) model = nullptr;
     const std::uint32_t start = model == nullptr ? 0 : model->state_of(tokens_of(context, "context"));
@@ -398,7 +430,8 @@ Array<double> lattice_posteriors(const ArcArrays& arcs, const BorrowingModel* mo
     const latticebpd::GilRelease gil_release;
     lattice.assign(view_of(arcs), model);
     const std::vector<double>& of_columns = (*workspace).posteriors.run(lattice, model, start, alpha);
-    for (std::size_t c = 0; c < of_columns.size(); ++c) to[lattice.given_column(static_cast<std::int32_t>(c))] = of_columns[c];
+    for (std::size_t c = 0; c < of_columns.size(); ++c)
+        to[lattice.given_column(static_cast<std::int32_t>(c))] = of_columns[c];
     return out;
 }
 
@@ -408,7 +441,8 @@ py::tuple determinized(const ArcArrays& arcs) {
         const latticebpd::GilRelease gil_release;
         result = determinize(view_of(arcs));
     }
-    return py::make_tuple(array_of(result.offsets), array_of(result.tokens), array_of(result.log_probs), array_of(result.targets));
+    return py::make_tuple(array_of(result.offsets), array_of(result.tokens), array_of(result.log_probs),
+                          array_of(result.targets));
 }
 
 }  // namespace
@@ -419,27 +453,47 @@ PYBIND11_MODULE(_core, module) {
     using namespace py::literals;
     module.doc() = "The compiled core of fst: n-gram lookups, exact p-best paths, best-first prefix trees.";
 
-    py::class_<BorrowingModel>(module, "Model", "A backoff n-gram automaton read in place from the records of an OpenFst const file.")
-        .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t, double>(), "states"_a, "arcs"_a, "start"_a,
-             "unigram_state"_a, "unk_label"_a = 0, "unk_log_prob"_a = -Model::kMaxCost)
-        .def("log_prob", [](const BorrowingModel& model, std::int64_t token, const Array<std::int64_t>& context) {
-                 return model.log_prob(token, tokens_of(context, "context"));
-             }, "token"_a, "context"_a, "Natural log p(token | context) under failure semantics.")
-        .def("score", [](const BorrowingModel& model, const Array<std::int64_t>& tokens, bool bos, bool eos) {
-                 return model.score(tokens_of(tokens, "tokens"), bos, eos);
-             }, "tokens"_a, "bos"_a = false, "eos"_a = false, "Natural log of the sequence, from <s> if bos, to </s> if eos.")
-        .def("state_of", [](const BorrowingModel& model, const Array<std::int64_t>& context) { return model.state_of(tokens_of(context, "context")); },
-             "context"_a, "The state that the context leads to from the unigram state.")
-        .def("num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); }, py::call_guard<latticebpd::GilRelease>(),
-             "The number of n-grams of each order.")
-        .def("ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
-             "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
+    py::class_<BorrowingModel>(module, "Model",
+                               "A backoff n-gram automaton read in place from the records of an OpenFst const file.")
+        .def(py::init<const py::buffer&, const py::buffer&, std::int64_t, std::int64_t, std::int64_t, double>(),
+             "states"_a, "arcs"_a, "start"_a, "unigram_state"_a, "unk_label"_a = 0, "unk_log_prob"_a = -Model::kMaxCost)
+        .def(
+            "log_prob",
+            [](const BorrowingModel& model, std::int64_t token, const Array<std::int64_t>& context) {
+                return model.log_prob(token, tokens_of(context, "context"));
+            },
+            "token"_a, "context"_a, "Natural log p(token | context) under failure semantics.")
+        .def(
+            "score",
+            [](const BorrowingModel& model, const Array<std::int64_t>& tokens, bool bos, bool eos) {
+                return model.score(tokens_of(tokens, "tokens"), bos, eos);
+            },
+            "tokens"_a, "bos"_a = false, "eos"_a = false,
+            "Natural log of the sequence, from <s> if bos, to </s> if eos.")
+        .def(
+            "state_of",
+            [](const BorrowingModel& model, const Array<std::int64_t>& context) {
+                return model.state_of(tokens_of(context, "context"));
+            },
+            "context"_a, "The state that the context leads to from the unigram state.")
+        .def(
+            "num_ngrams", [](const BorrowingModel& model) { return count_ngrams(model, true); },
+            py::call_guard<latticebpd::GilRelease>(), "The number of n-grams of each order.")
+        .def(
+            "ngrams", [](const BorrowingModel& model) { return list_ngrams(model); },
+            "For each order: rows of tokens [n, order], costs [n], costs of the backoff weights [n].")
         .def_property_readonly("has_end", [](const BorrowingModel& model) { return model.has_end(); })
         .def("resolve", &resolve, "tokens"_a, "state"_a,
-             "The states [s] reached from a state by these tokens, failure arcs resolved: costs and targets [s, tokens], final costs [s].")
-        .def("write_arpa", [](const BorrowingModel& model, const std::vector<std::string>& words, bool markers, const py::function& sink) {
-                 write_arpa(model, words, markers, [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
-             }, "words"_a, "markers"_a, "sink"_a, "Writes ARPA text, piece by piece.");
+             "The states [s] reached from a state by these tokens, failure arcs resolved: costs and targets [s, "
+             "tokens], final costs [s].")
+        .def(
+            "write_arpa",
+            [](const BorrowingModel& model, const std::vector<std::string>& words, bool markers,
+               const py::function& sink) {
+                write_arpa(model, words, markers,
+                           [&](std::string_view text) { sink(py::bytes(text.data(), text.size())); });
+            },
+            "words"_a, "markers"_a, "sink"_a, "Writes ARPA text, piece by piece.");
     module.attr("LARGEST_WEIGHT") = kLargestWeight;
     module.attr("NUM_FEATURES") = static_cast<int>(CalibratedSearch::kFeatures);
 
@@ -451,18 +505,20 @@ PYBIND11_MODULE(_core, module) {
              }, "tokens"_a, "Append tokens to the text.")
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
-    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a,
-               "threads"_a);
-    module.def("posteriors", &posteriors, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "alpha"_a,
-               "context"_a);
+    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
+               py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
+    module.def("posteriors", &posteriors, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
+               py::arg("model").none(true), "alpha"_a, "context"_a);
     module.def("lattice_nbest", &lattice_nbest, "arcs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "context"_a);
-    module.def("lattice_posteriors", &lattice_posteriors, "arcs"_a, py::arg("model").none(true), "alpha"_a, "context"_a);
+    module.def("lattice_posteriors", &lattice_posteriors, "arcs"_a, py::arg("model").none(true), "alpha"_a,
+               "context"_a);
     module.def("determinize", &determinized, "arcs"_a);
-    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "num_nodes"_a, "alpha"_a,
-               "contexts"_a, "threads"_a);
-    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "texts"_a,
-               "weights"_a, "num_nodes"_a, "further"_a, "contexts"_a, "threads"_a);
-    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true), "text"_a, "path"_a,
-               "further"_a, "context"_a);
+    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true),
+               "num_nodes"_a, "alpha"_a, "contexts"_a, "threads"_a);
+    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
+               py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a, "further"_a, "contexts"_a,
+               "threads"_a);
+    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
+               py::arg("model").none(true), "text"_a, "path"_a, "further"_a, "context"_a);
     bind_formats(module);
 }

@@ -43,12 +43,14 @@ double highest(const std::vector<double>& row) {
 
 }  // namespace
 
-// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every path state gets the exact
-// score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn: each
-// of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
-const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha) {
+// Forward, slot by slot, every (slot, LM state) that a path can reach is opened; backward, every path state gets the
+// exact score of its best completion. With these as rest scores, the enumeration that follows never takes a wrong turn:
+// each of the p paths is one walk through the slots. Nothing is assumed about weights (backoff weights may exceed 1).
+const NbestSearch::Result& NbestSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
+                                            std::int64_t p, double alpha) {
     if (p > kMostPaths && lattice.has_more_paths(kMostPaths))
-        throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) + "; lower it");
+        throw std::invalid_argument("expected a search for at most 2^22 paths, got p = " + std::to_string(p) +
+                                    "; lower it");
     alpha_ = alpha;
     has_transitions_ = lattice.has_transitions();
     graph_.assign(lattice, model, lattice.is_sausage() ? kBuckets : kFewBuckets);
@@ -68,11 +70,13 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
     const auto nodes = graph_.nodes_of_slot(slot);
     unevaluated_ = nodes.size();
     stride_ = (static_cast<std::size_t>(std::max(graph_.lattice().slot(slot).size, 1)) + kLanes - 1) / kLanes * kLanes;
-    if (has_transitions_ && slot > 0) has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
+    if (has_transitions_ && slot > 0)
+        has_gains_.assign(static_cast<std::size_t>(graph_.lattice().slot(slot - 1).size), 0);
     for (const std::int32_t node : nodes)
         if (graph_.node(node).backoff_node == Graph::kNone) evaluate(node, 0);
     if (unevaluated_ != 0)
-        throw std::invalid_argument("corrupt language model: failure arcs in a cycle; write the file again from its source");
+        throw std::invalid_argument(
+            "corrupt language model: failure arcs in a cycle; write the file again from its source");
 }
 
 // value(node) = the highest of its row, row[column] = log_prob - alpha * cost + value(next): the row of the backoff
@@ -81,7 +85,8 @@ void NbestSearch::evaluate_slot(std::int32_t slot) {
 // path states of the node.
 void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     if (depth > Model::kMaxFailures)
-        throw std::invalid_argument("corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
+        throw std::invalid_argument(
+            "corrupt language model: more than 255 failure arcs in a row; write the file again from its source");
     if (depth == rows_.size()) rows_.emplace_back();
     Graph::Node& node = graph_.node(index);
     std::vector<double>& row = rows_[depth];
@@ -97,11 +102,14 @@ void NbestSearch::evaluate(std::int32_t index, std::size_t depth) {
     const double* const log_probs = graph_.lattice().log_probs(node.slot);
     for (const Graph::Hit& hit : graph_.hits(node))
         row[static_cast<std::size_t>(hit.column)] =
-            log_probs[hit.column] - alpha_ * hit.cost + (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
+            log_probs[hit.column] - alpha_ * hit.cost +
+            (hit.next != Graph::kNone ? values_[static_cast<std::size_t>(hit.next)] : 0.0);
     if (!has_transitions_) values_[static_cast<std::size_t>(index)] = highest(row);
-    for (std::int32_t at = node.first_path_state; at != Graph::kNone; at = graph_.path_state(at).next) values_[static_cast<std::size_t>(at)] = completion_value(at, row);
+    for (std::int32_t at = node.first_path_state; at != Graph::kNone; at = graph_.path_state(at).next)
+        values_[static_cast<std::size_t>(at)] = completion_value(at, row);
     --unevaluated_;
-    for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer) evaluate(longer, depth + 1);
+    for (std::int32_t longer = node.first_longer; longer != Graph::kNone; longer = graph_.node(longer).next_longer)
+        evaluate(longer, depth + 1);
 }
 
 double NbestSearch::completion_value(std::int32_t path_state, const std::vector<double>& row) {
@@ -118,21 +126,25 @@ double NbestSearch::completion_value(std::int32_t path_state, const std::vector<
     return highest(stride_, [&](std::size_t c) { return pair_at(row.data() + c) + pair_at(gains + c); });
 }
 
-// The first column in order after a path state, whose choices are made when it is first visited; kNone where no path goes on.
+// The first column in order after a path state, whose choices are made when it is first visited; kNone where no path
+// goes on.
 std::int32_t NbestSearch::best_column(std::int32_t index) {
     const std::int32_t node = graph_.node_of(index);
     const std::int32_t size = graph_.lattice().slot(graph_.slot_of(node)).size;
     std::int32_t& first = first_choice_[static_cast<std::size_t>(index)];
     if (first == Graph::kNone) {
         if (choices_.size() > kMostChoices)
-            throw std::invalid_argument("expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
+            throw std::invalid_argument(
+                "expected a search that looks at fewer than 2^28 steps; lower p, k or the number of slots");
         first = static_cast<std::int32_t>(choices_.size());
         graph_.resolve(node, steps_.data());
         graph_.weights(index, weights_.data());
         for (std::int32_t c = 0; c < size; ++c) {
-            const double step = weights_[static_cast<std::size_t>(c)] + alpha_ * -steps_[static_cast<std::size_t>(c)].cost;
+            const double step =
+                weights_[static_cast<std::size_t>(c)] + alpha_ * -steps_[static_cast<std::size_t>(c)].cost;
             const std::int32_t next = graph_.hit(steps_[static_cast<std::size_t>(c)].hit).next;
-            choices_.push_back({step + (next != Graph::kNone ? values_[static_cast<std::size_t>(next)] : 0.0), step, next, kUnknown});
+            choices_.push_back(
+                {step + (next != Graph::kNone ? values_[static_cast<std::size_t>(next)] : 0.0), step, next, kUnknown});
         }
     }
     return next_in_order(choices_.data() + first, size, std::numeric_limits<double>::infinity(), -1);
@@ -171,7 +183,8 @@ bool NbestSearch::before(const Candidate& a, const Candidate& b) {
     if (a.bound != b.bound) return a.bound > b.bound;
     const auto columns = [&](const Candidate& candidate, std::vector<std::int32_t>& out) {
         out.assign(1, global_column(candidate));
-        for (std::int32_t at = candidate.prefix; at != Graph::kNone; at = prefixes_[static_cast<std::size_t>(at)].parent)
+        for (std::int32_t at = candidate.prefix; at != Graph::kNone;
+             at = prefixes_[static_cast<std::size_t>(at)].parent)
             out.push_back(prefixes_[static_cast<std::size_t>(at)].column);
     };
     columns(a, left_);
@@ -186,7 +199,8 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
     heap_.clear();
     complete_.clear();
     const auto later = [&](const Candidate& a, const Candidate& b) { return before(b, a); };
-    if (const std::int32_t best = best_column(root); best != Graph::kNone) heap_.push_back({values_[static_cast<std::size_t>(root)], Graph::kNone, root, best});
+    if (const std::int32_t best = best_column(root); best != Graph::kNone)
+        heap_.push_back({values_[static_cast<std::size_t>(root)], Graph::kNone, root, best});
     while (!heap_.empty() && static_cast<std::int64_t>(complete_.size()) < p) {
         std::pop_heap(heap_.begin(), heap_.end(), later);
         Candidate at = heap_.back();
@@ -201,7 +215,8 @@ void NbestSearch::enumerate(std::int32_t root, std::int64_t p) {
             }
             const Choice& chosen = choice(at);
             if (prefixes_.size() == kMostPrefixes)
-                throw std::invalid_argument("expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
+                throw std::invalid_argument(
+                    "expected a search of at most 2^26 prefixes of paths; lower p or the number of slots");
             prefixes_.push_back({score + chosen.step, at.prefix, global_column(at)});
             const auto prefix = static_cast<std::int32_t>(prefixes_.size() - 1);
             if (chosen.next == Graph::kNone) {
@@ -225,7 +240,9 @@ void NbestSearch::collect() {
         std::int32_t* const path = unsorted_.data() + i * slots;
         std::size_t t = slots;
         for (std::int32_t at = complete_[i]; at != Graph::kNone; at = prefixes_[static_cast<std::size_t>(at)].parent)
-            if (const std::int32_t token = lattice.token(prefixes_[static_cast<std::size_t>(at)].column); token != Lattice::kEpsilon) path[--t] = token;
+            if (const std::int32_t token = lattice.token(prefixes_[static_cast<std::size_t>(at)].column);
+                token != Lattice::kEpsilon)
+                path[--t] = token;
         if (t > 0) std::fill(std::copy(path + t, path + slots, path), path + slots, Lattice::kEpsilon);
         order_[i] = i;
     }

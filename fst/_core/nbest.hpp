@@ -11,15 +11,16 @@ namespace fst_core {
 // What the search keeps between calls: memory, nothing else.
 class NbestSearch {
   public:
-    // Best first, ties by token: tokens [paths, lattice.longest()], -1 after a path's end; scores [paths]; valid until the
-    // next call. No path where all are masked.
+    // Best first, ties by token: tokens [paths, lattice.longest()], -1 after a path's end; scores [paths]; valid until
+    // the next call. No path where all are masked.
     struct Result {
         std::vector<std::int32_t> tokens;
         std::vector<double> scores;
     };
-    // The lattice must have been assigned with the same model, its slots without two columns of one token or epsilons that
-    // lead on. p >= 1; alpha from 0 to kLargestWeight; null model: unrescored.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p, double alpha);
+    // The lattice must have been assigned with the same model, its slots without two columns of one token or epsilons
+    // that lead on. p >= 1; alpha from 0 to kLargestWeight; null model: unrescored.
+    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t p,
+                      double alpha);
 
   private:
     static constexpr std::int32_t kUnknown = -2;
@@ -48,7 +49,8 @@ class NbestSearch {
     std::int32_t next_in_order(const Choice* choices, std::int32_t size, double value, std::int32_t column);
     // A candidate comes from best_column() or follower(), so its path state has choices and its column is one of them.
     Choice& choice(const Candidate& candidate) {
-        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.path_state)] + candidate.column)];
+        return choices_[static_cast<std::size_t>(first_choice_[static_cast<std::size_t>(candidate.path_state)] +
+                                                 candidate.column)];
     }
     std::int32_t global_column(const Candidate& candidate);
     bool before(const Candidate& a, const Candidate& b);
@@ -61,7 +63,7 @@ class NbestSearch {
     std::size_t stride_ = 0;                 // columns of the slot at hand, padded
     std::vector<std::vector<double>> rows_;  // [length of the history, column]: of the chain of nodes being evaluated
     std::vector<double> values_;             // [path_state]: best score of a completion from there
-    std::vector<double> gains_;              // [column before, column]: the transitions of the slot at hand, as far as known
+    std::vector<double> gains_;  // [column before, column]: the transitions of the slot at hand, as far as known
     std::vector<std::uint8_t> has_gains_;    // [column before]
     std::vector<double> weights_;            // [column]: scratch
     std::size_t unevaluated_ = 0;            // nodes of the slot at hand

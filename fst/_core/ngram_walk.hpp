@@ -27,8 +27,8 @@ struct VisitedNgram {
 };
 
 // Calls visit(ngram) for every n-gram, order by order and in lexicographic order of tokens, and end_order() after each
-// order. Where the automaton starts in the history <s>, <s> is visited as a unigram of cost Model::kMaxCost. Contexts are
-// left empty unless kContexts is set: keeping them takes memory.
+// order. Where the automaton starts in the history <s>, <s> is visited as a unigram of cost Model::kMaxCost. Contexts
+// are left empty unless kContexts is set: keeping them takes memory.
 //
 // A backoff weight above 1 may give an n-gram that was added as a missing suffix a probability above 1, which ARPA does
 // not hold. It repeats what backing off gives, nor do the n-grams that continue it: without `improper` they are all
@@ -50,10 +50,13 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
     std::size_t num_met = 1 + has_bos;
     std::vector<bool> left_out(model.num_states());  // histories that are no n-grams of the table
     // Whether an n-gram only repeats what backing off gives, as far as float32 can tell.
-    const auto repeats = [](double cost, double backed_off) { return std::abs(cost - backed_off) <= 1e-5 * std::max(1.0, std::abs(cost)); };
+    const auto repeats = [](double cost, double backed_off) {
+        return std::abs(cost - backed_off) <= 1e-5 * std::max(1.0, std::abs(cost));
+    };
 
     for (std::size_t order = 1; !layer.empty(); ++order) {
-        if (order > kHighestOrder) throw std::invalid_argument("expected n-grams of order 255 at most; is this a backoff model?");
+        if (order > kHighestOrder)
+            throw std::invalid_argument("expected n-grams of order 255 at most; is this a backoff model?");
         for (std::size_t i = 0; i < layer.size(); ++i) {
             const StateRecord record = model.state(layer[i]);
             const Row row = model.row(layer[i], record);
@@ -64,7 +67,9 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                 if (improper || !row.backs_off || (cost >= 0 && !left_out[layer[i]])) return false;
                 const bool repeated = repeats(cost, row.backoff_cost + backed_off());
                 if (!repeated && left_out[layer[i]])
-                    throw std::invalid_argument("expected n-grams of a probability of at most 1, got a higher one that leads to state " + std::to_string(layer[i]));
+                    throw std::invalid_argument(
+                        "expected n-grams of a probability of at most 1, got a higher one that leads to state " +
+                        std::to_string(layer[i]));
                 return repeated;
             };
 
@@ -79,7 +84,8 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                 const std::int32_t token = arc.label == unk_label ? kUnk : arc.label - 1;
                 const std::uint32_t next = model.checked_state(arc.next_state);
                 VisitedNgram ngram{context, token, Model::cost(arc.cost), std::nullopt};
-                const bool omitted = left_out_here(ngram.cost, [&] { return model.advance(row.backoff_state, arc.label).cost; });
+                const bool omitted =
+                    left_out_here(ngram.cost, [&] { return model.advance(row.backoff_state, arc.label).cost; });
                 if (met[next] == 0) {
                     left_out[next] = omitted;
                     met[next] = static_cast<std::uint8_t>(order + 1);  // 256 is 0, but no layer follows that one
@@ -103,13 +109,13 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
                                                 std::to_string(previous));
                 previous = label;
                 if (!model.has_unigram(label))
-                    throw std::invalid_argument("expected n-grams of the unigrams' tokens, got one of label " + std::to_string(label) +
-                                                "; this is no backoff model");
+                    throw std::invalid_argument("expected n-grams of the unigrams' tokens, got one of label " +
+                                                std::to_string(label) + "; this is no backoff model");
                 if (label == unk_label) unk = arc;
             }
             if (std::isfinite(record.final_cost) && record.final_cost != 0 && !model.has_end())
-                throw std::invalid_argument("expected a final weight at the unigram state, because state " + std::to_string(layer[i]) +
-                                            " has one; this is no backoff model");
+                throw std::invalid_argument("expected a final weight at the unigram state, because state " +
+                                            std::to_string(layer[i]) + " has one; this is no backoff model");
             // The markers come first: they are negative.
             if (unk < row.num_arcs) follow(row.arc(unk));
             if (model.has_end() && std::isfinite(record.final_cost) &&
@@ -129,19 +135,23 @@ void walk_ngrams(const Model& model, bool improper, Visit visit, EndOrder end_or
         next_contexts.clear();
     }
     if (num_met != model.num_states())
-        throw std::invalid_argument("expected n-grams that lead to every state, got " + std::to_string(model.num_states() - num_met) +
+        throw std::invalid_argument("expected n-grams that lead to every state, got " +
+                                    std::to_string(model.num_states() - num_met) +
                                     " states without; this is no backoff model");
 }
 
 // The cost of the backoff weight of an n-gram, 0 where it is no context.
-inline double backoff_cost(const Model& model, const VisitedNgram& ngram) { return ngram.state ? model.row(*ngram.state).backoff_cost : 0; }
+inline double backoff_cost(const Model& model, const VisitedNgram& ngram) {
+    return ngram.state ? model.row(*ngram.state).backoff_cost : 0;
+}
 
 // The number of n-grams of each order. Backoff weights of the longest n-grams count too: an order without n-grams
 // follows, because tables and ARPA files give the highest order no weights.
 inline std::vector<std::uint64_t> count_ngrams(const Model& model, bool improper) {
     std::vector<std::uint64_t> counts;
     std::uint64_t count = 0;
-    bool weighted = false, weighted_before = true;  // whether an n-gram of this order, of the one before has a backoff weight
+    bool weighted = false,
+         weighted_before = true;  // whether an n-gram of this order, of the one before has a backoff weight
     walk_ngrams<false>(
         model, improper,
         [&](const VisitedNgram& ngram) {

@@ -24,7 +24,8 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
     for (const std::int32_t node : graph_.nodes_of_slot(slot)) {
         const bool tied = graph_.lattice().has_transitions();
         bool resolved = false;
-        for (std::int32_t at = tied ? graph_.node(node).first_path_state : node; at != Graph::kNone; at = tied ? graph_.path_state(at).next : Graph::kNone) {
+        for (std::int32_t at = tied ? graph_.node(node).first_path_state : node; at != Graph::kNone;
+             at = tied ? graph_.path_state(at).next : Graph::kNone) {
             if (forward_[static_cast<std::size_t>(at)] == kMinusInfinity) continue;  // only backed off to
             if (!resolved) graph_.resolve(node, steps_.data());
             resolved = true;
@@ -32,13 +33,16 @@ void PosteriorSearch::each_step(std::int32_t slot, const Visit& visit) {
             for (std::int32_t c = 0; c < columns.size; ++c) {
                 const Graph::Step& step = steps_[static_cast<std::size_t>(c)];
                 const double weight = weights_[static_cast<std::size_t>(c)] - alpha_ * step.cost;
-                if (weight > kMinusInfinity) visit(static_cast<std::size_t>(at), static_cast<std::size_t>(columns.first + c), weight, graph_.hit(step.hit).next);
+                if (weight > kMinusInfinity)
+                    visit(static_cast<std::size_t>(at), static_cast<std::size_t>(columns.first + c), weight,
+                          graph_.hit(step.hit).next);
             }
         }
     }
 }
 
-const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, double alpha) {
+const std::vector<double>& PosteriorSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
+                                                double alpha) {
     alpha_ = alpha;
     graph_.assign(lattice, model, kBuckets);
     steps_.resize(static_cast<std::size_t>(lattice.max_columns()));

@@ -1,4 +1,5 @@
-// Posteriors of a lattice's columns under lattice and language model, exactly: forward and backward sums over their product.
+// Posteriors of a lattice's columns under lattice and language model, exactly: forward and backward sums over their
+// product.
 #pragma once
 
 #include <vector>

@@ -20,7 +20,9 @@ struct OrderWithAdditions {
     std::unordered_map<std::uint64_t, std::uint32_t> added;  // by context and label
 };
 
-std::uint64_t key(std::uint32_t context, std::int32_t label) { return std::uint64_t{context} << 32 | static_cast<std::uint32_t>(label); }
+std::uint64_t key(std::uint32_t context, std::int32_t label) {
+    return std::uint64_t{context} << 32 | static_cast<std::uint32_t>(label);
+}
 
 }  // namespace
 
@@ -53,10 +55,12 @@ void AutomatonBuilder::close_suffixes() {
             if (found != last && found->label == label) return static_cast<std::uint32_t>(found - ngrams.begin());
         }
         if (lower == 0)
-            throw std::invalid_argument("label " + std::to_string(label) + " occurs in longer n-grams but not among the unigrams");
+            throw std::invalid_argument("label " + std::to_string(label) +
+                                        " occurs in longer n-grams but not among the unigrams");
         OrderWithAdditions& order = extended[lower];
         if (const auto found = order.added.find(key(context, label)); found != order.added.end()) return found->second;
-        const std::uint32_t suffix = self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);
+        const std::uint32_t suffix =
+            self(self, lower - 1, lower == 1 ? 0 : extended[lower - 1].suffixes[context], label);
         if (ngrams.size() == kNone) throw std::invalid_argument("expected fewer than 2^32 - 1 n-grams of one order");
         const auto row = static_cast<std::uint32_t>(ngrams.size());
         const float cost = orders_[lower - 1].ngrams[context].backoff + orders_[lower - 1].ngrams[suffix].cost;
@@ -82,7 +86,8 @@ void AutomatonBuilder::close_suffixes() {
             if (lower > 0) ngrams[row].context = moved[ngrams[row].context];
         }
         std::sort(by_row.begin(), by_row.end(), [&](std::uint32_t a, std::uint32_t b) {
-            return ngrams[a].context != ngrams[b].context ? ngrams[a].context < ngrams[b].context : ngrams[a].label < ngrams[b].label;
+            return ngrams[a].context != ngrams[b].context ? ngrams[a].context < ngrams[b].context
+                                                          : ngrams[a].label < ngrams[b].label;
         });
         moved.resize(ngrams.size());
         Records<Ngram> sorted;

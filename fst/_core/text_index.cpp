@@ -31,7 +31,8 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
         if (token < 0 || token >= std::numeric_limits<std::int32_t>::max())
             throw std::invalid_argument("expected token ids from 0 to 2^31 - 2, got " + std::to_string(token));
     if (size_ + static_cast<std::int64_t>(tokens.size()) > kLongestText)
-        throw std::invalid_argument("expected a text of at most 2^26 tokens, got " + std::to_string(size_ + static_cast<std::int64_t>(tokens.size())));
+        throw std::invalid_argument("expected a text of at most 2^26 tokens, got " +
+                                    std::to_string(size_ + static_cast<std::int64_t>(tokens.size())));
     for (const std::int64_t token : tokens) {
         std::int32_t next = kNone, longer = kNone;
         for (std::int32_t history = end_; history != kNone; history = node(history).shorter) {
@@ -49,7 +50,8 @@ void TextIndex::extend(std::span<const std::int64_t> tokens) {
 
 std::int32_t TextIndex::advance(std::int32_t history, std::int32_t token) const {
     for (; history != kNone; history = node(history).shorter)
-        if (const std::int32_t next = child(history, token); next != kNone) return node(next).depth > kLongestHistory ? node(next).shorter : next;
+        if (const std::int32_t next = child(history, token); next != kNone)
+            return node(next).depth > kLongestHistory ? node(next).shorter : next;
     return kRoot;
 }
 

@@ -1,8 +1,8 @@
 // The n-grams of one text, counted as the text grows: an adaptive language model.
 //
-// A trie of n-grams, oldest token first, of up to kLongestHistory + 1 tokens. A node is an n-gram that occurs; as a *history*
-// it is one of at most kLongestHistory tokens. Every node has a failure link to the n-gram without its first token, so that
-// the longest known history moves on in constant time on average, as a backoff automaton's does.
+// A trie of n-grams, oldest token first, of up to kLongestHistory + 1 tokens. A node is an n-gram that occurs; as a
+// *history* it is one of at most kLongestHistory tokens. Every node has a failure link to the n-gram without its first
+// token, so that the longest known history moves on in constant time on average, as a backoff automaton's does.
 #pragma once
 
 #include <cstdint>

@@ -17,19 +17,22 @@ constexpr std::size_t kMostOpened = 1u << 28;
 
 void check_num_nodes(const Lattice& lattice, std::int64_t num_nodes) {
     if (num_nodes > kMostNodes && lattice.has_more_prefixes(kMostNodes))
-        throw std::invalid_argument("expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
+        throw std::invalid_argument(
+            "expected a tree of at most 2^22 nodes, got num_nodes = " + std::to_string(num_nodes) + "; lower it");
 }
 
 void check_opened(std::size_t tokens) {
-    if (tokens > kMostOpened) throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
+    if (tokens > kMostOpened)
+        throw std::invalid_argument("expected a tree that opens fewer than 2^28 tokens; lower num_nodes or k");
 }
 
-const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
-                                          double alpha) {
+const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* model, std::uint32_t start_state,
+                                          std::int64_t num_nodes, double alpha) {
     check_num_nodes(lattice, num_nodes);
     alpha_ = alpha;
     graph_.assign(lattice, model, kTreeBuckets);
-    if (steps_.size() < static_cast<std::size_t>(lattice.max_columns())) steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
+    if (steps_.size() < static_cast<std::size_t>(lattice.max_columns()))
+        steps_.resize(static_cast<std::size_t>(lattice.max_columns()));
     first_of_.clear();
     conditionals_.clear();
     hits_.clear();
@@ -40,8 +43,10 @@ const TreeSearch::Result& TreeSearch::run(const Lattice& lattice, const Model* m
 Followers TreeSearch::expand(State path_state) {
     const std::int32_t node = graph_.node_of(path_state);
     const Lattice::Slot& columns = graph_.lattice().slot(graph_.node(node).slot);
-    if (first_of_.size() <= static_cast<std::size_t>(path_state)) first_of_.resize(std::max(graph_.num_path_states(), std::size_t{64}), -1);
-    if (const std::int32_t known = first_of_[static_cast<std::size_t>(path_state)]; known >= 0) return {known, columns.size};
+    if (first_of_.size() <= static_cast<std::size_t>(path_state))
+        first_of_.resize(std::max(graph_.num_path_states(), std::size_t{64}), -1);
+    if (const std::int32_t known = first_of_[static_cast<std::size_t>(path_state)]; known >= 0)
+        return {known, columns.size};
     graph_.open(node);
     graph_.resolve(node, steps_.data());
     check_opened(conditionals_.size());

@@ -9,16 +9,17 @@
 
 namespace fst_core {
 
-// A path goes on to a slot's tokens with probability softmax(log_prob + transition - alpha * cost), given the model's state
-// and the column before.
+// A path goes on to a slot's tokens with probability softmax(log_prob + transition - alpha * cost), given the model's
+// state and the column before.
 class TreeSearch {
   public:
     using State = std::int32_t;  // a path state of the graph
 
     using Result = BestFirst<TreeSearch>::Result;
-    // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null model:
-    // unrescored.
-    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes, double alpha);
+    // The lattice must have been assigned with the same model. num_nodes >= 1; alpha from 0 to kLargestWeight; null
+    // model: unrescored.
+    const Result& run(const Lattice& lattice, const Model* model, std::uint32_t start_state, std::int64_t num_nodes,
+                      double alpha);
 
     Followers expand(State path_state);
     std::int32_t token(State path_state, std::int32_t follower) const;

@@ -32,7 +32,7 @@ def ddg(
     ),
     widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
-    initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
+    initial: InitialName = typer.Option(InitialName.padding, help="A block's tokens before its first pass."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
     alpha: float | None = typer.Option(
         None, min=0.0, help="Weight of the n-gram model in the heads' lattices; what is stored with it, else 1."
@@ -46,8 +46,7 @@ def ddg(
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
-    """Draw decoding dependency graphs: what every Jacobi iteration made of every token, and which tokens each token
-    waited for.
+    """Draw decoding dependency graphs: every token after each Jacobi iteration, and the tokens that it waited for.
 
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """
@@ -87,10 +86,10 @@ def ddg(
     )
     for path in output:
         if path.suffix.lower() == ".html":
-            from latticebpd.report import page_templates
             from latticebpd.report.dependency_plots import graphs_page
+            from latticebpd.report.page import write_page
 
-            page_templates.write(path, graphs_page(sentences, statistics, settings))
+            write_page(path, graphs_page(sentences, statistics, settings))
             continue
         from latticebpd.report.dependency_plots import picture
         from latticebpd.report.plots import save

@@ -43,7 +43,7 @@ def jacobi(
             " decoding's."
         ),
     ),
-    initial: InitialName = typer.Option(InitialName.padding, help="What stands in a block before its first pass."),
+    initial: InitialName = typer.Option(InitialName.padding, help="A block's tokens before its first pass."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
     alpha: float | None = typer.Option(
         None, min=0.0, help="Weight of the n-gram model in the heads' lattices; what is stored with it, else 1."

@@ -34,35 +34,33 @@ class InitialName(StrEnum):
 
 @dataclass(frozen=True)
 class JacobiInputs:
-    """Inputs, and references where there are any."""
+    """Inputs, and references if any."""
 
     inputs: list[str]
     references: list[str] | None
 
 
 def read_texts(path: Path, source: str, target: str | None, references: Path | None, limit: int | None) -> JacobiInputs:
-    """The texts of a file, one a line; of a ``.jsonl`` file, what its objects hold under ``source`` and ``target``.
+    """The texts of a file, one a line; of a ``.jsonl`` file, the fields ``source`` and ``target`` of its objects.
 
     Raises:
-        ValueError: a line that holds no text, no text at all, or references that are not as many.
+        ValueError: a line without text, no text at all, or another number of references.
     """
     if path.suffix == ".jsonl":
-        inputs, expected = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
+        inputs, targets = _fields(path, source, limit), _fields(path, target, limit) if target is not None else None
     else:
         if target is not None:
-            raise ValueError(
-                f"{path}: expected --target with a .jsonl file only; of plain text, give --references a file of lines"
-            )
-        inputs, expected = _lines(path, limit), None
+            advice = "of plain text, give --references a file of lines"
+            raise ValueError(f"{path}: expected --target with a .jsonl file only; {advice}")
+        inputs, targets = _lines(path, limit), None
     if not inputs:
         raise ValueError(f"{path}: expected at least one text, found none")
     if references is not None:
-        expected = _lines(references, limit)
-        if len(expected) != len(inputs):
-            raise ValueError(
-                f"{references}: expected {len(inputs)} references, one a line as in {path}, got {len(expected)}"
-            )
-    return JacobiInputs(inputs, expected)
+        targets = _lines(references, limit)
+        if len(targets) != len(inputs):
+            expected = f"{len(inputs)} references, one a line as in {path}"
+            raise ValueError(f"{references}: expected {expected}, got {len(targets)}")
+    return JacobiInputs(inputs, targets)
 
 
 def _lines(path: Path, limit: int | None) -> list[str]:
@@ -84,9 +82,8 @@ def _fields(path: Path, field: str, limit: int | None) -> list[str]:
             except (ValueError, KeyError, TypeError, RecursionError):
                 text = None
             if not isinstance(text, str) or not text.strip():
-                raise ValueError(
-                    f"{path}:{number}: expected a JSON object with text under {field!r}, got {line[:60]!r}"
-                )
+                expected = f"a JSON object with text under {field!r}"
+                raise ValueError(f"{path}:{number}: expected {expected}, got {line[:60]!r}")
             texts.append(text)
     return texts
 
@@ -109,7 +106,7 @@ def initial_values(
         previous: earlier outputs as tokens, one for every text.
 
     Raises:
-        ValueError: the model has no heads, or there is no n-gram model.
+        ValueError: ``heads`` without a model with heads, or ``ngram`` without an n-gram model.
     """
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM

@@ -25,11 +25,7 @@ from latticebpd.target.forward import Verified
 
 
 class NodeDrafts:
-    """The drafted tokens right below ``n`` nodes; an index runs over the nodes.
-
-    Args:
-        trees, nodes: ``[n]``, each node and its tree.
-    """
+    """The drafted tokens right below ``n`` nodes; ``trees`` and ``nodes`` are ``[n]``."""
 
     def __init__(self, trees: Sequence[DraftTree], nodes: Sequence[int]) -> None:
         self.trees, self.nodes = trees, nodes

@@ -34,21 +34,20 @@ from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+# Prepared by generate(), not needed here
 _UNUSED = frozenset({"use_cache", "past_key_values", "cache_position", "logits_to_keep"})
-"""Arguments of the model that ``generate()`` prepares and the loop does not need."""
 
 
 def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
-    """A value for ``model.generate(custom_generate=...)`` of ``transformers``.
+    """A value for ``model.generate(custom_generate=...)`` of ``transformers``; of a ``BlockwiseLM``, for its ``base``.
 
-    ``model`` is a model of ``transformers``; of a ``BlockwiseLM``, its ``base``. Under ``Exact`` the text is the one
-    that ``generate()`` writes without this argument. Under ``do_sample=True`` it is drawn from the same distribution;
-    for a single prompt on a CPU the same seed gives the same text. No text grows beyond the model's positions.
+    Under ``Exact`` the text is the one that ``generate()`` writes without this argument. Under ``do_sample=True`` it is
+    drawn from the same distribution; for a single prompt on a CPU the same seed gives the same text. No text grows
+    beyond the model's positions.
 
     Args:
-        drafter: proposes what is verified.
-        acceptance: which drafted tokens stay; by default ``Sampling()`` under ``do_sample=True``, else ``Exact()``.
-        trace: keep what every call did.
+        drafter, acceptance, trace: as for ``latticebpd.generate``; the acceptance rule is by default ``Sampling()``
+            under ``do_sample=True``, else ``Exact()``.
 
     Example:
         >>> decoding = custom_generate(PromptNgramDrafter())                       # doctest: +SKIP
@@ -87,12 +86,11 @@ class CustomGenerate:
 
         Args:
             input_ids: ``[rows, n]``, the prompts or, of an encoder–decoder, the beginnings of its texts.
-            logits_processor, stopping_criteria, generation_config: as ``generate()`` prepared them.
             inputs_tensor: an encoder–decoder's sources, ``[rows, m]`` or one for several rows.
             model_kwargs: arguments of the model's ``forward``, and of the loop.
 
         Returns:
-            What ``generate()`` returns: ``[rows, length]``, or an output object under ``return_dict_in_generate``.
+            ``[rows, length]``, or an output object under ``return_dict_in_generate``, as ``generate()``.
 
         Raises:
             ValueError: an argument that this loop does not support; the message names it.
@@ -111,9 +109,12 @@ class CustomGenerate:
             raise _unsupported(", ".join(sorted(arguments)))
         texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria)
         for text, row in zip(texts, prompts.prefix.tolist(), strict=True):
-            padding = row[: len(row) - text.prompt_length]
-            if padding or len(texts) > 1:
-                text.criteria = StoppingCriteriaList(_by_row(each, padding, len(texts)) for each in text.criteria)
+            padding, rows = row[: len(row) - text.prompt_length], len(texts)
+            if padding or rows > 1:
+                text.criteria = StoppingCriteriaList(
+                    each if type(each).__module__.startswith("transformers.") else _RowCriterion(each, padding, rows)
+                    for each in text.criteria
+                )
         session = Session(base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
         self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
         sequences: Any = self.last.sequences.to(input_ids.device)
@@ -124,11 +125,8 @@ class CustomGenerate:
 
 
 class PreparedSettings(GenerationSettings):
-    """A generation config from which ``generate()`` has already built processors, warpers and criteria.
-
-    Raises:
-        ValueError: a field that cannot be honoured.
-    """
+    """A generation config from which ``generate()`` has already built processors, warpers and criteria; ValueError for
+    a field that cannot be honoured."""
 
     def __init__(self, model: PreTrainedModel, config: GenerationConfig) -> None:
         rows = config.num_return_sequences  # generate() has repeated the prompts
@@ -173,11 +171,6 @@ class _RowCriterion(StoppingCriteria):  # type: ignore[misc, unused-ignore]
         if self.rows > 1 and not (isinstance(done, Tensor) and done.shape == (1,)):
             raise ValueError(f"{expected} give a tensor [rows], got {done!r} by {name}; {advice}")
         return done
-
-
-def _by_row(criterion: Any, padding: list[int], rows: int) -> Any:
-    is_stock = type(criterion).__module__.startswith("transformers.")
-    return criterion if is_stock else _RowCriterion(criterion, padding, rows)
 
 
 def _arguments_of_generate() -> dict[str, Any]:

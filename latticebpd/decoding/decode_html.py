@@ -9,13 +9,10 @@ from typing import Any
 
 from latticebpd.lattices.pictures import visible
 
-MOST_ROWS, MOST_TOKENS = 4, 400
-"""Rows shown at most, and tokens of each."""
-
+MOST_ROWS, MOST_TOKENS = 4, 400  # shown of a decode, and of each row
 _COLOURS = ("#00835e", "#1f6feb")
 
-Decoder = Callable[[list[int]], str] | None
-"""Tokens -> text; None shows their ids."""
+Decoder = Callable[[list[int]], str] | None  # tokens -> text; None shows their ids
 
 
 def decode_html(generated: Any, decode: Decoder = None) -> str:

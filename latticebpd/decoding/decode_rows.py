@@ -49,11 +49,8 @@ class Prompts:
 def prepare(base: BaseModel, input_ids: Ids, attention_mask: Mask | None, settings: GenerationSettings) -> Prompts:
     """Check the prompts, remove their padding and, for an encoder–decoder, encode them.
 
-    Without a mask the rule is ``generate()``'s: padding tokens are padding unless they also end texts.
-
-    Raises:
-        ValueError: wrong shapes, ids outside the vocabulary, a prompt without tokens, a source that is longer than the
-            encoder can read, or no start token for the decoder.
+    Without a mask the rule is ``generate()``'s: padding tokens are padding unless they also end texts. ValueError for
+    wrong shapes, ids outside the vocabulary, empty prompts, sources too long for the encoder, or no start token.
     """
     ids, pad = _check_ids(input_ids, base.source_vocab_size), settings.config.pad_token_id
     if attention_mask is None:
@@ -87,11 +84,7 @@ def _check_ids(input_ids: Ids, vocab_size: int) -> Tensor:
 
 
 def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    """Each row's tokens under the mask, both ``[rows, n]``.
-
-    Raises:
-        ValueError: a mask of another shape, or a row without tokens.
-    """
+    """Each row's tokens under the mask, both ``[rows, n]``; ValueError for another shape or a row without tokens."""
     if mask.shape != ids.shape:
         wanted, got = tuple(ids.shape), tuple(mask.shape)
         raise ValueError(f"expected an attention_mask of the prompts' shape {wanted}, got {got}")
@@ -167,11 +160,9 @@ def begin_texts(
 ) -> list[Text]:
     """The texts of a decode: their prompts, stop rules and processors.
 
-    The caller's processors and criteria replace those of the same kind that the generation config asks for.
-
-    Raises:
-        ValueError: a prompt that fills all positions, texts that cross LongRoPE's boundary, a processor that cannot be
-            applied, or stop strings without a tokenizer.
+    The caller's processors and criteria replace those of the same kind from the generation config. ValueError for a
+    prompt that fills all positions, texts that cross LongRoPE's boundary, an inapplicable processor, or stop strings
+    without a tokenizer.
     """
     width = prompts.prefix.shape[1]
     criteria = settings.criteria(width, stopping_criteria or [], tokenizer)

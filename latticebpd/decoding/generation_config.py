@@ -48,10 +48,8 @@ WITHOUT_EFFECT = frozenset({
     # How the same text is computed
     "use_cache", "cache_config", "max_cache_len", "return_legacy_cache", "compile_config", "disable_compile",
     "prefill_chunk_size", "continuous_batching_config", "low_memory",
-    # For beam search only
-    "early_stopping", "length_penalty",
-    # Shifts all scores alike
-    "renormalize_logits",
+    # For beam search only; shifts all scores alike
+    "early_stopping", "length_penalty", "renormalize_logits",
     # What is returned, and where the config comes from
     "output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate",
     "_from_model_config", "transformers_version",
@@ -64,12 +62,11 @@ BEAMS = {"num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0}
 REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: (neutral,) for name, neutral in BEAMS.items()},
     **dict.fromkeys(("constraints", "force_words_ids", "dola_layers", "watermarking_config"), ()),
+    **dict.fromkeys(("token_healing", "is_assistant"), (False,)),
+    "assistant_ensemble_weight": (),
     "num_return_sequences": (1,),
     "penalty_alpha": (0.0,),
     "guidance_scale": (1.0,),
-    "token_healing": (False,),
-    "is_assistant": (False,),
-    "assistant_ensemble_weight": (),
     "cache_implementation": tuple(set(ALL_CACHE_IMPLEMENTATIONS) - {"quantized"}),
 }
 """Fields that only ``generate()`` can honour -> their neutral values besides None; a quantized cache changes texts."""
@@ -110,11 +107,7 @@ class GenerationSettings:
         return int(pad) if pad is not None else next(iter(self.eos_ids), 0)
 
     def start_ids(self, rows: int) -> list[int]:
-        """The token that an encoder–decoder's text begins with, for each row.
-
-        Raises:
-            ValueError: the config has none, or a list of another length.
-        """
+        """The token that an encoder–decoder's text begins with, for each row; ValueError without one for each."""
         start = self.config.decoder_start_token_id
         start = self.config.bos_token_id if start is None else start
         if start is None:
@@ -126,11 +119,7 @@ class GenerationSettings:
         return [int(token) for token in start]
 
     def max_columns(self, width: int) -> int:
-        """Length limit of texts with prompts of ``width`` columns, padding included in both.
-
-        Raises:
-            ValueError: the config's ``max_length`` leaves no room after the prompts.
-        """
+        """Length limit of texts with prompts of ``width`` columns, padding included; ValueError if it is no greater."""
         if self.config.max_new_tokens is not None:
             return width + int(self.config.max_new_tokens)
         own: int | None = self._host.generation_config.max_length
@@ -182,11 +171,7 @@ class GenerationSettings:
         self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
     ) -> StoppingCriteriaList:
         """The given stopping criteria, and those of the config whose kind is not among them, for prompts of ``width``
-        columns.
-
-        Raises:
-            ValueError: stop strings without a tokenizer.
-        """
+        columns; ValueError for stop strings without a tokenizer."""
         if self.config.stop_strings is not None and tokenizer is None:
             raise ValueError("expected a tokenizer together with stop_strings, got none; pass tokenizer=")
         config = copy.copy(self.config)
@@ -204,11 +189,7 @@ def eos_ids(config: GenerationConfig) -> list[int]:
 
 
 def refuse(config: GenerationConfig) -> None:
-    """Refuse fields that only ``generate()`` can honour, and unknown fields of later versions.
-
-    Raises:
-        ValueError: such a field is set.
-    """
+    """ValueError if a field is set that only ``generate()`` can honour, or an unknown one of a later version."""
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:

@@ -130,8 +130,7 @@ def generate(
     Args:
         model: a blockwise model, or any causal LM or encoder–decoder of ``transformers``.
         input_ids: prompts, or an encoder–decoder's sources: ``[rows, n]`` or, for a single one, ``[n]``.
-        drafter: proposes what is verified.
-        acceptance: which drafted tokens stay.
+        drafter, acceptance: propose drafts, and decide which drafted tokens stay.
         max_new_tokens: length limit, >= 1; by default the generation config's, which may be a ``max_length``, else 256.
             No text grows beyond the model's own maximum.
         eos_token_id: token or tokens that end a text; by default the model's own.
@@ -141,8 +140,7 @@ def generate(
         stopping_criteria: called after every token of every row. Processors and criteria replace the generation
             config's of the same kind, as in ``generate()``.
         streamer: as for ``generate()``; a single prompt only.
-        stop_strings, tokenizer: strings that end a text, by default the generation config's, and the tokenizer that
-            they need.
+        stop_strings, tokenizer: strings that end a text, by default the generation config's, and their tokenizer.
         pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep a :class:`Step` for every call and row.
         use_cache: False reads the whole texts in every pass: slow, the same for every model; for comparison.
@@ -179,11 +177,7 @@ def check_streamer(rows: int) -> None:
 def decode(
     session: Session, drafter: Drafter, acceptance: Acceptance, streamer: Any = None, trace: bool = False
 ) -> Generated:
-    """The loop itself, from the prompts of a new session to the end of its texts.
-
-    Args:
-        streamer: receives the committed tokens of the session's only text; it already has the prompt.
-    """
+    """The loop itself, from a new session to the end of its texts; a streamer already has the prompt."""
     session.layers = needs_layers(drafter)
     unread, texts = UnreadTokens(session.verifier, session.prompts.tokens), session.texts
     rows = list(range(len(texts)))  # unfinished ones

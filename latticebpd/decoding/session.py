@@ -58,11 +58,7 @@ class Session:
 
     @classmethod
     def begin(cls, model: Model, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
-        """Check the options of a decode and prepare it.
-
-        Raises:
-            ValueError: unusable prompts, limits, processors, generation config or model.
-        """
+        """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
         base = BaseModel.of(model)
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
         settings = GenerationSettings(base, **{name: options.get(name) for name in fields})
@@ -86,14 +82,10 @@ class Session:
 
 
 class UnreadTokens:
-    """Each row's tokens that are final but not yet read by the model.
+    """Each row's tokens that are final but not yet read by the model: the full prompt, later the token chosen last.
 
-    At first that is the whole prompt, later the one token that the model chose last. A pass reads them together with
-    the draft that follows them. The first pass is a plain prefill if no row has a draft.
-
-    Args:
-        verifier: of the model, new.
-        prompts: each row's tokens.
+    A pass reads them together with the draft that follows them; the first one is a prefill if no row has a draft.
+    ``verifier`` must be new.
     """
 
     def __init__(self, verifier: Verifier, prompts: Sequence[Sequence[int]]) -> None:
@@ -141,8 +133,7 @@ class UnreadTokens:
         self.tokens = [[token] for token in next_tokens]
 
     def layer_states(self, row: int) -> Tensor | None:
-        """``[tokens, layers * hidden]`` states after the session's layers for the tokens read of a row; None without
-        layers."""
+        """``[tokens, layers * hidden]`` states after the verifier's layers for the tokens read of a row, if any."""
         return self.verifier.layer_states(row)
 
     def select(self, rows: Sequence[int]) -> None:

@@ -15,10 +15,7 @@ from latticebpd.lattices.token_text import piece
 
 @dataclass(frozen=True)
 class Shown:
-    """A picture or a table, which notebooks draw.
-
-    html: a table or a text as HTML, or a picture as SVG, which is valid inside HTML.
-    """
+    """A picture or a table for notebooks; ``html`` is HTML, or SVG, which is valid inside HTML."""
 
     html: str = field(repr=False)
 

@@ -156,11 +156,7 @@ class CorpusStatistics:
 
 
 def corpus_statistics(sentences: Sequence[Sentence]) -> CorpusStatistics:
-    """The statistics of all sentences.
-
-    Raises:
-        ValueError: no sentences.
-    """
+    """The statistics of all sentences, at least one."""
     if not sentences:
         raise ValueError("expected at least one text, got none")
     names = np.array([name for sentence in sentences for name in sentence.classes])

@@ -26,15 +26,8 @@ class LengthRatio:
 
     @classmethod
     def fit(cls, sources: Sequence[int], targets: Sequence[int], covered: float = 0.9) -> LengthRatio:
-        """The estimator whose length suffices for a share of the given pairs.
-
-        Args:
-            sources, targets: their lengths in tokens, pair by pair.
-            covered: share of the pairs whose target is no longer than the estimate.
-
-        Raises:
-            ValueError: no pairs, unequal numbers, or a share outside 0 to 1.
-        """
+        """The estimator that suffices for the share ``covered`` of pairs, whose lengths in tokens are given; ValueError
+        without pairs, for unequal numbers, or for a share outside 0 to 1."""
         if not sources or len(sources) != len(targets) or min(sources) < 1:
             got = f"{len(targets)} and {len(sources)}"
             raise ValueError(f"expected as many target lengths as source lengths, all >= 1, got {got}")

@@ -16,25 +16,23 @@ nothing. An edge is *redundant* if others imply it, because a position that ``i`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Unpack
 
 import numpy as np
 import torch
-from transformers import LogitsProcessorList
 
 from latticebpd.decoding.decode_rows import Ids
-from latticebpd.decoding.session import Session
+from latticebpd.decoding.session import Session, SessionOptions
 from latticebpd.jacobi.solution import UNKNOWN, Trajectory
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.stock_model import Model
 
-TOKENS_PER_PASS = 8192
-"""Approximate size of a batch of texts."""
+TOKENS_PER_PASS = 8192  # approximately
 
-_Change = tuple[int, int]
-"""Number of a pass, from 1, and a position."""
+_Change = tuple[int, int]  # number of a pass, from 1, and a position
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Change:
     """Pass ``number`` (from 1) changed the value at ``position``.
 
     causes: earlier positions, changed by the pass before; none if no earlier pass computed the position.
-    probabilities: for each cause, that of the new value with this cause alone undone; another value is then more
-        probable.
+    probabilities: of the new value, with one cause undone; another value is then more probable.
     """
 
     number: int
@@ -92,16 +89,13 @@ def dependencies(
     input_ids: Ids,
     trajectory: Trajectory,
     *,
-    max_new_tokens: int = 256,
-    eos_token_id: int | Sequence[int] | None = None,
-    logits_processor: LogitsProcessorList | None = None,
     on_progress: Callable[[float], None] | None = None,
+    **options: Unpack[SessionOptions],
 ) -> Dependencies:
     """Measure one text's dependencies; each possible cause costs a reading of the text up to the changed position.
 
     Args:
-        model, input_ids, max_new_tokens, eos_token_id, logits_processor: as for the decode; a single prompt or source
-            without padding.
+        model, input_ids, options: as for the decode; a single prompt or source without padding.
         trajectory: the decode's.
         on_progress: called now and then with the finished share.
 
@@ -109,10 +103,8 @@ def dependencies(
         ValueError: more than one prompt, or a text that the model does not write for this prompt.
     """
     ids = torch.as_tensor(input_ids)
-    session = Session.begin(
-        model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
-        stop_strings=[], logits_processor=logits_processor,
-    )  # fmt: skip
+    options = {"max_new_tokens": 256, **options, "attention_mask": torch.ones_like(ids), "stop_strings": []}
+    session = Session.begin(model, ids, **options)
     if len(session.texts) != 1:
         raise ValueError(f"expected a single prompt, got {len(session.texts)}; measure one text after the other")
     # From each position's last change backwards, as far as wrong values lead

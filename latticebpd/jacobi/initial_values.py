@@ -87,11 +87,7 @@ class PreviousOutput(_Stateless):
 
 
 class NgramContinuation(_Stateless):
-    """Greedy decoding by an n-gram model.
-
-    Args:
-        lm: over the model's own token ids; ties go to the lower id.
-    """
+    """Greedy decoding by an n-gram model over the same token ids; ties go to the lower id."""
 
     def __init__(self, lm: fst.NgramModel) -> None:
         self.lm = lm

@@ -43,10 +43,8 @@ class BatchRun:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Texts that are decoded together.
+    """Texts that are decoded together, from number ``start``; ``ids`` and ``mask`` are ``[rows, n]``.
 
-    ids, mask: ``[rows, n]``.
-    start: the first one's number among all inputs.
     lengths: of each row's greedy text, if greedy decoding came first.
     """
 
@@ -72,6 +70,12 @@ class SystemRun:
     seconds: list[float] = field(default_factory=list)
     passes: list[int] = field(default_factory=list)
     flops: list[int] = field(default_factory=list)
+
+    def add(self, run: BatchRun, seconds: float) -> None:
+        self.tokens += run.tokens
+        self.seconds += [seconds / len(run.tokens)] * len(run.tokens)
+        self.passes += run.passes
+        self.flops += run.flops
 
     def time_speedup(self, baseline: SystemRun) -> float:
         return sum(baseline.seconds) / sum(self.seconds)
@@ -104,12 +108,9 @@ class SystemRun:
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Numbers of weights by their inputs, and the sizes of attention; without an encoder those of encoder, source and
-    cross-attention are 0.
+    """Numbers of weights by their inputs, and sizes of attention; for encoder and source 0 in a causal LM.
 
-    encoder_weights: of the encoder's matrices.
-    source_weights: of the decoder's matrices that read the source.
-    decoder_weights: of its other matrices.
+    source_weights: of the decoder's matrices that read the source; decoder_weights: of its other matrices.
     output_weights: of the projection to the vocabulary.
     encoder_attention, decoder_attention, cross_attention: layers times width.
     """
@@ -152,8 +153,7 @@ class ModelFlops:
 
         Args:
             source: tokens that the encoder reads.
-            columns: tokens that the decoder reads, over all passes.
-            pairs: keys that those tokens attend to in self-attention, summed over tokens.
+            columns, pairs: as in ``Solution``.
             predicted: tokens whose states are projected to the vocabulary.
         """
         weights = (self.encoder_weights + self.source_weights) * source
@@ -262,13 +262,8 @@ def compare(
             seconds = clock() - started
             if name == GREEDY:
                 batch = replace(batch, lengths=[len(row) for row in decoded.tokens])
-            if number < min(warm_ups, len(batches)):
-                continue
-            run = runs[name]
-            run.tokens += decoded.tokens
-            run.seconds += [seconds / len(batch.ids)] * len(batch.ids)
-            run.passes += decoded.passes
-            run.flops += decoded.flops
+            if number >= min(warm_ups, len(batches)):
+                runs[name].add(decoded, seconds)
         if on_batch is not None:
             on_batch()
     return runs

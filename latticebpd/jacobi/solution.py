@@ -13,8 +13,7 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
-UNKNOWN = -1
-"""Value of a position whose block has not begun."""
+UNKNOWN = -1  # value of a position whose block has not begun
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ class TokenStatus(IntEnum):
     NOT_RIGHT = 0
     NEWLY_RIGHT = 1
     SETTLED = 2
-    AHEAD = 3
-    """Right as before, after a position that is not."""
+    AHEAD = 3  # right as before, after a position that is not
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +128,7 @@ class Trajectory:
 
     @cached_property
     def right_since(self) -> np.ndarray:
-        """``[m]``, the pass (from 1) that made a position right for good; 0 if its initial value was and stayed
-        right."""
+        """``[m]``, the pass (from 1) that made a position right for good; 0 if its initial value stayed right."""
         wrong = (self.values != np.array(self.tokens)) & (self.values != UNKNOWN)
         last_wrong: np.ndarray = len(wrong) - 1 - wrong[::-1].argmax(axis=0)
         return np.where(wrong.any(axis=0), last_wrong + 1, 0)
@@ -150,11 +147,7 @@ class Trajectory:
 
 
 def trajectory(solution: Solution, row: int = 0) -> Trajectory:
-    """A row's trajectory.
-
-    Raises:
-        ValueError: the decode kept no trace.
-    """
+    """A row's trajectory; ValueError if the decode kept no trace."""
     if solution.trace is None:
         raise ValueError("expected a decode with a trace, got one without; pass trace=True")
     tokens = solution.tokens(row)

@@ -107,11 +107,7 @@ class LatticeSet(ArrayValues):
 
     @classmethod
     def joined(cls, parts: Sequence[LatticeSet]) -> LatticeSet:
-        """All lattices of several sets, in order; descriptions are the first set's.
-
-        Raises:
-            ValueError: no set, or sets of different shapes.
-        """
+        """All lattices of several sets of one shape, in order; descriptions are the first set's."""
         names = parts[0]._arrays() if parts else ()
         shapes = {tuple(array.shape[1:] for name, array in part._arrays().items() if name in names) for part in parts}
         if len(shapes) != 1:

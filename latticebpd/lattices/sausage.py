@@ -198,8 +198,7 @@ def top_k(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def best_tokens(tokens: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token without transitions, the lowest id of equal
-    ones."""
+    """``[..., slots, k]`` -> ``[..., slots]`` each slot's best token without transitions, the lowest of equal ones."""
     weights = np.where(tokens == PADDING, -np.inf, log_probs)
     candidates = np.where(weights == weights.max(axis=-1, keepdims=True), tokens, np.iinfo(tokens.dtype).max)
     best: np.ndarray = candidates.min(axis=-1)
@@ -226,11 +225,8 @@ def greedy_chain(tokens: np.ndarray, log_probs: np.ndarray, transitions: np.ndar
 
 
 def oracle_path(lattice: SausageLattice, continuation: Sequence[int] | np.ndarray) -> np.ndarray:
-    """``[slots]`` the draft with the longest prefix of ``continuation``, then each slot's best arc (Kim 2024, section
-    6.3), whatever the transitions.
-
-    continuation: the target model's own next tokens; positions beyond its end match nothing.
-    """
+    """``[slots]`` the draft with the longest prefix of ``continuation``, the target model's own tokens, then each
+    slot's best arc (Kim 2024, section 6.3), whatever the transitions."""
     path = best_tokens(lattice.tokens, lattice.log_probs)
     for slot, token in enumerate(list(continuation)[: lattice.slots]):
         if token == PADDING or not (lattice.tokens[slot][lattice.log_probs[slot] > -np.inf] == token).any():

@@ -84,11 +84,8 @@ class ShardDirectory:
         return files
 
     def claim(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings into a new directory, or compare them with those of a used one.
-
-        Raises:
-            ValueError: the directory was filled with other settings, or holds other files.
-        """
+        """Write the settings into a new directory, or compare them with those of a used one; ValueError for others and
+        for a directory of other files."""
         wanted = json.loads(json.dumps(settings))
         if not self.is_ours:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -105,11 +102,8 @@ class ShardDirectory:
                 )
 
     def renew(self) -> None:
-        """Create the directory, or delete its shards; it is invalid until its settings are recorded again.
-
-        Raises:
-            ValueError: the directory holds files of another origin.
-        """
+        """Create the directory, or delete its shards, after which it is invalid until its settings are recorded again;
+        ValueError if it holds other files."""
         self.path.mkdir(parents=True, exist_ok=True)
         shards = [path for path in self.path.glob(f"shard-*{self.suffix}") if self.is_ours and path.stem[6:].isdigit()]
         self._refuse(self._others({self.path / self.settings_name, *shards}))
@@ -132,8 +126,7 @@ class ShardDirectory:
 
 
 def shares(total: int, size: int, part: tuple[int, int]) -> Iterator[tuple[int, range]]:
-    """The shards ``i``, ``i + n``, ... of part ``(i, n)``, and the items of each: ``size`` of ``total``, fewer in the
-    last."""
+    """The shards ``i``, ``i + n``, ... of part ``(i, n)``, and each one's items: ``size`` of ``total``, or the rest."""
     for shard in range(part[0], -(-total // size), part[1]):
         yield shard, range(shard * size, min(total, (shard + 1) * size))
 

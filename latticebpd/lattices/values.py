@@ -43,11 +43,7 @@ def _hashable(value: Any) -> Any:
 
 
 def int32(name: str, values: Any) -> np.ndarray:
-    """``values`` as a read-only int32 array, copied only to convert the type; the caller's array stays writable.
-
-    Raises:
-        ValueError: not integers, or integers that do not fit 32 bits.
-    """
+    """``values`` as a read-only int32 array, copied only to convert the type; ValueError if they do not fit."""
     array = np.asarray(values)
     if array.size and (array.dtype.kind not in "iu" or array.min() < -(2**31) or array.max() >= 2**31):
         got = f"{array.dtype} from {array.min()} to {array.max()}"

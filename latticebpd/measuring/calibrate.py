@@ -50,20 +50,18 @@ class Observations:
     right: Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[np.ndarray, int]]) -> Observations:
+    def of(cls, rows: Sequence[tuple[np.ndarray, int]], copies: bool) -> Observations:
+        """Without ``copies`` these are no arcs: where a copy was right, ``outside`` is."""
         width = max((len(features) for features, _ in rows), default=1)
         features, is_arc = np.zeros((len(rows), width, len(FEATURES)), np.float32), np.zeros((len(rows), width), bool)
         for row, (known, _) in enumerate(rows):
             features[row, : len(known)], is_arc[row, : len(known)] = known, True
-        right = torch.tensor([right for _, right in rows], dtype=torch.int64)
-        return cls(torch.from_numpy(features), torch.from_numpy(is_arc), right)
-
-    def without_copies(self) -> Observations:
-        """The same where copies are no arcs: where a copy was right, none of the arcs is."""
-        copied = self.features[:, :, NOT_DRAFTED] > 0
-        outside = self.features[:, :, OUTSIDE].argmax(dim=1)
-        right = torch.where(copied.gather(1, self.right[:, None])[:, 0], outside, self.right)
-        return Observations(self.features, self.is_arc & ~copied, right)
+        right = np.array([right for _, right in rows], np.int64)
+        if not copies:
+            is_copy = features[:, :, NOT_DRAFTED] > 0
+            right = np.where(is_copy[np.arange(len(rows)), right], features[:, :, OUTSIDE].argmax(axis=1), right)
+            is_arc &= ~is_copy
+        return cls(torch.from_numpy(features), torch.from_numpy(is_arc), torch.from_numpy(right))
 
     def log_probs(self, weights: Tensor) -> Tensor:
         """``[n, arcs]``"""
@@ -101,11 +99,9 @@ def calibrate(
 
     Args:
         paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
-        lm: the n-gram model.
-        examples: number of texts, or of lattices where texts are not known, at most.
-        positions: lattices of them, at most, drawn at random.
+        examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
         features: those with a weight; the others' is 0.
-        on_lattice: called after each, for progress.
+        on_lattice: called after each lattice, for progress.
 
     Raises:
         ValueError: no lattice, fewer than two examples, or a model of another vocabulary.
@@ -134,14 +130,15 @@ def calibrate(
         raise ValueError(f"expected positions of both halves of the {unit}s, got none of one; raise --positions")
     allowed = torch.tensor([float(name in features) for name in FEATURES])
     weights, costs, sums = [], [], np.zeros((3, BINS))
-    further = "not_drafted" in features and all(half[slots] for half in halves)
+    copies = "not_drafted" in features
+    further = copies and all(half[slots] for half in halves)
     for slot in [slot for slot in range(slots + further) if halves[0][slot] or halves[1][slot]]:
         rows = [half[slot] for half in halves]
-        parts = [_usable(each, allowed) for each in rows]
+        parts = [Observations.of(each, copies) for each in rows]
         crossed = [_fitted(observed, allowed) for observed in reversed(parts)]
         costs.append(_mean_loss(parts, crossed))
         sums += sum(_binned(observed, own) for observed, own in zip(parts, crossed, strict=True))
-        weights.append(tuple(_fitted(_usable(rows[0] + rows[1], allowed), allowed).tolist()))
+        weights.append(tuple(_fitted(Observations.of(rows[0] + rows[1], copies), allowed).tolist()))
     fingerprint, total = lattices_fingerprint(paths), sums[2].clip(min=1)
     calibration = Calibration(tuple(weights), unit, drawn, seed, fingerprint, width, tuple(costs), further)
     return calibration, Reliability(sums[0] / total, sums[1] / total, sums[2].astype(np.int64))
@@ -218,12 +215,6 @@ def _fitted(observed: Observations, allowed: Tensor) -> Tensor:
     if not allowed[NOT_DRAFTED]:
         out[NOT_DRAFTED] = NEVER
     return out
-
-
-def _usable(rows: Sequence[tuple[np.ndarray, int]], allowed: Tensor) -> Observations:
-    """The observations, without copies where these may have no weight."""
-    observed = Observations.of(rows)
-    return observed if allowed[NOT_DRAFTED] else observed.without_copies()
 
 
 def _binned(observed: Observations, weights: Tensor) -> np.ndarray:

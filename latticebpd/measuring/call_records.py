@@ -29,8 +29,8 @@ class End(Enum):
 
     ALL_KEPT = "it was kept to its end"
     END_OF_TEXT = "the text ended"
-    MISRANKED = "the right token was in the lattice, but others were drafted in its place"
-    BUDGET = "the right token was in the lattice, but nothing was drafted there: no room in the tree"
+    MISRANKED = "the right token was in the lattice, but others were drafted"
+    BUDGET = "the right token was in the lattice, but nothing was drafted: no room in the tree"
     NOT_IN_LATTICE = "the right token was not in the lattice"
     OTHERS = "other tokens were drafted"
     NO_DRAFT = "nothing was drafted"
@@ -85,12 +85,8 @@ def read_calls(
 ) -> list[Call]:
     """The calls of one row of a traced decode; the model reads the row's text once more.
 
-    Args:
-        prompt: the row's prompt, or an encoder–decoder's source, without padding.
-        lm: what the lattices were rescored with; a scorer brings its weight. See ``scorer_of``.
-
-    Raises:
-        ValueError: the decode was not traced.
+    prompt: the row's, or an encoder–decoder's source, without padding. lm: the scorer of the lattices, see
+    ``scorer_of``, or a language model at weight 1. Raises ValueError where the decode was not traced.
     """
     written = [token for block in out.blocks(row) for token in block]
     steps = [step for step in out.trace or () if step.row == row]

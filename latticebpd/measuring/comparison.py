@@ -166,9 +166,8 @@ def compare(
     names = (VANILLA, *dict.fromkeys(name for name in systems if name not in (VANILLA, ORACLE)), ORACLE)
     strategies = [strategy_named(name, lm, alpha) for name in names]
     (first, _), parts = first_and_all((shard or Shard()).units(blocks))
-    signature = Signature.of(
-        first, by=counted_by(by, first), lm=_description(lm), alpha=_weights(strategies), seed=seed
-    )
+    settings = {"lm": _description(lm), "alpha": _weights(strategies), "seed": seed}
+    signature = Signature.of(first, by=counted_by(by, first), **settings)
     result = Comparison.zero(signature, systems=names)
     replay = DecodeReplay(result.walked)
     for block, numbers in parts:

@@ -44,7 +44,7 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
     mass = p.sum(axis=2)
     if mass.max(initial=0) > 1 + SURPLUS:
         row, slot = map(int, np.unravel_index(mass.argmax(), mass.shape))
-        got = f"{mass[row, slot]:.4g} in lattice {row}, slot {slot}; lattices of logits tell no entropy"
+        got = f"{mass[row, slot]:.4g} in lattice {row}, slot {slot}; logits have no entropy"
         raise ValueError(f"expected natural log-probabilities, whose probabilities sum to at most 1, got {got}")
     others = vocab_size - is_arc.sum(axis=2)
     if others.min(initial=0) < 0:
@@ -112,7 +112,7 @@ class HeadEntropy:
         """``[texts]`` h_max of every text by its own means, counted from head ``first``.
 
         Heads trained on the base model's own text are far surer than head 1, the base model itself. Then every h_max
-        is 1, and only counting from head 2 tells texts apart.
+        is 1, and only counting from head 2 distinguishes texts.
         """
         begin = max(0, first - self.heads[0])
         return np.array([h_max(mean[begin:])[0] + self.heads[begin] - 1 for mean in self.text_means], np.int64)

@@ -15,9 +15,7 @@ from latticebpd.measuring.comparison import describe
 from latticebpd.measuring.signature import Signature
 from latticebpd.scoring.ngram import NgramScorer
 
-P = (1, 2, 4, 8, 16)
-SLOTS = (4, 8, 16)
-WIDTHS = (2, 4, 8, 16)
+P, SLOTS, WIDTHS = (1, 2, 4, 8, 16), (4, 8, 16), (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,12 +51,8 @@ def rescoring_latency(
     Args:
         lattices: real ones; several are joined end to end for more slots than they have.
         scorer: the n-gram model, or none.
-        ps: numbers of paths to find; slots, ks: shapes to find the best path of.
-        count: lattices to time, at most. repeats: runs over all of them.
-        clock: seconds.
-
-    Raises:
-        ValueError: no lattice, or a number below 1.
+        ps: numbers of paths to find. slots, ks: shapes to find the best path of.
+        count: lattices to time, at most. repeats: runs over all of them. clock: seconds.
     """
     if not len(lattices):
         raise ValueError("expected at least one lattice, got none")

@@ -33,13 +33,11 @@ def block_efficiency(by: str | None, counts: np.ndarray, walked: np.ndarray) -> 
 class MergeableCounts:
     """Sums over lattices. Subclasses add *keys*, tuples of what is counted, and int64 arrays with an axis for each.
 
-    signature: what the numbers depend on.
+    KIND: name of the record. COMMAND: the command that writes it. signature: what the numbers depend on.
     """
 
     KIND: ClassVar[str]
-    """Name of the record."""
     COMMAND: ClassVar[str]
-    """The command that writes it."""
 
     signature: Signature
 

@@ -31,7 +31,7 @@ def with_needed_slots(
 ) -> Calibration:
     """The calibration with the fewest slots at which trees of ``SIZES`` come within ``LOSS`` of the most tokens a call.
 
-    It is unchanged where lattices do not tell their texts, since there is nothing to replay.
+    It is unchanged where texts are not known, since there is nothing to replay.
 
     Args:
         paths, lm: the lattice files, or directories of them, and the n-gram model that the calibration was fitted to.

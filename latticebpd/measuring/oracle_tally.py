@@ -7,8 +7,7 @@ Three numbers, which are not the same:
 
     by decode      a decode of the text with these drafts, each call where the last one stopped; the paper's number
     by position    the mean over all positions of the text; no decode visits all of them
-    at best        the fewest calls that any choice of accepted lengths allows. The longest prefix at every call need
-                   not be the best choice, so this is the true upper bound
+    at best        the fewest calls that any choice of accepted lengths allows: the true upper bound
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ MISRANKED, NOT_IN_LATTICE, END_OF_TEXT, CUT = range(4)
 
 
 def ranks(lattices: LatticeSet) -> np.ndarray:
-    """``[n, slots]``: rank of the base model's token in each slot, from 0; ``ABSENT`` where the slot lacks it.
-
-    Equal log-probabilities are ranked by token id, as everywhere.
-    """
+    """``[n, slots]`` rank of the base model's token in its slot, from 0, ties by token id; ``ABSENT`` if missing."""
     tokens, log_probs = lattices.tokens, lattices.log_probs
     wanted = lattices.continuation[:, :, None]
     equal = tokens == wanted
@@ -69,10 +65,8 @@ def losses(
     ``MISRANKED``: the slot holds the right token, others were drafted. ``CUT``: it does, nothing was drafted, for want
     of nodes. ``NOT_IN_LATTICE``: the slot lacks the token. ``END_OF_TEXT``: there is none.
 
-    Args:
-        rank: ``ranks(lattices)``.
-        lengths: ``[n]`` accepted drafted tokens.
-        cut: ``[n]`` whether nothing is drafted after these; by default something always is.
+    rank: ``ranks(lattices)``. lengths: ``[n]`` accepted drafted tokens. cut: ``[n]`` whether nothing is drafted after
+    these; by default something always is.
     """
     rows = np.flatnonzero(lengths < rank.shape[1])
     slots = lengths[rows]

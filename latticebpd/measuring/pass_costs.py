@@ -39,7 +39,7 @@ def profile(
         on_pass: called after each pass, for progress.
 
     Raises:
-        ValueError: an encoder-decoder, or sizes that are none.
+        ValueError: an encoder-decoder, or a size below 1.
     """
     stock = BaseModel.of(model)
     if stock.is_encoder_decoder:

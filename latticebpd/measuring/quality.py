@@ -67,11 +67,8 @@ MEASURES: dict[str, Callable[[Sequence[str], References], float]] = {
 def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> float:
     """exp of the mean negative log-probability, per token, of what follows each prompt.
 
-    Args:
-        texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source.
-
-    Raises:
-        ValueError: no token follows any prompt, or a text is longer than the model's positions.
+    texts: tokens, prompt included, and length of the prompt; of an encoder–decoder the prompt is the source. Raises
+    ValueError where nothing follows any prompt, or for more tokens than the model's positions.
     """
     base, loss, count = BaseModel.of(model), 0.0, 0
     for text, prompt_length in texts:
@@ -93,7 +90,7 @@ def perplexity(model: Model, texts: Iterable[tuple[Sequence[int], int]]) -> floa
         loss -= float(log_probs.double().sum())
         count += following.shape[1]
     if not count:
-        raise ValueError("expected at least one token behind a prompt, got none")
+        raise ValueError("expected at least one token after a prompt, got none")
     return math.exp(loss / count)
 
 

@@ -105,10 +105,8 @@ def run_system(
 ) -> Outcome:
     """``outcome`` of the system of that name.
 
-    Args:
-        lm: the language model of systems that are not ``:0-gram``, or several by name.
-        alpha: its weight; None takes the stored one, and 1 where there is none.
-        threads: for an n-gram model's search, by default one for each processor.
+    lm: the language model of systems that are not ``:0-gram``, or several by name. alpha: its weight; None takes the
+    stored one, and 1 where there is none. threads: of the search, by default one for each processor.
     """
     return outcome(strategy_named(name, lm, alpha), lattices, threads)
 

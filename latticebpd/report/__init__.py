@@ -31,11 +31,9 @@ def make_report(
     """Arrange measurements as a report.
 
     Args:
-        measurements: of ``measure``.
         word: token id -> its text, for the drawing.
         shape: the base model's, for its hardware cost.
-        decoded: decodes by the model itself.
-        quality: of these decodes, by measure, see ``latticebpd.measuring.model_decodes.qualities``.
+        decoded: decodes by the model itself; quality: theirs, see ``latticebpd.measuring.model_decodes.qualities``.
     """
     first, model = measurements.sets[0], measurements.model
     best = first.best_system(measurements.options.budget)
@@ -63,7 +61,7 @@ def make_report(
         *((f"signature, {each.name}", str(each.comparison.signature)) for each in measurements.sets),
         *((f"language model {name}", words) for name, words in measurements.models.items()),
         *(
-            ("set aside", f"{each.name}: {each.num_excluded} examples, for tuning")
+            ("held out", f"{each.name}: {each.num_excluded} examples, for tuning")
             for each in measurements.sets
             if each.num_excluded
         ),

@@ -34,7 +34,7 @@ class Cell:
     """A value with a mark or a second number after it. good: whether it is an improvement; None for neither."""
 
     value: Any
-    behind: str = ""
+    note: str = ""
     good: bool | None = None
 
 
@@ -63,7 +63,7 @@ class Table:
         rows = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in self.rows]
         forms = [column.form for column in self.columns]
         return [
-            [Cell(form(cell.value), cell.behind, cell.good) for form, cell in zip(forms, row, strict=True)]
+            [Cell(form(cell.value), cell.note, cell.good) for form, cell in zip(forms, row, strict=True)]
             for row in rows
         ]
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Arc, Patch
 
 from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 from latticebpd.jacobi.solution import TokenStatus
-from latticebpd.report import page_templates
+from latticebpd.report.page import render_page
 from latticebpd.report.theme import FAINT, SERIES
 
 CELLS = {
@@ -28,13 +28,10 @@ EDGE = FAINT.light
 def graphs_page(sentences: Sequence[Sentence], statistics: CorpusStatistics, settings: str) -> str:
     """The page of graphs and heat maps, with a slider over the iterations, as HTML; it loads nothing.
 
-    Args:
-        sentences: those shown, in order.
-        statistics: of all texts, also of those that are not shown.
-        settings: one line on how the numbers came about.
+    sentences: those shown. statistics: of all texts. settings: one line on how the numbers came about.
     """
     data = {"texts": [sentence.record() for sentence in sentences]}
-    return page_templates.render("graphs", "Decoding dependency graphs", settings, data=data, statistics=statistics)
+    return render_page("graphs", "Decoding dependency graphs", settings, data=data, statistics=statistics)
 
 
 def picture(sentence: Sentence) -> Figure:

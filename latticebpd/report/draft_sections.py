@@ -15,10 +15,7 @@ EFFICIENCY = "Tokens committed per call of the model: accepted drafted tokens an
 ORACLE = "The lattice's best path in hindsight: what perfect rescoring would draft."
 HEADROOM = "(system − vanilla) / (oracle − vanilla)."
 VERIFIED = "Drafted tokens that the model sees per call."
-COUNTED = (
-    "By decode: over the calls of a decode through each text, where one goes on where the last one stopped. By"
-    " position: over all positions, where the texts are not known or it was asked for."
-)
+COUNTED = "By decode: the calls of a decode of each text. By position: all positions, where texts are not known."
 QUALITY = {
     "perplexity": "Of what was written, under the model itself.",
     "reference-perplexity": "Of the references, under the model itself, whatever drafts.",
@@ -69,7 +66,7 @@ def block_efficiency(measurements: Measurements) -> Section:
     )  # fmt: skip
     by = counted(measurements.sets)
     caption = f"Block efficiency of rescored drafts (as tables 1, 4 and 9 of the paper), {by}"
-    note = "● more tokens per call than vanilla, ○ not more; the change relative to vanilla behind."
+    note = "● more tokens per call than vanilla, ○ not more; then the change relative to vanilla."
     items = [Table("block-efficiency", caption, columns, rows, (note,))]
     items += [_systems(measured, model) for measured in measurements.sets]
     if len(measurements.models) > 1:
@@ -80,8 +77,8 @@ def block_efficiency(measurements: Measurements) -> Section:
     }
     lead = (
         f"Each system drafts from the same lattices, and drafts are verified against {' or '.join(sorted(texts))}."
-        f" {COUNTED} Gains, wins and losses are paired: the vanilla draft of the same lattice stands against each."
-        " Verified tokens are what a system costs: compare systems at equal numbers."
+        f" {COUNTED} Gains, wins and losses are against the vanilla draft of the same lattice. Verified tokens are the"
+        " cost of a system: compare systems at equal numbers."
     )
     return Section("block-efficiency", "Block efficiency", lead, items)
 
@@ -101,8 +98,8 @@ def _systems(measured: Measured, model: str | None) -> Table:
         "win": "where the system has more tokens accepted than the vanilla draft of the same lattice.",
         "tie": "where it has as many accepted.",
         "loss": "where it has fewer accepted.",
-        "misranked": "that end at a right token in the lattice: others were drafted in its place.",
-        "cut": "that end at a right token in the lattice: no node was left to draft anything there.",
+        "misranked": "that end at a right token in the lattice: others were drafted.",
+        "cut": "that end at a right token in the lattice: no node was left for it.",
         "not in lattice": "that end where the lattice lacks the right token.",
     }
     columns = (
@@ -167,8 +164,8 @@ def headroom(measurements: Measurements) -> Section:
     items.append(Table("oracle", f"Oracle block efficiency, {by}", columns, by_k))
     lead = (
         "The oracle picks, in hindsight, the path of the lattice that the base model accepts longest. What lies between"
-        " it and vanilla is what rescoring can gain; what lies beyond it, only better heads can. A draft ends where a"
-        " slot holds the right token behind a better one (misranked: rescoring may mend it) or lacks it."
+        " it and vanilla can be gained by rescoring, what lies beyond it only by better heads. A draft ends at a slot"
+        " that ranks another token before the right one (misranked: rescoring may correct it) or lacks the right one."
     )
     return Section("headroom", "Headroom", lead, items)
 
@@ -185,8 +182,8 @@ def budget(measurements: Measurements) -> Section:
             plot_of(measured, "trade-off", "what verified tokens buy", trade_off, shared),
         ]
     lead = (
-        "More drafts in one pass have more accepted, and cost more to verify. Prefix trees spend the same tokens on the"
-        " most probable prefixes instead of on whole paths."
+        "More drafts in one pass have more accepted tokens and a higher cost of verification. Prefix trees spend the"
+        " same tokens on the most probable prefixes instead of on whole paths."
     )
     return Section("budget", "What verification buys", lead, items)
 
@@ -203,7 +200,7 @@ def decoding(decoded: Decoded, model: str | None, quality: Mapping[str, Sequence
             *(values[i] for values in quality.values()),
         ))  # fmt: skip
     columns = (
-        Column("system", "With the acceptance rule behind it where that is not exact."),
+        Column("system", "Followed by the acceptance rule where that is not exact."),
         Column("tokens/call", "Tokens that calls committed over calls; the prefill is in neither.", three),
         Column("with prefill", "The same with each text's prefill as a call, and the token that it yields.", three),
         Column("calls", "Forward passes that committed tokens.", decimals(0)),
@@ -211,10 +208,7 @@ def decoding(decoded: Decoded, model: str | None, quality: Mapping[str, Sequence
         Column("other texts", "Texts that differ from what the model writes greedily; 0 under exact acceptance."),
         *(Column(measure, QUALITY[measure], two) for measure in quality),
     )  # fmt: skip
-    lead = (
-        f"The model itself, decoding {decoded.texts} of the texts again with every system; the other numbers replay the"
-        " lattices."
-    )
+    lead = f"Decodes of {decoded.texts} texts by the model with every system; the other numbers replay the lattices."
     return Section("decoding", "Decoded by the model", lead, [Table("decoded", "Decodes", columns, rows)])
 
 
@@ -249,8 +243,8 @@ def repetition(measurements: Measurements) -> Section:
         Column("% Repair (losses)", repair, one), Column("% Regress (losses)", regress, one),
     )  # fmt: skip
     lead = (
-        "Heads guess independently, so neighbours often guess the same token. As in the paper, a draft begins with head"
-        " 1's token, which is committed in any case."
+        "Heads predict independently, so neighbours often predict the same token. As in the paper, a draft begins with"
+        " head 1's token, which is committed in any case."
     )
     before = f"Repetition before and after rescoring (as table 3 of the paper), {by}"
     against = f"{after} against vanilla (as table 5 of the paper), {by}"

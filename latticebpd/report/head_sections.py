@@ -26,9 +26,7 @@ def entropy(measurements: Measurements) -> Section | None:
         for head, least, most in zip(heads.heads, heads.low.tolist(), heads.high.tolist(), strict=True):
             bounds = (least,) if exact else (least, most)
             rows.append((measured.name, head, *bounds, f"{low}" if low == high else f"{low} … {high}"))
-        items.append(
-            plot_of(measured, "entropy", "how unsure each head is (figure 3a)", plots.entropy_densities(heads))
-        )
+        items.append(plot_of(measured, "entropy", "entropy of each head (figure 3a)", plots.entropy_densities(heads)))
     by = counted([measured for measured, _ in with_entropy])
     if (points := _h_max_points(with_entropy)) is not None:
         x, y, what, first = points
@@ -82,16 +80,13 @@ def weights(measurements: Measurements) -> Section | None:
         return None
     columns = (
         Column("data set"), Column("language model"), Column("system"),
-        Column("best α", "The weight with the most tokens per call on the examples set aside."),
+        Column("best α", "The weight with the most tokens per call on the held-out examples."),
         Column("α of this report", "Given, stored with the model, or the best."),
-        Column("tuned on", "Set aside for tuning; in no other number of this report."),
+        Column("tuned on", "Held out for tuning; in no other number of this report."),
         Column("by", "Decode: over decodes of the examples. Position: mean over positions; texts are not known."),
     )  # fmt: skip
     items.append(Table("alpha", "Weights of the language models (as table 8 of the paper)", columns, rows))
-    lead = (
-        "A language model's log-probabilities count α times as much as the heads'; every system has a weight of its"
-        " own."
-    )
+    lead = "A language model's log-probabilities count α times as much as the heads'; every system has its own weight."
     return Section("weights", "Weight of the language model", lead, items)
 
 
@@ -107,9 +102,8 @@ def example(measurements: Measurements, word: Callable[[int], str]) -> Section:
     caption = (
         f"Lattice {step.index} (figure 4), each head's best arcs: natural log-probability"
         f"{'' if step.after is None else posterior}. Green and bold: what the model writes next. ◆ first draft of"
-        f" {system_label(step.system, measurements.model)}. The vanilla draft takes the arc of every"
-        f" slot that was the best before: {step.accepted[0]} drafted tokens accepted; the system has"
-        f" {step.accepted[1]}."
+        f" {system_label(step.system, measurements.model)}. Drafted tokens accepted: {step.accepted[0]} of the vanilla"
+        f" draft, which takes the best arc of every slot before rescoring, and {step.accepted[1]} of the system."
     )
-    lead = f"One step of a decode. Before it stands “… {before}”, and the model goes on: “{written}”."
+    lead = f"One step of a decode: after “… {before}” the model writes “{written}”."
     return Section("example", "A lattice", lead, [Drawing("lattice", caption, drawing)])

@@ -7,8 +7,7 @@ from latticebpd.measuring.hardware_cost import Decoding, HardwareCost, ModelShap
 from latticebpd.report.content import Column, Section, Table
 from latticebpd.report.measurements import Measured, Measurements
 from latticebpd.report.wording import system_label, three
-from latticebpd.scoring.neural.causal_rescorer import CausalRescorer
-from latticebpd.scoring.neural.rescorer import ParallelNeuralRescorer
+from latticebpd.scoring.neural.rescorer import NeuralRescorer, ParallelNeuralRescorer
 from latticebpd.scoring.rescoring import as_scorer
 
 
@@ -33,9 +32,9 @@ def hardware(measurements: Measurements, shape: ModelShape | None) -> Section:
         items.append(_hardware_table(hardware_cost(shape, decodings), "hardware-model", caption))
     lead = (
         "By calculation, for one decoded token at batch size 1. The paper's account counts the cache with the"
-        " feed-forward width, linear layers for one token and attention as if computed anew; the corrected account"
-        " counts what a pass reads and computes: heads included, every verified token, keys and values as they are"
-        " stored, an encoder–decoder's source, a neural rescorer's steps."
+        " feed-forward width, linear layers for one token and attention without a cache. The corrected account counts"
+        " what a pass reads and computes: heads, every verified token, keys and values as they are stored, an"
+        " encoder–decoder's source, a neural rescorer's steps."
     )
     return Section("hardware", "Hardware cost per token", lead, items)
 
@@ -46,7 +45,7 @@ def _decoding(measured: Measured, name: str, model: str | None) -> Decoding:
     efficiency, verified = measured.efficiency[name], measured.verified[name]
     chosen = system.chosen(measured.models)
     scorer = None if chosen == NO_MODEL else as_scorer(measured.models[chosen])
-    if not isinstance(scorer, CausalRescorer):
+    if not isinstance(scorer, NeuralRescorer | ParallelNeuralRescorer):
         return Decoding(label, efficiency, verified)
     slots = measured.comparison.signature.heads - 1
     steps = 1 if isinstance(scorer, ParallelNeuralRescorer) else slots

@@ -34,7 +34,7 @@ NODES = (8, 16, 32, 64, 128)
 WIDTHS = (1, 2, 4, 8, 16)
 HEADS = (3, 6, 9)
 MOST_EXAMPLES = 100
-"""As many as the paper sets aside for each task."""
+"""Held-out examples of each task in the paper."""
 
 Watch = Callable[[str, int], None]
 """Called with the task, and the number of its lattices that are done since the last call."""

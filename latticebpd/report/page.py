@@ -1,22 +1,47 @@
-"""A report as one self-contained HTML page, with its tables and plots as files next to it."""
+"""Pages: each is one Jinja template on the same base and in the same style. A report's tables and plots are also files.
+
+A page is one file that loads nothing: it contains its style, pictures and script. Colours are CSS variables
+(`latticebpd.report.theme`), so that a page follows its reader's preference for light or dark.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fst.files import replacing_files
-from latticebpd.report import page_templates
+from fst.files import replacing, replacing_files
 from latticebpd.report.content import Drawing, Plot, Section, Table
-from latticebpd.report.theme import inline_svg, png
+from latticebpd.report.theme import css_colours, inline_svg, png
 
 PAGE = "report.html"
+
+
+@cache
+def environment() -> Environment:
+    """The environment of all templates, with the colours as a global; everything is escaped."""
+    loader = PackageLoader("latticebpd.report", "pages")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.globals["colours"] = Markup(css_colours())
+    return made
+
+
+def render_page(template: str, title: str, subtitle: str = "", **values: Any) -> str:
+    """The page that ``pages/<template>.html.j2`` makes of the values."""
+    return environment().get_template(f"{template}.html.j2").render(title=title, subtitle=subtitle, **values)
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> None:
+    """Write a page, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -46,7 +71,7 @@ class Report:
 
     def html(self) -> str:
         """The page: no script, nothing loaded."""
-        return page_templates.render("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
+        return render_page("report", self.title, self.subtitle, report=self, runs=_runs, svg=_svg)
 
     def write(self, directory: str | os.PathLike[str]) -> list[Path]:
         """Write the page, every table as CSV, every plot as PNG and every drawing as SVG; returns their paths."""

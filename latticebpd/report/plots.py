@@ -51,6 +51,13 @@ def _level(axes: Axes, y: float, text: str, colour: str) -> None:
     axes.annotate(text, (0.995, y), color=colour, fontsize=9, **end)
 
 
+def _efficiency_limits(axes: Axes, efficiency: Mapping[str, float]) -> None:
+    """The oracle's level, and room for all systems."""
+    _level(axes, efficiency["oracle"], "oracle", GREEN)
+    axes.set_ylim(bottom=1, top=max(efficiency.values()) * 1.06)
+    axes.legend(loc="best")
+
+
 def _bars(axes: Axes, ticks: np.ndarray) -> None:
     """The axes of bars: a tick for each, no lines between them."""
     axes.set_xticks(ticks)
@@ -88,10 +95,8 @@ def path_curves(efficiency: Mapping[str, float], ps: Sequence[int], model: str |
         if len(drawn) > 1:
             axes.plot(*zip(*drawn, strict=True), marker=marker, color=colour, label=name)
     _level(axes, efficiency["vanilla"], "vanilla", FAINT.light)
-    _level(axes, efficiency["oracle"], "oracle", GREEN)
     _powers_of_two(axes, ps)
-    axes.set_ylim(bottom=1, top=max(efficiency.values()) * 1.06)
-    axes.legend(loc="best")
+    _efficiency_limits(axes, efficiency)
     return figure
 
 
@@ -113,14 +118,12 @@ def trade_off(efficiency: Mapping[str, float], verified: Mapping[str, float], mo
                 linestyle="--" if kind == "best" else "-", markerfacecolor="none" if kind == "best" else colour,
                 label=f"{word}, {text}",
             )  # fmt: skip
-    _level(axes, efficiency["oracle"], "oracle", GREEN)
     star: dict[str, Any] = {"color": INK.light, "marker": "*", "markersize": 10, "linestyle": "none"}
     axes.plot(verified["vanilla"], efficiency["vanilla"], label="vanilla", **star)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-    axes.set_ylim(bottom=1, top=max(efficiency.values()) * 1.06)
-    axes.legend(loc="best")
+    _efficiency_limits(axes, efficiency)
     return figure
 
 
@@ -221,12 +224,12 @@ def weight_curves(tunings: Mapping[str, Sequence[Tuning]]) -> Figure:
 
 
 @rc_context(STYLE)
-def reliability_curve(found: Reliability) -> Figure:
+def reliability_curve(reliability: Reliability) -> Figure:
     """Predicted probability of drafted tokens against the share of them that was right."""
     figure, axes = _axes("predicted probability of a drafted token", "share that was right; line: perfect")
-    kept = found.count > 0
+    is_known = reliability.count > 0
     axes.plot([0, 1], [0, 1], color=INK.light, linewidth=0.8)
-    axes.plot(found.predicted[kept], found.observed[kept], marker="o", color=BLUE)
+    axes.plot(reliability.predicted[is_known], reliability.observed[is_known], marker="o", color=BLUE)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     return figure

@@ -15,7 +15,7 @@ from fst.drawing import lattice_svg
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.token_text import piece
 from latticebpd.measuring.call_records import Call, End
-from latticebpd.report import page_templates
+from latticebpd.report.page import render_page, write_page
 
 Decode = Callable[[list[int]], str]
 """Tokens from the text's first new one on -> text."""
@@ -43,17 +43,14 @@ def trace_page(
 ) -> str:
     """The page as HTML: no script, nothing loaded.
 
-    Args:
-        decodes: what is shown, in order.
-        decode, word: how tokens become text, in a row and one by one.
-        most: arcs of each slot to draw, at most.
+    decode, word: how tokens become text, in a row and one by one. most: arcs of each slot to draw, at most.
     """
 
     def visible(token: int) -> str:
         return word(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣").replace("▁", "␣")
 
     shown = [_decode(each, decode, visible, most) for each in decodes]
-    return page_templates.render("trace", title, subtitle, decodes=shown, word=visible)
+    return render_page("trace", title, subtitle, decodes=shown, word=visible)
 
 
 def write_trace(
@@ -61,7 +58,7 @@ def write_trace(
 ) -> None:
     """Write the page, whole or not at all; ``tokenizer``: of ``transformers``."""
     page = trace_page(title, subtitle, decodes, tokenizer.decode, lambda token: piece(tokenizer, token))
-    page_templates.write(path, page)
+    write_page(path, page)
 
 
 def _decode(decoded: TracedDecode, decode: Decode, word: Word, most: int) -> dict[str, Any]:

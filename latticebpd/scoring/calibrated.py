@@ -43,7 +43,7 @@ class TextIndexes:
 
     def _of(self, text: np.ndarray, taken: set[int]) -> fst.TextIndex:
         free = (number for number in reversed(self._known) if number not in taken)
-        number = next((number for number in free if _continues(text, self._known[number][0])), None)
+        number = next((number for number in free if _starts_with(text, self._known[number][0])), None)
         if number is None:
             number, self._next = self._next, self._next + 1
             self._known[number] = np.zeros(0, np.int64), fst.TextIndex()
@@ -114,7 +114,7 @@ class CalibratedScorer:
         self.ngram.check_vocabulary(fingerprint, vocab_size, owner)
 
 
-def _continues(text: np.ndarray, known: np.ndarray) -> bool:
+def _starts_with(text: np.ndarray, known: np.ndarray) -> bool:
     n = len(known)
     return n <= len(text) and (not n or (known[-1] == text[n - 1] and np.array_equal(known, text[:n])))
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import kenlm
     import pywrapfst
 
+AnyLattice: TypeAlias = "SausageLattice | fst.Lattice | pywrapfst.Fst"
 LanguageModel: TypeAlias = (
     "fst.NgramModel | Scorer | Tuned | kenlm.Model | pywrapfst.Fst | str | os.PathLike[str] | None"
 )
@@ -138,11 +139,7 @@ def check_vocabulary(
 
 
 def rescore(
-    lattice: SausageLattice | fst.Lattice | pywrapfst.Fst,
-    lm: LanguageModel,
-    p: int = 16,
-    alpha: float | None = None,
-    context: Context = (),
+    lattice: AnyLattice, lm: LanguageModel, p: int = 16, alpha: float | None = None, context: Context = ()
 ) -> Drafts:
     """The ``p`` best drafts of a lattice under a language model.
 

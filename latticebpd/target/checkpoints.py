@@ -70,8 +70,7 @@ _CONVERSION = (
 def safetensors_in(directory: Path, wanted: str) -> list[Path]:
     """A checkpoint's safetensors files, whatever their names; wanted: the usual name, for the message.
 
-    Raises:
-        ValueError: there are none; for pickled weights, the message has a command that converts them.
+    The ValueError for a checkpoint of pickled weights has a command that converts them.
     """
     if files := sorted(directory.glob("*.safetensors")):
         return files
@@ -92,10 +91,9 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def stored_fingerprint(directory: str | os.PathLike[str], samples: int = 1 << 15) -> str | None:
-    """A hash of a directory's ``model*.safetensors``: every tensor's name, shape and a sample of its numbers.
+    """A hash of a directory's ``model*.safetensors``, if any: tensors' names, shapes and a sample of their numbers.
 
-    Fast also for large models, and enough to distinguish target models; equal in single and half precision. None if
-    there are no such files.
+    Fast also for large models, and enough to distinguish target models; equal in single and half precision.
     """
     files = sorted(Path(directory).glob("model*.safetensors"))
     lines: dict[str, bytes] = {}

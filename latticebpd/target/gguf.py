@@ -33,11 +33,8 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
 
 
 def load_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """The causal LM of a GGUF file, ready for inference.
-
-    Raises:
-        ValueError: a damaged file, an architecture that ``transformers`` does not read, or a missing extra.
-    """
+    """The causal LM of a GGUF file, ready for inference; ValueError for a damaged file, an architecture that
+    ``transformers`` does not read, or a missing extra."""
     path = _checked(path)
     try:
         # transformers would be busy for long with a damaged number of layers.
@@ -46,8 +43,10 @@ def load_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) 
         check_layer_count("a block_count", layers, tensors)
         arguments: dict[str, Any] = {"gguf_file": path.name, "dtype": dtype, "trust_remote_code": False}
         read: Any = AutoModelForCausalLM.from_pretrained(path.parent, **arguments)
-        # The weights are in full precision now; and an epsilon of 9.999999747378752e-06 is a float32 that was 1e-05.
-        config = {name: _as_float32(value) for name, value in read.config.to_dict().items() if name not in OF_THE_FILE}
+        config = {name: value for name, value in read.config.to_dict().items() if name not in OF_THE_FILE}
+        for name, value in config.items():
+            if isinstance(value, float):  # stored in float32: 9.999999747378752e-06 was 1e-05
+                config[name] = float(str(torch.tensor(value).numpy()))
         plain: PreTrainedModel = type(read)(type(read.config)(**config)).to(dtype)
         plain.load_state_dict(read.state_dict(), strict=False)
     except Exception as error:  # transformers and gguf raise many kinds of errors for damaged files
@@ -99,8 +98,3 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
     reader = GGUFReader(path)
     scalars = {name: field for name, field in reader.fields.items() if len(field.types) == 1}
     return {name: field.contents() for name, field in scalars.items()}, len(reader.tensors)
-
-
-def _as_float32(value: Any) -> Any:
-    """A number that was stored in float32, as its shortest decimal."""
-    return float(str(torch.tensor(value).numpy())) if isinstance(value, float) else value

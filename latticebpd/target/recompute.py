@@ -18,12 +18,6 @@ from latticebpd.target.forward import EncodedSource, Forward, Verified
 from latticebpd.target.stock_model import Model
 
 
-def leaf_paths(tree: DraftTree) -> list[list[int]]:
-    """The paths from the root to every leaf, which hold all nodes; one empty path for an empty tree."""
-    inner = set(tree.parents.tolist())
-    return [tree.path(node) for node in range(len(tree)) if node not in inner] or [[]]
-
-
 class RecomputingVerifier:
     """The target model, any causal LM or encoder–decoder, called on full texts.
 
@@ -61,7 +55,8 @@ class RecomputingVerifier:
         sequence, index = np.zeros((2, len(trees), max(map(len, trees)) + 1), dtype=np.int64)
         for row, (text, (next_token, tree)) in enumerate(zip(self.texts, self.pending, strict=True)):
             sequence[row], index[row] = len(sequences), len(text)
-            for path in leaf_paths(tree):
+            leaves = np.setdiff1d(np.arange(len(tree)), tree.parents)  # whose paths hold all nodes
+            for path in map(tree.path, leaves.tolist()) if len(tree) else [[]]:
                 sequence[row, np.array(path, dtype=np.int64) + 1] = len(sequences)
                 sequences.append([*text, next_token, *tree.tokens[path].tolist()])
                 owners.append(row)

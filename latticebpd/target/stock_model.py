@@ -229,8 +229,7 @@ class BaseModel:
         return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
 
     def text(self, tokens: Tensor) -> dict[str, Tensor]:
-        """The decoder's arguments for texts, ``[rows, n]``, read from their beginning: positions from 0, as in
-        ``generate()``, which the defaults of some models (RoBERTa's family) are not."""
+        """The decoder's arguments for texts, ``[rows, n]``: positions from 0, as in ``generate()``."""
         if self.is_encoder_decoder or not self.takes("position_ids"):
             return {"input_ids": tokens}
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
@@ -268,11 +267,7 @@ class BaseModel:
 
     @property
     def projection(self) -> Projection:
-        """From final hidden states, or a head's states, to logits.
-
-        It leaves out what decoder-only models do after their output embedding (cap logits, say), which keeps the order
-        of tokens.
-        """
+        """From final hidden states, or a head's states, to logits, before a decoder-only model caps them, say."""
         return self.scaled(_probed_projection(self.model, self.dtype)[0] if self.is_encoder_decoder else 1.0)
 
     @property
@@ -289,8 +284,7 @@ class BaseModel:
 @once_per_model
 @torch.no_grad()
 def _probed_projection(model: PreTrainedModel, dtype: torch.dtype) -> tuple[float, bool]:
-    """The projection's scale, and whether it is exact: probed, since in T5's family they depend on the configuration
-    and the version."""
+    """Scale of the projection, and whether it is exact: in T5's family they depend on configuration and version."""
     base = BaseModel(model)
     vocabulary = min(base.vocab_size, base.source_vocab_size)
     tokens = torch.arange(0, vocabulary, max(1, vocabulary // 8), device=base.device)[None, :8]

@@ -29,7 +29,7 @@ class Placement(Protocol):
     max_keys: the limit of the cache's positions and a pass's columns together, drafts included; None for no limit.
     """
 
-    max_keys: int | None
+    max_keys: int | None = None
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         """Arguments that give column ``j`` of a row its position and attention to exactly the visible keys.
@@ -41,13 +41,11 @@ class Placement(Protocol):
         """
 
 
-class ByPositionIds:
+class ByPositionIds(Placement):
     """Positions are an argument.
 
     Layers with a sliding window get a mask of their own, in which no key is ``window`` or more positions away.
     """
-
-    max_keys: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.dtype, self.layers = model.dtype, layers_of(model)
@@ -82,14 +80,14 @@ def given_scale(model: PreTrainedModel) -> float:
     return scale if torch.equal(given, own) else 1.0
 
 
-class ByEmbedding:
+class ByEmbedding(Placement):
     """Positions are added to the input embeddings."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: Any = model.get_decoder()
         self.dtype = model.dtype
         self.scale, self.given_scale = getattr(self.decoder, "embed_scale", 1.0), given_scale(model)
-        self.max_keys: int | None = int(model.config.max_position_embeddings)
+        self.max_keys = int(model.config.max_position_embeddings)
 
     def arguments(self, tokens: Tensor, positions: Tensor, visible: Tensor) -> dict[str, Any]:
         indices = torch.arange(visible.shape[2], device=tokens.device)[visible.shape[2] - tokens.shape[1] :]
@@ -102,10 +100,8 @@ class ByEmbedding:
         return embedded.reshape(len(positions), -1)
 
 
-class ByRelativeBias:
+class ByRelativeBias(Placement):
     """Positions are a bias of the first decoder layer, which all layers share, by distance."""
-
-    max_keys: int | None = None
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.get_decoder()
@@ -162,7 +158,6 @@ def layers_of(model: PreTrainedModel) -> Layers:
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[rows, columns, keys]`` bool -> ``[rows, 1, columns, keys]``: 0 where a column may look, else the type's
-    minimum."""
+    """``[rows, columns, keys]`` bool -> ``[rows, 1, columns, keys]``: 0 for visible keys, else the type's minimum."""
     mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]

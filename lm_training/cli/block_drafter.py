@@ -19,15 +19,11 @@ def block_drafter(
     output: Path = OUTPUT,
     num_layers: int = typer.Option(3, min=1, help="Layers of the drafter."),
     block_size: int = typer.Option(8, min=1, help="Columns of a block, its anchor's included."),
-    layers: str | None = typer.Option(
-        None, help="Target layers to read, such as 2,15,28, from 1; DFlash's by default."
-    ),
+    layers: str | None = typer.Option(None, help="Target layers to read, such as 2,15,28; DFlash's by default."),
     intermediate_size: int | None = typer.Option(None, min=1, help="Feed-forward width; the target's by default."),
     num_kv_heads: int | None = typer.Option(None, min=1, help="Key and value heads; the target's number by default."),
     causal: bool = typer.Option(False, "--causal/--bidirectional", help="Causal attention in a block (JetSpec)."),
-    sample_from_anchor: bool = typer.Option(
-        True, help="Every column predicts the next token (DSpark), or masks their own (DFlash)."
-    ),
+    sample_from_anchor: bool = typer.Option(True, help="Columns predict the next token (DSpark), not their own."),
     shortlist: str | None = typer.Option(
         None, help="Draft only so many tokens, the text's most frequent; or those of a blockwise model's heads."
     ),
@@ -36,9 +32,7 @@ def block_drafter(
     ),
     bigram_rank: int = typer.Option(0, min=0, help="Rank of a bigram added to the logits (DSpark); 0: none."),
     bigram_on: Path | None = typer.Option(None, help="Train a bigram alone, on this trained drafter."),
-    mask_token: int | None = typer.Option(
-        None, min=0, help="Id of the mask; the tokenizer's mask or padding by default."
-    ),
+    mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,
     *,
     options: BlockDrafterTraining,
@@ -64,8 +58,8 @@ def block_drafter(
     from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
     from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
-    from lm_training.data.loading import load_head_data
     from lm_training.data.shortlist import shortlist_of
+    from lm_training.data.training_data import load_head_data
     from lm_training.families.block import train_block_drafter, with_bigram
 
     require_texts((*data, validation))

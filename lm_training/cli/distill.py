@@ -65,7 +65,7 @@ def distill(
     from lm_training.data.distill import DistillOptions, corpus_prompts, load_distilled
     from lm_training.data.distill import distill as write
     from lm_training.data.hidden_states import StateOptions
-    from lm_training.data.loading import load_texts
+    from lm_training.data.training_data import load_texts
 
     mine = parse_part(part)
     states = StateOptions(positive_numbers("--layers", layers) if layers else ()) if hidden or layers else None

@@ -18,13 +18,11 @@ def drafter(
     model: Path = typer.Option(..., help="Directory of the verifier, whose weights initialise the drafter."),
     output: Path = OUTPUT,
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
-    anchored: bool = typer.Option(
-        True, help="Predict the first token at the text's last position, or at a mask, as in the paper."
-    ),
+    anchored: bool = typer.Option(True, help="Predict the first token at the last text position, not at a mask."),
     bidirectional: bool = typer.Option(
         False,
         "--bidirectional-text/--causal-text",
-        help="Text attends to masks, as in the paper; rereads it per draft.",
+        help="Text attends to masks, as in the paper; slower to decode.",
     ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Decoder layers; the verifier's number by default."),
     dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout; the verifier's by default."),
@@ -46,7 +44,7 @@ def drafter(
     from latticebpd.drafters.pretrained import load_tokenizer
     from latticebpd.lattices.texts import Texts
     from lm_training.cli.training_run import is_new_run, mask_token_id, training_run
-    from lm_training.data.loading import load_texts
+    from lm_training.data.training_data import load_texts
     from lm_training.families.masks import train_drafter
 
     require_texts((*data, validation), "pairs (.npz) or a directory of distilled text")

@@ -42,7 +42,7 @@ def rescorer(
     from latticebpd.lattices.texts import Texts
     from lm_training.cli.training_run import training_run
     from lm_training.data.corpus import END_OF_TEXT
-    from lm_training.data.loading import load_texts
+    from lm_training.data.training_data import load_texts
     from lm_training.families.rescorers import new_rescorer, train_rescorer
     from lm_training.families.shapes import RESCORERS
 

@@ -132,8 +132,8 @@ def heads(
     from latticebpd.target.catalogue import resolved
     from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.training_run import report_shortlist, training_run
-    from lm_training.data.loading import load_head_data
     from lm_training.data.shortlist import shortlist_of
+    from lm_training.data.training_data import load_head_data
     from lm_training.families.heads import train_heads
 
     dtype = base_type(base_dtype)
@@ -192,7 +192,7 @@ def hidden(
     from latticebpd.lattices.shards import parse_part
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
-    from lm_training.data.loading import load_texts
+    from lm_training.data.training_data import load_texts
     from lm_training.training.labels import ModelTexts
 
     dtype, mine = base_type(base_dtype), parse_part(part)

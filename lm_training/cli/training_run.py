@@ -13,8 +13,8 @@ import torch
 
 from fst.files import copy
 from latticebpd.console import err, progress
-from lm_training.data.loading import HeadData
 from lm_training.data.shortlist import coverage
+from lm_training.data.training_data import HeadData
 from lm_training.training.training_loop import LOG, STATE_WEIGHTS, Process
 from lm_training.training.training_options import LoopOptions
 from lm_training.training.training_plots import CSV, PNG, write_plots

@@ -42,8 +42,8 @@ def translation(
     from latticebpd.lattices.texts import Texts
     from lm_training.cli.training_run import is_new_run, training_run
     from lm_training.data.corpus import end_of_text_id
-    from lm_training.data.loading import load_texts
     from lm_training.data.pairs import PADDING, encode_pairs, read_pairs, save_tokenizer, train_pair_tokenizer
+    from lm_training.data.training_data import load_texts
     from lm_training.families.shapes import TRANSLATORS
     from lm_training.families.translators import load_translator, new_translator, train_translation
 

@@ -33,11 +33,7 @@ def require_vocabulary(texts: Texts, vocab_size: int, name: str) -> None:
 
 
 def rows_of_step(texts: int, batch_size: int, step: int, seed: int, parts: int) -> list[int]:
-    """Indices of a step's texts: every epoch has all texts once, in another random order.
-
-    Raises:
-        ValueError: the batch has fewer texts than parts.
-    """
+    """Indices of a step's texts: every epoch has all once, in another order; ValueError for more parts than texts."""
     if parts > batch_size:
         wanted = f"a batch of at least {parts} sequences, one for each part"
         raise ValueError(f"expected {wanted}, got {batch_size}; use fewer parts")

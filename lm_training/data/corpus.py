@@ -145,11 +145,7 @@ def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:
 
 
 def corpus_ids(paths: Sequence[str | os.PathLike[str]], tokenizer: Tokenizer | None, field: str = "text") -> np.ndarray:
-    """``[n]`` unsigned ids of ``.npy`` corpora, or of documents encoded with ``tokenizer``.
-
-    Raises:
-        ValueError: text without a tokenizer, or both kinds of file at once.
-    """
+    """``[n]`` unsigned ids of ``.npy`` corpora or encoded documents; ValueError for both, or text without tokenizer."""
     encoded = [Path(path).suffix == ".npy" for path in paths]
     if all(encoded):
         return load_tokens(paths)

@@ -133,8 +133,7 @@ def write_encoded(
 ) -> Encoded:
     """Write and count shards: a corpus (``.npy``), sequences (``.npz``), or a directory with one ``.npz`` per shard.
 
-    Raises:
-        ValueError: the directory holds something else.
+    ValueError for a directory with other files.
     """
     parts: list[Texts] = []
     done = Encoded()

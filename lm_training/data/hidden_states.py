@@ -136,11 +136,7 @@ class HiddenStates:
 
 
 def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | None:
-    """The stored hidden states of a file or directory of texts; None if there are none.
-
-    Raises:
-        ValueError: some are missing or damaged, or belong to other texts.
-    """
+    """The stored states of a file or directory of texts, if any; ValueError for damaged ones, or other texts'."""
     directory = states_directory(path)
     if not directory.is_ours:
         return None
@@ -212,11 +208,7 @@ def add_states(
 
 
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
-    """Start to fill a directory of states, or continue.
-
-    Raises:
-        ValueError: layers that the model lacks, or a directory that was made with other settings.
-    """
+    """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
     found = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
     layers, deepest = options.layers, next((int(count) for count in found if count), 0)

@@ -33,11 +33,7 @@ class Pair:
 
 
 def read_pairs(paths: Iterable[Path], source: str, target: str) -> Iterator[Pair]:
-    """The pairs of plain or compressed JSONL files, whose lines have both sentences under the given fields.
-
-    Raises:
-        ValueError: a line lacks a sentence; the message names file and line.
-    """
+    """The pairs in the given fields of JSONL files, plain or compressed; ValueError for a line without a sentence."""
     for path in paths:
         with open_bytes(path) as file:
             for number, line in enumerate(file, 1):

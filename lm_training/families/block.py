@@ -35,8 +35,8 @@ from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
 from lm_training.data.hidden_states import LAST, layer_name, whole_command
-from lm_training.data.loading import HeadData
 from lm_training.data.shortlist import fingerprint, shortlist_indices
+from lm_training.data.training_data import HeadData
 from lm_training.families.heads import TOP
 from lm_training.training.labels import ModelTexts
 from lm_training.training.optimizers import adamw_and_muon

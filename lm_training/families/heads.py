@@ -31,8 +31,8 @@ from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data.batching import padded, rows_of_step
 from lm_training.data.hidden_states import read_states
-from lm_training.data.loading import HeadData
 from lm_training.data.shortlist import fingerprint
+from lm_training.data.training_data import HeadData
 from lm_training.families.shapes import BlockwiseShape
 from lm_training.training.labels import HeadBatch, HeadSampler, Labels
 from lm_training.training.optimizers import adamw_and_muon
@@ -90,9 +90,8 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         if batch.states is not None:
             return batch.states
         assert batch.inputs is not None
-        return read_states(BaseModel.of(self.model.base), False, batch.inputs, batch.sources, batch.mask)[0].flatten(
-            0, 1
-        )
+        stock = BaseModel.of(self.model.base)
+        return read_states(stock, False, batch.inputs, batch.sources, batch.mask)[0].flatten(0, 1)
 
     def logits(self, prediction: int, hidden: Tensor) -> Tensor:
         """``[n, hidden]`` -> ``[n, tokens]`` of a predictor, 0 being the base model; heads have their shortlist's."""
@@ -164,9 +163,10 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
         """Block efficiency of decoding validation prompts with vanilla drafts, over all of them."""
         prompts = self.validation.read.sources or self.validation.texts.prompts()
         ids, mask = padded([prompts[index] for index in range(min(self.options.serving_prompts, len(prompts)))], 0)
-        drafter = VanillaDrafter(self.model)
+        rows, read = torch.from_numpy(ids), torch.from_numpy(mask)
         with beams_ignored(self.model):
-            out = generate(self.model, ids, drafter, attention_mask=mask, max_new_tokens=max_new_tokens)  # type: ignore[arg-type]
+            drafter = VanillaDrafter(self.model)
+            out = generate(self.model, rows, drafter, attention_mask=read, max_new_tokens=max_new_tokens)
         return out.block_efficiency
 
     def save_full(self, directory: Path, weights: dict[str, Tensor]) -> None:

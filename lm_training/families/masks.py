@@ -201,7 +201,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         return {"loss": (losses * importance[scored]).sum() * batch.weight, "accuracy": right * batch.weight}
 
     def encoded(self, batch: Windows) -> EncodedSource:
-        """The sources, encoded once and repeated for each of their rows of windows."""
+        """The sources, encoded once and repeated for their rows of windows."""
         source, times = self.drafter.encode(batch.sources, batch.mask), len(batch.labels) // len(batch.sources)
         return source.select(torch.arange(len(batch.sources), device=batch.sources.device).repeat_interleave(times))
 

@@ -131,10 +131,8 @@ class TranslationObjective(Objective[PairBatch, TranslationTraining]):
 
     def logits(self, batch: PairBatch) -> Tensor:
         """``[rows, target length, vocab]``."""
-        output = self.model(
-            input_ids=batch.sources, attention_mask=batch.mask, decoder_input_ids=batch.inputs, use_cache=False
-        )
-        logits: Tensor = output.logits
+        read = {"input_ids": batch.sources, "attention_mask": batch.mask, "decoder_input_ids": batch.inputs}
+        logits: Tensor = self.model(**read, use_cache=False).logits
         return logits
 
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -26,7 +26,9 @@ def shard(module: nn.Module, device: torch.device) -> None:
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:  # its module in PyTorch 2.5
-        from torch.distributed._composable.fsdp import fully_shard  # type: ignore[no-redef, attr-defined, unused-ignore]
+        from torch.distributed._composable import fsdp
+
+        fully_shard = fsdp.fully_shard  # type: ignore[attr-defined, unused-ignore]
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in _blocks(module):
         fully_shard(block, mesh=mesh)

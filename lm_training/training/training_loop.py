@@ -139,11 +139,10 @@ def denormals_flushed() -> Iterator[None]:
 
 @dataclass
 class Trainer:
-    """A training run in ``directory``; ``run`` starts it or resumes it from its last checkpoint.
+    """A training run in ``directory``, which holds checkpoints, log and the finished model.
 
     Args:
         objective: on its process's device.
-        directory: of checkpoints, log and the finished model.
         clip_norm: gradients are scaled down to this norm.
     """
 
@@ -307,7 +306,6 @@ class Trainer:
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the stored one."""
         identity = {"objective": type(self.objective).__name__, **self.objective.run_identity()}
         known: dict[str, Any] = json.loads(json.dumps({**identity, **self.options.record(free=False)}))
         return known

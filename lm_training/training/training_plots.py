@@ -35,11 +35,7 @@ UNITS = {
 
 
 def read_log(directory: Path) -> list[Values]:
-    """The run's records in order, flat, without a line that a kill has cut short.
-
-    Raises:
-        ValueError: a log that is missing or has no records.
-    """
+    """The run's records in order, flat, without a line that a kill has cut short; ValueError if there are none."""
     path = directory / LOG
     if not path.exists():
         raise ValueError(f"{directory}: expected a training run ({LOG}), found none")

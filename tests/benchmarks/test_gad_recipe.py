@@ -77,7 +77,7 @@ def test_a_directory_of_another_recipe_is_refused(
         asked.append(arguments)
         raise StoppedError
 
-    monkeypatch.setattr(recipe, "latticebpd", stop)
+    monkeypatch.setattr(recipe.common, "latticebpd", stop)
     monkeypatch.setattr("sys.argv", ["gad_recipe", *command])
     with pytest.raises(StoppedError):
         recipe.main()

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmarks import common
 from latticebpd.jacobi.jacobi_comparison import SystemRun
 from tests.helpers.sentences import sentence_files
 
@@ -39,12 +40,12 @@ def test_lines_are_ratios_of_sums_and_a_system_without_a_clock_has_counts(togeth
         SystemRun("tree", greedy.tokens, [0.02, 0.04], [2, 6]),
         SystemRun("oracle", greedy.tokens, [], [2, 2]),
     )
-    together.write_csv(
+    common.write_csv(
         tmp_path / "counts.csv", together.counted({each.name: each for each in (greedy, tree, oracle)}), digits=1
     )
     of = {"oracle": together.KIM, "greedy": together.STOCK, "tree": together.HEADS}
     quality = [{"of": group, "system": name} for name, group in of.items()]
-    lines = together.lines_of(together.read_csv(tmp_path / "counts.csv"), quality)
+    lines = together.lines_of(common.read_csv(tmp_path / "counts.csv"), quality)
     assert [line["system"] for line in lines] == ["greedy", "oracle", "tree"]  # by whose method it is
     first, hindsight, ours = lines
     assert (first["passes"], first["tokens a pass"], first["over greedy"], first["tokens a second"]) == (6, 1, 1, 100)
@@ -61,12 +62,12 @@ def test_the_committed_counts_make_table_and_figure(
         shutil.copy(FOLDER / "results" / name, tmp_path)
     together.draw(tmp_path)
     printed = capsys.readouterr().out.splitlines()[1:]
-    systems = together.read_csv(tmp_path / together.QUALITY)
+    systems = common.read_csv(tmp_path / together.QUALITY)
     assert len(printed) == len(systems) + 2
     assert (tmp_path / "together.png").stat().st_size > 10_000
     gain = {
         line["system"]: line["tokens a pass"]
-        for line in together.lines_of(together.read_csv(tmp_path / together.COUNTS), systems)
+        for line in together.lines_of(common.read_csv(tmp_path / together.COUNTS), systems)
     }
     assert gain[together.ORACLE] > gain["16-best, 4-gram"] > gain["1-best, 4-gram"]  # a path each of the same lattices
     page = (FOLDER / "together.md").read_text()
@@ -133,7 +134,7 @@ def test_one_command_goes_from_sentences_to_the_table_and_goes_on(together: Modu
         quality = {row["system"]: row for row in csv.DictReader(file)}
     lines = {
         line["system"]: line
-        for line in together.lines_of(together.read_csv(tmp_path / "results" / together.COUNTS), quality.values())
+        for line in together.lines_of(common.read_csv(tmp_path / "results" / together.COUNTS), quality.values())
     }
     assert {
         "GAD, paper",

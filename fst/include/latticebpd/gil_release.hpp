@@ -7,8 +7,8 @@
 
 namespace latticebpd {
 
-// Releases the lock for its lifetime. At exit Python ends daemon threads that ask for the lock by unwinding their stack,
-// which no destructor may be left by: such threads wait here until the process ends.
+// Releases the lock for its lifetime. At exit Python ends daemon threads that ask for the lock by unwinding their
+// stack, which no destructor may be left by: such threads wait here until the process ends.
 class GilRelease {
   public:
     GilRelease() : state_(PyEval_SaveThread()) {}

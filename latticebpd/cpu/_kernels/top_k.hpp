@@ -38,7 +38,7 @@ struct TopK {
         const float* const x = numbers + number * count;
         const std::size_t blocks = count / kBlock, grouped = blocks * kBlock;
         thread_local std::vector<float> maxima, ordered;  // kept: an allocation costs more than filling it
-        thread_local std::vector<Entry> found;
+        thread_local std::vector<Entry> candidates;
         maxima.resize(blocks * kLanes);
         float top = -kInfinity;
         for (std::size_t block = 0; block < blocks; ++block) {
@@ -75,18 +75,18 @@ struct TopK {
             std::nth_element(ordered.begin(), last, ordered.end(), [](float a, float b) { return a > b; });
             least = *last;
         }
-        found.clear();
+        candidates.clear();
         const auto add = [&](std::size_t i) {
-            if (x[i] >= least) found.push_back({x[i], static_cast<std::int32_t>(i)});
+            if (x[i] >= least) candidates.push_back({x[i], static_cast<std::int32_t>(i)});
         };
         for (std::size_t group = 0; group < maxima.size(); ++group)
             if (maxima[group] >= least)
                 for (std::size_t i = 0; i < kBlock; i += kLanes) add(group / kLanes * kBlock + group % kLanes + i);
         for (std::size_t i = grouped; i < count; ++i) add(i);
-        std::partial_sort(found.begin(), found.begin() + static_cast<std::ptrdiff_t>(k), found.end());
+        std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(k), candidates.end());
         for (std::size_t i = 0; i < k; ++i) {
-            values[number * k + i] = found[i].value;
-            indices[number * k + i] = found[i].index;
+            values[number * k + i] = candidates[i].value;
+            indices[number * k + i] = candidates[i].index;
         }
     }
 };

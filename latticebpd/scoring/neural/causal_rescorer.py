@@ -88,10 +88,7 @@ class CausalRescorer:
     def from_pretrained(
         cls, directory: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any
     ) -> Self:
-        """Read what ``save_pretrained`` wrote, or any causal LM's directory; ValueError for missing or damaged files.
-
-        kwargs: for ``transformers``.
-        """
+        """Read what ``save_pretrained`` wrote, or any causal LM's directory; kwargs: for ``transformers``."""
         if RescorerSettings.stored(directory):
             settings = RescorerSettings.load(directory)
         else:

@@ -76,10 +76,8 @@ def greedy_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, alpha:
 
 
 def best_paths(reader: Reader, texts: Sequence[np.ndarray], arcs: Arcs, width: int, alpha: float) -> list[Drafts]:
-    """Beam search: for every lattice the ``width`` best prefixes of each length, and so at most ``width`` paths.
-
-    They are the best of all paths if no level has more prefixes than ``width``.
-    """
+    """Beam search: for every lattice the ``width`` best prefixes of each length, and so at most ``width`` paths, which
+    are the best of all paths if no level has more prefixes."""
     prefixes = _best_prefixes(reader, texts, arcs, width, alpha, complete=True)
     lengths = arcs.lengths.tolist()
     return [Drafts(path[:, :length], weight) for (path, weight), length in zip(prefixes, lengths, strict=True)]
@@ -141,8 +139,7 @@ def _best_prefixes(
 
 
 def _best_of_rows(row: np.ndarray, score: np.ndarray, path: np.ndarray, count: int) -> np.ndarray:
-    """Indices of the ``count`` best prefixes of every row: by falling score, then by rising tokens, a prefix before
-    those that continue it."""
+    """Indices of the ``count`` best prefixes of every row: by falling score, then by rising tokens, shorter first."""
     order = np.lexsort((*path.T[::-1], -score, row))
     ordered = row[order]
     first = np.searchsorted(ordered, ordered)  # the index at which each one's row begins

@@ -205,8 +205,7 @@ class CachedReader:
 
 
 class RecomputingReader:
-    """As ``CachedReader`` without a cache: every prefix is read from its text's beginning, as a row of a plain batch.
-    Slow, and correct for every model."""
+    """As ``CachedReader`` without a cache: prefixes are rows of a plain batch. Slow, and correct for every model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.verifier = model, RecomputingVerifier(model)

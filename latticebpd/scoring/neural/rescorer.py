@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -24,19 +25,11 @@ class NeuralRescorer(CausalRescorer):
 
     Paths come from a beam search over the lattice, ``max(beams, p)`` prefixes wide: a single draft is chosen greedily
     (Algorithm 2), and the p best are exact where no length has more prefixes than that. Trees are always exact.
-    Lattices with transitions are refused. Other arguments: as for ``CausalRescorer``.
+    Lattices with transitions are refused. Options: as for ``CausalRescorer``.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        alpha: float = 1.0,
-        beams: int = 1,
-        *,
-        tokenizer_fingerprint: str | None = None,
-        use_cache: bool = True,
-    ) -> None:
-        super().__init__(model, alpha, tokenizer_fingerprint=tokenizer_fingerprint, use_cache=use_cache)
+    def __init__(self, model: PreTrainedModel, alpha: float = 1.0, beams: int = 1, **options: Any) -> None:
+        super().__init__(model, alpha, **options)
         self.beams = checked_count("beams", beams)
 
     def paths(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context], p: int) -> list[Drafts]:

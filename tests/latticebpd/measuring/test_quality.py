@@ -59,7 +59,7 @@ def test_perplexity_is_that_of_the_models_own_loss(family: str) -> None:
         total += float(loss.detach()) * (len(text) - length)
         count += len(text) - length
     assert perplexity(model, texts) == pytest.approx(math.exp(total / count), rel=1e-5)
-    with pytest.raises(ValueError, match="at least one token behind a prompt"):
+    with pytest.raises(ValueError, match="at least one token after a prompt"):
         perplexity(model, texts[2:])
     if family in ("gpt2", "marian"):
         with pytest.raises(ValueError, match="expected texts of at most 96 tokens"):

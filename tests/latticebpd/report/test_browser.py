@@ -21,8 +21,9 @@ from latticebpd.jacobi.analysis import analyse, corpus_statistics
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.call_records import read_calls, scorer_of
 from latticebpd.measuring.collect import CollectOptions, collect_shards
-from latticebpd.report import DataSet, Options, TracedDecode, make_report, measure, page_templates, trace_page
+from latticebpd.report import DataSet, Options, TracedDecode, make_report, measure, trace_page
 from latticebpd.report.dependency_plots import graphs_page
+from latticebpd.report.page import write_page
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters
@@ -54,12 +55,12 @@ def pages(model: BlockwiseLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     page = trace_page(
         "A decode", "how", decodes, lambda tokens: " ".join(f"word{t}" for t in tokens), lambda token: f" word{token}"
     )
-    page_templates.write(directory / "trace.html", page.replace("<details", "<details open"))
+    write_page(directory / "trace.html", page.replace("<details", "<details open"))
     initial = RandomTokens(VOCABULARY, 4)
     sentences = [
         analyse(tiny("marian", 5), letters(), text, initial, max_new_tokens=24) for text in ("beg", "cab", "fad")
     ]
-    page_templates.write(
+    write_page(
         directory / "graphs.html", graphs_page(sentences, corpus_statistics(sentences), "settings | of | some length")
     )
     return directory

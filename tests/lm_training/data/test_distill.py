@@ -20,9 +20,8 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.distill import DistillOptions, corpus_prompts, distill, load_distilled
+from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, distill, load_distilled
 from lm_training.data.hidden_states import StateOptions, load_states
-from lm_training.data.writing import Greedy
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
 

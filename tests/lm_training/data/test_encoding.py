@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from lm_training.data.corpus import END_OF_TEXT, corpus_ids, end_of_text_id, train_tokenizer
 from lm_training.data.encoding import Encoding, encode_files, load_encoded, write_encoded
-from lm_training.data.loading import load_texts
 from lm_training.data.pairs import Pair, encode_pairs, read_pairs, train_pair_tokenizer
 from lm_training.data.records import BadRecords, read_records
 from lm_training.data.templates import TASKS, Template
+from lm_training.data.training_data import load_texts
 from tests.helpers.commands import Run
 from tests.helpers.tokenizers import TEMPLATE
 

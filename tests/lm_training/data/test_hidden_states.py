@@ -16,8 +16,8 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
 from lm_training.data.hidden_states import HiddenStates, StateOptions, add_states, load_states, states_directory
-from lm_training.data.loading import HeadData, load_head_data
 from lm_training.data.shortlist import coverage, shortlist_of
+from lm_training.data.training_data import HeadData, load_head_data
 from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model

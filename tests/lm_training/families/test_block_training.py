@@ -23,7 +23,7 @@ from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import rows_of_step
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.hidden_states import StateOptions, add_states, load_states, states_directory
-from lm_training.data.loading import HeadData
+from lm_training.data.training_data import HeadData
 from lm_training.families.block import BlockObjective, train_block_drafter, with_bigram
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import BlockDrafterTraining

@@ -421,7 +421,10 @@ def test_the_command_translates_with_drafter_and_verifier(directories: tuple[Pat
     ("arguments", "message"),
     [
         (["--model", "{drafter}", "--drafter-model", "{verifier}"], "expected an autoregressive model as verifier"),
-        (["--model", "{verifier}", "--drafter-model", "{verifier}"], "which can only verify"),
+        (
+            ["--model", "{verifier}", "--drafter-model", "{verifier}"],
+            "expected decoder-only models to draft with an assistant",
+        ),
         (["--model", "{drafter}"], "expected an autoregressive model as verifier"),
         (["--drafter-model", "{drafter}"], "expected --model"),
         (["--model", "{verifier}", "-s", "magic"], "expected greedy, N-copies"),
