@@ -109,7 +109,7 @@ def budget(
 
 
 def prompts_of(bundle: Loaded, batch: int, context: int, groups: int) -> list[torch.Tensor]:
-    """``groups`` tensors ``[batch, context]``: passages of the joined held-out prompts, each row from another offset."""
+    """``groups`` tensors ``[batch, context]``: passages of the joined held-out prompts, rows at different offsets."""
     tokens = [token for prompt in load_prompts() for token in bundle.encode(prompt.text)]
     tokens *= 1 + (context + 1) // len(tokens)
     starts = [row * len(tokens) // (batch * groups) for row in range(batch * groups)]

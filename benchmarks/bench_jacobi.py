@@ -31,11 +31,11 @@ from rich.progress import Progress
 
 from benchmarks.common import claim, err, options, pair_options, run, set_up, signature, write_json
 from fst.files import replacing
+from latticebpd import load
 from latticebpd.cli.jacobi_inputs import JacobiInputs, read_texts
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.drafters import PathsDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.pretrained import load_model, load_tokenizer
 from latticebpd.jacobi import (
     DraftedInitial,
     LengthRatio,
@@ -222,11 +222,12 @@ def main() -> None:
     if len({file.stem for file in files}) < len(files) or not files:
         parser().error("expected files of texts with different names, or --data")
     set_up()
-    base = BaseModel.of(load_model(arguments.model))
-    heads: Any = load_model(arguments.heads) if arguments.heads is not None else None
+    loaded = load(arguments.model)
+    base = BaseModel.of(loaded.model)
+    heads: Any = load(arguments.heads).model if arguments.heads is not None else None
     if heads is not None and not isinstance(heads, BlockwiseLM):
         parser().error(f"{arguments.heads}: expected a model with heads, got one without")
-    tokenizer: Any = load_tokenizer(arguments.model)
+    tokenizer: Any = loaded.tokenizer
     chosen = systems(base, heads, arguments.lm, arguments.max_new_tokens)
     if arguments.output is not None:
         made_of = {"model": weights_fingerprint(base.model), "heads": str(arguments.heads), "lm": str(arguments.lm)}

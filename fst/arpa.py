@@ -141,7 +141,7 @@ def _decoded(word: bytes) -> str:
 def write_arpa(
     model: _core.Model, path: str | os.PathLike[str], symbols: Sequence[str] | None = None, markers: bool = False
 ) -> None:
-    """Write a model in canonical form, whole or not at all; gzip where the name ends in ``.gz``.
+    """Write a model in canonical form, atomically; gzip where the name ends in ``.gz``.
 
     Tabs, LF, exact counts, a backoff weight for every context and every other n-gram below the highest order, n-grams
     in order of their ids. symbols: the word of every id; without it the ids themselves are written.

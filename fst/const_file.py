@@ -292,7 +292,7 @@ def const_blocks(
 
 
 def write_const(path: str | os.PathLike[str], states: Records, arcs: Records, start: int, symbols: SymbolTable) -> None:
-    """Write an aligned ``const`` file, whole or not at all."""
+    """Write an aligned ``const`` file, atomically."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.writelines(const_blocks(states, arcs, start, symbols))
 

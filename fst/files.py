@@ -59,7 +59,7 @@ def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Copy a file, whole or not at all."""
+    """Copy a file, atomically."""
     with replacing(path) as temporary:
         shutil.copyfile(source, temporary)
 

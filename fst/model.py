@@ -76,7 +76,7 @@ class NgramModel:
         """Load an OpenFst file (mapped if it is ``const``, read if it is ``vector``) or an ARPA file.
 
         A mapped file must not be changed in place while the model is in use: where it is truncated, the operating
-        system ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the whole file into
+        system ends the process (SIGBUS). `save` replaces files and is safe. ``mmap=False`` reads the file into
         memory instead. Raises ValueError for other files, with the way out.
         """
         path = Path(path)
@@ -143,7 +143,7 @@ class NgramModel:
         return cls(Automaton(states, arcs, file.start, unigram_state, unk_label), symbols, fingerprint)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model as an OpenFst ``const`` file, whole or not at all."""
+        """Write the model as an OpenFst ``const`` file, atomically."""
         const_file.write_const(path, self.states, self.arcs, self.start_state, self._symbols())
 
     def _symbols(self) -> const_file.SymbolTable:
@@ -238,7 +238,7 @@ def _mapped(path: Path, num_states: int, num_arcs: int) -> NgramModel:
 def table_to_fst(table: NgramTable, output: str | os.PathLike[str]) -> list[int]:
     """Write a table as an OpenFst ``const`` file; returns the number of n-grams of each order.
 
-    The automaton never lies in memory as a whole: what it takes is 16 bytes an n-gram, and 12 for each that is a
+    The automaton is never complete in memory: it takes 16 bytes an n-gram, and 12 for each that is a
     context.
     """
     builder, unk_label = _automaton.build(table)

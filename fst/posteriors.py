@@ -29,4 +29,4 @@ def arc_posteriors(
     tokens, log_probs, lm, alpha, context, transitions: as for `fst.nbest_paths`.
     """
     arrays = lattice_arrays(tokens, log_probs, transitions, 2)
-    return _core.posteriors(*arrays, None if lm is None else lm.core, alpha, np.asarray(context, np.int64))
+    return _core.posteriors(arrays, None if lm is None else lm.core, alpha, np.asarray(context, np.int64))

@@ -78,7 +78,7 @@ def nbest_paths(
 ) -> tuple[Ints, Floats]:
     """The p best paths: ``tokens [p', slots]``, ``scores [p']``, best first, distinct; p' = min(p, number of paths)."""
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
-    paths, scores, _ = _core.nbest(*lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
+    paths, scores, _ = _core.nbest(lattice, _model(lm, alpha), _count("p", p), alpha, _ids(context, np.int64), 1)
     return paths, scores
 
 
@@ -101,7 +101,7 @@ def nbest_paths_batch(
     """
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     texts = _contexts(contexts, len(lattices[0]))
-    return _core.nbest(*lattices, _model(lm, alpha), _count("p", p), alpha, texts, _threads(threads))
+    return _core.nbest(lattices, _model(lm, alpha), _count("p", p), alpha, texts, _threads(threads))
 
 
 def best_first_tree(
@@ -122,7 +122,7 @@ def best_first_tree(
     """
     lattice = lattice_arrays(tokens, log_probs, transitions, 2)
     nodes, parents, path_log_probs, _ = _core.tree(
-        *lattice, _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
+        lattice, _model(lm, alpha), _count("num_nodes", num_nodes), alpha, _ids(context, np.int64), 1
     )
     return nodes, parents, path_log_probs
 
@@ -145,7 +145,7 @@ def best_first_tree_batch(
     lattices = lattice_arrays(tokens, log_probs, transitions, 3)
     nodes = _count("num_nodes", num_nodes)
     texts = _contexts(contexts, len(lattices[0]))
-    return _core.tree(*lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
+    return _core.tree(lattices, _model(lm, alpha), nodes, alpha, texts, _threads(threads))
 
 
 def calibrated_tree_batch(
@@ -184,7 +184,7 @@ def calibrated_tree_batch(
         raise ValueError(f"expected weights [slots, {len(FEATURES)}], got {table.shape}")
     nodes, model = _count("num_nodes", num_nodes), None if lm is None else lm.core
     histories = _contexts(contexts, len(lattices[0]))
-    return _core.calibrated_tree(*lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
+    return _core.calibrated_tree(lattices, model, list(texts), table, nodes, further, histories, _threads(threads))
 
 
 def describe_arcs(
@@ -206,7 +206,7 @@ def describe_arcs(
     following = _ids(path, np.int64)
     if following.size and following.min() < 0:
         raise ValueError(f"expected a path of token ids, got {following.min()}")
-    return _core.describe(*lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
+    return _core.describe(lattice, None if lm is None else lm.core, text, following, further, _ids(context, np.int64))
 
 
 def lattice_arrays(

@@ -301,7 +301,7 @@ def lattice_to_fst(tokens: npt.ArrayLike, log_probs: npt.ArrayLike, transitions:
 
 
 def _topsorted(source: Any, target: Any, label: Any, cost: Any, final_costs: Any, start: int) -> FstFile:
-    """The states on complete paths in topological order, and their arcs; ValueError where there is a cycle or no path."""
+    """The states on complete paths, sorted topologically; ValueError where there is a cycle or no path."""
     kept = cost < LARGEST_WEIGHT
     order = np.flatnonzero(kept)[np.argsort(source[kept], kind="stable")]
     states, arcs = np.zeros(len(final_costs), STATE), np.zeros(len(order), ARC)

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Clock, options, set_up, table
-from latticebpd import DraftTree, use_cpu_kernels
-from latticebpd.drafters.pretrained import load_stock
+from latticebpd import DraftTree, load, use_cpu_kernels
 from latticebpd.target.verifier_choice import verifier_for
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 17, 33, 65)
@@ -55,7 +54,7 @@ def main() -> None:
     set_up(arguments.threads)
     clock = Clock("cpu" if arguments.threads == 1 else "wall")
     ways = {"PyTorch": lambda model: model, "oneDNN, prepacked": prepacked, "CPU kernels": use_cpu_kernels}
-    verifiers = {name: verifier_for(change(load_stock(arguments.model))) for name, change in ways.items()}
+    verifiers = {name: verifier_for(change(load(arguments.model).base)) for name, change in ways.items()}
     for verifier in verifiers.values():
         verifier.prefill([list(range(100, 100 + CONTEXT))])
     best = dict.fromkeys([(name, width) for name in verifiers for width in WIDTHS], float("inf"))

@@ -28,14 +28,11 @@ import torch
 
 from benchmarks.common import err, options, pooled, read_csv, run, set_up, signature
 from benchmarks.common import table as print_table
-from latticebpd import BlockLattices, BlockwiseLM, generate, load_block_drafter, use_cpu_kernels
-from latticebpd.drafters import HeadLattices, LatticeSource, drafter_named
+from latticebpd import generate, load
 from latticebpd.drafters.cost_curve import CostCurve
-from latticebpd.drafters.default_systems import lattice_shape
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
-from latticebpd.drafters.pretrained import lm_beside, load_model, load_stock, load_tokenizer
+from latticebpd.drafters.pretrained import load_stock
 from latticebpd.measuring.spec_bench import Question, read_questions
-from latticebpd.target.chat import prompt_format
 from latticebpd.target.stock_model import BaseModel
 
 STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
@@ -86,17 +83,13 @@ class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
     def __init__(self, given: argparse.Namespace, costs: CostCurve | None) -> None:
-        self.served, self.given, self.costs = load_model(given.model), given, costs
-        if given.narrow:
-            use_cpu_kernels(self.served)
-        self.served.to(given.device)
-        self.base = BaseModel.of(self.served)
-        self.format = prompt_format(load_tokenizer(given.model), self.served)
-        self.lm = given.lm or lm_beside(given.model)
-        self.blocks: Any = None
-        if given.drafter_model is not None:
-            blocks = load_block_drafter(given.drafter_model)
-            self.blocks = (use_cpu_kernels(blocks) if given.narrow else blocks).to(given.device)
+        self.loaded = load(given.model, given.lm, drafter=given.drafter_model, cpu_kernels=given.narrow)
+        self.given, self.costs = given, costs
+        for module in (self.loaded.model, getattr(self.loaded.source, "drafter", None)):
+            if module is not None:
+                module.to(given.device)
+        self.base = BaseModel.of(self.loaded.model)
+        self.format = self.loaded.prompts
         self.stock: dict[str, dict[str, Any]] = {STOCK[0]: {}, STOCK[1]: {"prompt_lookup_num_tokens": 10}}
         if given.assistant is not None:
             assistant: Any = load_stock(given.assistant)
@@ -127,7 +120,7 @@ class Bench:
         if drafter is None:
             sequences = self.base.model.generate(ids, do_sample=False, **common, **self.stock[system])
         else:
-            found = generate(self.served, ids, drafter, **common)
+            found = generate(self.loaded.model, ids, drafter, **common)
             sequences = found.sequences
         texts = [self._written(row[width:]) for row in sequences.tolist()]
         seconds, count = round(time.perf_counter() - started, 4), sum(map(len, texts))
@@ -144,18 +137,10 @@ class Bench:
         return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]
 
     def _drafter(self, system: str, reference: Sequence[int]) -> Any:
-        lm, name = None if self.lm is None else str(self.lm), system.removesuffix(BY_COST)
-        shape = lattice_shape(self.given.k, None, name, lm)
-        source: LatticeSource | None = None
-        if self.blocks is not None:
-            source = BlockLattices(self.blocks, self.served, *shape)
-        elif isinstance(self.served, BlockwiseLM):
-            source = HeadLattices(self.served, *shape)
+        name = system.removesuffix(BY_COST)
         if system == "oracle":
-            if source is None:
-                raise ValueError("expected a model with heads, or --drafter-model, for the oracle, got neither")
-            return HindsightDrafter(source, reference)
-        return drafter_named(name, source, lm, costs=self.costs if name != system else None)
+            return HindsightDrafter(self.loaded.lattice_source(self.given.k or 16), reference)
+        return self.loaded.drafter(name, k=self.given.k, costs=self.costs if name != system else None)
 
 
 def batches(questions: Iterable[Question], size: int) -> list[list[Question]]:

@@ -32,10 +32,11 @@ class Model:
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.float64]]: ...
     def write_arpa(self, words: list[bytes], markers: bool, sink: Callable[[bytes], object]) -> None: ...
 
+Sausages = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float32] | None]
+"""Tokens and log-probabilities [n, slots, k], transitions [n, slots - 1, k, k]; or one sausage, all without the n."""
+
 def posteriors(
-    tokens: ArrayLike,
-    log_probs: ArrayLike,
-    transitions: ArrayLike | None,
+    sausages: Sausages,
     model: Model | None,
     alpha: float,
     context: ArrayLike,
@@ -50,9 +51,7 @@ def lattice_nbest(
 def lattice_posteriors(arcs: Arcs, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 def determinize(arcs: Arcs) -> Arcs: ...
 def nbest(
-    tokens: ArrayLike,
-    log_probs: ArrayLike,
-    transitions: ArrayLike | None,
+    sausages: Sausages,
     model: Model | None,
     p: int,
     alpha: float,
@@ -60,9 +59,7 @@ def nbest(
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def tree(
-    tokens: ArrayLike,
-    log_probs: ArrayLike,
-    transitions: ArrayLike | None,
+    sausages: Sausages,
     model: Model | None,
     num_nodes: int,
     alpha: float,
@@ -78,9 +75,7 @@ class TextIndex:
     def __len__(self) -> int: ...
 
 def calibrated_tree(
-    tokens: ArrayLike,
-    log_probs: ArrayLike,
-    transitions: ArrayLike | None,
+    sausages: Sausages,
     model: Model | None,
     texts: list[TextIndex],
     weights: ArrayLike,
@@ -90,9 +85,7 @@ def calibrated_tree(
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
-    tokens: ArrayLike,
-    log_probs: ArrayLike,
-    transitions: ArrayLike | None,
+    sausages: Sausages,
     model: Model | None,
     text: TextIndex,
     path: ArrayLike,

@@ -5,13 +5,14 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <cstring>
 #include <span>
 #include <stdexcept>
+#include <string>
 
 #include "arpa.hpp"
 #include "formats.hpp"
 #include "ngram_walk.hpp"
-#include "symbols.hpp"
 
 namespace py = pybind11;
 
@@ -68,6 +69,41 @@ std::span<const std::byte> bytes_of(const py::buffer_info& info) {
 
 py::array_t<std::int64_t> array_of(const std::vector<std::int64_t>& values) {
     return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+// The entries of an OpenFst symbol table: each an int32 length, the bytes of the symbol and an int64 label.
+struct SymbolEntries {
+    std::vector<std::int64_t> labels, begins, lengths;  // begins: of each symbol's bytes in the file
+    std::int64_t end = 0;                               // of the last entry
+};
+
+// Reads `count` entries from byte `begin` on. Throws std::invalid_argument where the file ends before them.
+SymbolEntries read_symbols(std::span<const std::byte> file, std::int64_t begin, std::int64_t count) {
+    const auto size = static_cast<std::int64_t>(file.size());
+    std::int64_t at = begin;
+    SymbolEntries entries;
+    auto need = [&](std::int64_t bytes) {
+        if (at < 0 || bytes < 0 || at > size || bytes > size - at)
+            throw std::invalid_argument("byte " + std::to_string(at) +
+                                        ": expected a symbol and its label, got the end of the file; it is damaged");
+    };
+    for (std::int64_t entry = 0; entry < count; ++entry) {
+        std::int32_t length = 0;
+        need(sizeof length);
+        std::memcpy(&length, file.data() + at, sizeof length);
+        at += sizeof length;
+        need(length);
+        entries.begins.push_back(at);
+        entries.lengths.push_back(length);
+        at += length;
+        std::int64_t label = 0;
+        need(sizeof label);
+        std::memcpy(&label, file.data() + at, sizeof label);
+        at += sizeof label;
+        entries.labels.push_back(label);
+    }
+    entries.end = at;
+    return entries;
 }
 
 template <typename Owner, typename Get>

@@ -34,10 +34,8 @@ void Graph::assign(const Lattice& lattice, const Model* model, std::size_t bucke
     if (lattice.has_transitions()) path_state_by_column_.clear(kPathStateBuckets);
 }
 
-std::int32_t Graph::find_node(std::int32_t slot, std::uint32_t state) {
-    Layer& layer = layers_[static_cast<std::size_t>(slot)];
-    const auto [index, added] = layer.by_state.insert(state, static_cast<std::int32_t>(nodes_.size()));
-    if (!added) return index;
+std::int32_t Graph::add_node(Layer& layer, std::int32_t slot, std::uint32_t state) {
+    const auto index = layer.by_state.insert(state, static_cast<std::int32_t>(nodes_.size())).first;
     if (model_ != nullptr) model_->prefetch_state(state);
     if (nodes_.size() > static_cast<std::size_t>(INT32_MAX) / 2)
         throw std::invalid_argument(
@@ -53,11 +51,8 @@ std::int32_t Graph::next_path_state(std::int32_t index, std::int32_t slot) {
     return hit(index).next = next;
 }
 
-std::int32_t Graph::add_path_state(std::int32_t node, std::int32_t column) {
-    const std::uint64_t key =
-        std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
-    const auto [index, added] = path_state_by_column_.insert(key, static_cast<std::int32_t>(path_states_.size()));
-    if (!added) return index;
+std::int32_t Graph::add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column) {
+    const auto index = path_state_by_column_.insert(key, static_cast<std::int32_t>(path_states_.size())).first;
     path_states_.push_back({node, column, this->node(node).first_path_state});
     return this->node(node).first_path_state = index;
 }
@@ -123,7 +118,7 @@ void Graph::open_slot(std::int32_t slot) {
             for (std::size_t h = first; h < num_hits_; ++h) hits_[h].next = find_node(slot + 1, hits_[h].next_state);
             if (!has_transitions) continue;
             for (std::size_t h = first; h < num_hits_; ++h)
-                hits_[h].next = add_path_state(hits_[h].next, hits_[h].column);
+                hits_[h].next = find_path_state(hits_[h].next, hits_[h].column);
         }
         begin = end;
     }

@@ -59,7 +59,11 @@ class Graph {
     // `buckets`, a power of two, is how many nodes a slot will mostly have.
     void assign(const Lattice& lattice, const Model* model, std::size_t buckets);
 
-    std::int32_t find_node(std::int32_t slot, std::uint32_t state);
+    std::int32_t find_node(std::int32_t slot, std::uint32_t state) {
+        Layer& layer = layers_[static_cast<std::size_t>(slot)];
+        const std::int32_t known = layer.by_state.find(state);
+        return known != kNone ? known : add_node(layer, slot, state);
+    }
     // Reads the node's row, and those that it backs off to.
     void open(std::int32_t node);
     // Opens every node of a slot, and adds the path states that they lead to.
@@ -70,7 +74,11 @@ class Graph {
     std::int32_t next_path_state(std::int32_t hit, std::int32_t slot);
     // `column`: of the slot before, or kNone.
     std::int32_t find_path_state(std::int32_t node, std::int32_t column) {
-        return lattice_->has_transitions() ? add_path_state(node, column) : node;
+        if (!lattice_->has_transitions()) return node;
+        const std::uint64_t key =
+            std::uint64_t{static_cast<std::uint32_t>(node)} << 32 | static_cast<std::uint32_t>(column);
+        const std::int32_t known = path_state_by_column_.find(key);
+        return known != kNone ? known : add_path_state(key, node, column);
     }
     std::int32_t node_of(std::int32_t path_state) const {
         return lattice_->has_transitions() ? path_states_[static_cast<std::size_t>(path_state)].node : path_state;
@@ -106,7 +114,8 @@ class Graph {
     void add_hit(std::int32_t column, std::uint32_t next_state, float cost) {
         hits_[num_hits_++] = {column, next_state, kNone, cost};
     }
-    std::int32_t add_path_state(std::int32_t node, std::int32_t column);
+    std::int32_t add_node(Layer& layer, std::int32_t slot, std::uint32_t state);
+    std::int32_t add_path_state(std::uint64_t key, std::int32_t node, std::int32_t column);
     void read(std::int32_t node, const StateRecord& record);
     void add_unigrams(const Lattice::Slot& columns);
     void match_by_scan(const Row& row, std::uint32_t state, const Lattice::Slot& columns);

@@ -85,15 +85,17 @@ void check_alpha(double alpha) {
         throw std::invalid_argument("expected an alpha from 0 to 1e30, got " + std::string(py::str(py::float_(alpha))));
 }
 
-// Sausages as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none,
-// contexts [n, c] with -1 as padding on the left; or a single lattice, all without the n.
+// Sausages as the searches take them: tokens and log_probs [n, slots, k], transitions [n, slots - 1, k, k] or none; or
+// a single lattice, all without the n.
+using Sausages = std::tuple<Array<std::int32_t>, Array<double>, std::optional<Array<float>>>;
+using Contexts = Array<std::int64_t>;  // [n, c] with -1 as padding on the left; or [c]
+
 struct Batch {
-    Batch(Array<std::int32_t> tokens_in, Array<double> log_probs_in, std::optional<Array<float>> transitions_in,
-          const BorrowingModel* model_in, double alpha_in, Array<std::int64_t> contexts_in)
-        : tokens(std::move(tokens_in)),
-          log_probs(std::move(log_probs_in)),
-          transitions(std::move(transitions_in)),
-          contexts(std::move(contexts_in)),
+    Batch(const Sausages& sausages, const BorrowingModel* model_in, double alpha_in, const Contexts& contexts_in)
+        : tokens(std::get<0>(sausages)),
+          log_probs(std::get<1>(sausages)),
+          transitions(std::get<2>(sausages)),
+          contexts(contexts_in),
           model(model_in),
           alpha(alpha_in) {
         single = tokens.ndim() == 2;
@@ -240,11 +242,9 @@ Array<std::int32_t> counts(const std::vector<std::vector<double>>& rows) {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
-py::tuple nbest(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
-                const BorrowingModel* model, std::int64_t p, double alpha, Array<std::int64_t> contexts,
-                std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
-                      std::move(contexts));
+py::tuple nbest(const Sausages& sausages, const BorrowingModel* model, std::int64_t p, double alpha,
+                const Contexts& contexts, std::int64_t threads) {
+    const Batch batch(sausages, model, alpha, contexts);
     if (p < 1) throw std::invalid_argument("expected p of at least 1, got " + std::to_string(p));
     const auto size = static_cast<std::size_t>(batch.size);
     std::vector<std::vector<std::int32_t>> paths(size);
@@ -285,11 +285,9 @@ py::tuple trees(const Batch& batch, std::int64_t num_nodes, std::int64_t threads
                           stacked(batch, path_log_probs, std::nullopt, kMinusInfinity), counts(path_log_probs));
 }
 
-py::tuple tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
-               const BorrowingModel* model, std::int64_t num_nodes, double alpha, Array<std::int64_t> contexts,
-               std::int64_t threads) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
-                      std::move(contexts));
+py::tuple tree(const Sausages& sausages, const BorrowingModel* model, std::int64_t num_nodes, double alpha,
+               const Contexts& contexts, std::int64_t threads) {
+    const Batch batch(sausages, model, alpha, contexts);
     return trees(batch, num_nodes, threads, [&](std::int64_t i, Workspace& workspace) -> decltype(auto) {
         return workspace.tree.run(workspace.lattice, batch.model, batch.start_state(i), num_nodes, batch.alpha);
     });
@@ -301,12 +299,12 @@ void check_further(std::int64_t further) {
         throw std::invalid_argument("expected 0 to 4096 further slots, got " + std::to_string(further));
 }
 
-py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
-                          const BorrowingModel* model, const std::vector<const SharedIndex*>& texts,
-                          const Array<double>& weights, std::int64_t num_nodes, std::int64_t further,
-                          Array<std::int64_t> contexts, std::int64_t threads) {
+py::tuple calibrated_tree(const Sausages& sausages, const BorrowingModel* model,
+                          const std::vector<const SharedIndex*>& texts, const Array<double>& weights,
+                          std::int64_t num_nodes, std::int64_t further, const Contexts& contexts,
+                          std::int64_t threads) {
     check_further(further);
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(contexts));
+    const Batch batch(sausages, model, 1, contexts);
     if (static_cast<std::int64_t>(texts.size()) != batch.size)
         throw std::invalid_argument("expected one text for each of " + std::to_string(batch.size) + " lattices, got " +
                                     std::to_string(texts.size()));
@@ -320,11 +318,10 @@ py::tuple calibrated_tree(Array<std::int32_t> tokens, Array<double> log_probs, s
     });
 }
 
-py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
-                   const BorrowingModel* model, const SharedIndex& text, const Array<std::int64_t>& path,
-                   std::int64_t further, Array<std::int64_t> context) {
+py::tuple describe(const Sausages& sausages, const BorrowingModel* model, const SharedIndex& text,
+                   const Array<std::int64_t>& path, std::int64_t further, const Contexts& context) {
     check_further(further);
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, 1, std::move(context));
+    const Batch batch(sausages, model, 1, context);
     if (!batch.single)
         throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
@@ -346,10 +343,8 @@ py::tuple describe(Array<std::int32_t> tokens, Array<double> log_probs, std::opt
     return py::make_tuple(features, arc_tokens, sizes);
 }
 
-Array<double> posteriors(Array<std::int32_t> tokens, Array<double> log_probs, std::optional<Array<float>> transitions,
-                         const BorrowingModel* model, double alpha, Array<std::int64_t> context) {
-    const Batch batch(std::move(tokens), std::move(log_probs), std::move(transitions), model, alpha,
-                      std::move(context));
+Array<double> posteriors(const Sausages& sausages, const BorrowingModel* model, double alpha, const Contexts& context) {
+    const Batch batch(sausages, model, alpha, context);
     if (!batch.single)
         throw std::invalid_argument("expected one lattice [slots, k], got " + Batch::shape(batch.tokens));
     Borrowed workspace;
@@ -505,20 +500,13 @@ PYBIND11_MODULE(_core, module) {
              }, "tokens"_a, "Append tokens to the text.")
         .def("__len__", [](const SharedIndex& text) { return text.index.size(); });
 
-    module.def("nbest", &nbest, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
-               py::arg("model").none(true), "p"_a, "alpha"_a, "contexts"_a, "threads"_a);
-    module.def("posteriors", &posteriors, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
-               py::arg("model").none(true), "alpha"_a, "context"_a);
-    module.def("lattice_nbest", &lattice_nbest, "arcs"_a, py::arg("model").none(true), "p"_a, "alpha"_a, "context"_a);
-    module.def("lattice_posteriors", &lattice_posteriors, "arcs"_a, py::arg("model").none(true), "alpha"_a,
-               "context"_a);
-    module.def("determinize", &determinized, "arcs"_a);
-    module.def("tree", &tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true), py::arg("model").none(true),
-               "num_nodes"_a, "alpha"_a, "contexts"_a, "threads"_a);
-    module.def("calibrated_tree", &calibrated_tree, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
-               py::arg("model").none(true), "texts"_a, "weights"_a, "num_nodes"_a, "further"_a, "contexts"_a,
-               "threads"_a);
-    module.def("describe", &describe, "tokens"_a, "log_probs"_a, py::arg("transitions").none(true),
-               py::arg("model").none(true), "text"_a, "path"_a, "further"_a, "context"_a);
+    module.def("nbest", &nbest);
+    module.def("posteriors", &posteriors);
+    module.def("tree", &tree);
+    module.def("calibrated_tree", &calibrated_tree);
+    module.def("describe", &describe);
+    module.def("lattice_nbest", &lattice_nbest);
+    module.def("lattice_posteriors", &lattice_posteriors);
+    module.def("determinize", &determinized);
     bind_formats(module);
 }

@@ -158,9 +158,8 @@ def collect_shards(
     if options.eos_ids is None:
         del settings["eos_ids"]
     shards.claim({
-        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.num_slots + 1, **settings,
-        "model": drafts.weights,
-        **(about or {}),
+        "num_shards": num_shards, "shard_texts": shard_texts, "texts": len(data), "heads": drafts.num_slots + 1,
+        **settings, "model": drafts.weights, **(about or {}),
     })  # fmt: skip
     empty = part[1] == 1  # of a part alone, nothing can be said
     for shard, numbers in shares(len(data), shard_texts, part):

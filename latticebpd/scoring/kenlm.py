@@ -46,10 +46,8 @@ class KenlmScorer:
 
     def word(self, token: int) -> str:
         """The model's word for a token id."""
-        if self.words is None:
-            return str(token)
         try:
-            return self.words[token]
+            return str(token) if self.words is None else self.words[token]
         except (KeyError, IndexError):
             return "<unk>"
 

@@ -138,7 +138,8 @@ def heads(
 
     dtype = base_type(base_dtype)
     if base_dtype != "float32" and options.fine_tune:
-        raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}; it loses small updates")
+        reason = "small updates would round to nothing"
+        raise ValueError(f"expected --base-dtype float32 with --fine-tune, got {base_dtype}: {reason}")
     if warm_start and not is_blockwise(resolved(model)):
         raise ValueError(f"{model}: expected a blockwise model for --warm-start, found no heads; leave the option out")
     if warm_start and shortlist is not None:

