@@ -42,8 +42,10 @@ SECONDS = 10
 INTEGERS = [-1, 0, 1, 2, 255, 2**24, 2**31 - 1, 2**31, -(2**31), 2**32, 2**40 + 3, 2**62, 2**63 - 1, -(2**63)]
 FLOATS = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e30, 1e30, 3e38, -3.4028235e38, 1e308, -1.7e308, 1000.0]
 WORDS = [
-    b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:", b"\\data\\",
-    b"ngram 2=999999999999", b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647", b"-0", b"1e-400",
+    b"nan", b"inf", b"-inf", b"1e999", b"-1e999", b"-99", b"99", b"434.3", b"\t", b"\n", b"\\end\\", b"\\2-grams:",
+    b"\\data\\",
+    b"ngram 2=999999999999", b"ngram 9=1", b"</s>", b"<s>", b"<unk>", b"\0", b"\xff", b"4294967295", b"2147483647",
+    b"-0", b"1e-400",
 ]  # fmt: skip
 BYTES = [struct.pack("<q", value) for value in INTEGERS] + [
     struct.pack("<f", np.float32(np.clip(value, -3e38, 3e38))) for value in FLOATS
@@ -68,11 +70,13 @@ TYPES = [
     "|V8",
 ]
 HEADERS = [
-    b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()", b"'shape': (10**30,)", b"True",
+    b"(", b"[" * 200, b"'''", b"{}", b"'shape': (-1, 2, 4)", b"'shape': (9999999999, 2, 4)", b"'shape': ()",
+    b"'shape': (10**30,)", b"True",
     b"'descr': '|O'", b"'descr': [('a', '<i4')]", b"\xff", b"# ", b"lambda: 0", b"1j",
 ]  # fmt: skip
 VALUES: list[Any] = [
-    None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "x" * 999, [], {}, [[[]]], {"a": 1}, "\ud800", 1e-320,
+    None, True, -1, 0, 2**70, 1e308, float("nan"), float("-inf"), "", "x" * 999, [], {}, [[[]]], {"a": 1}, "\ud800",
+    1e-320,
 ]  # fmt: skip
 
 Random = np.random.Generator
@@ -437,7 +441,8 @@ def formats(folder: Path) -> list[Format]:
     good_lattices(half=True).save(folder / "half.npz")
     Texts.of_rows([[1, 2, 3], [4, 5], [6]], [1, 2, 1]).save(folder / "texts.npz")
     tuning = {
-        "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5], "unit": "text",
+        "alpha": 0.5, "system": "16-best", "alphas": [0.0, 0.5, 1.0], "block_efficiency": [1.0, 2.0, 1.5],
+        "unit": "text",
         "examples": [0, 3], "seed": 1, "lattices": "sha256:0",
     }  # fmt: skip
     settings = {"num_shards": 1, "model": "m", "k": 16}
