@@ -15,6 +15,7 @@ import pytest
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fst import NgramModel
 from latticebpd.cli import COMMANDS
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
@@ -37,7 +38,7 @@ def python_blocks(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def example() -> tuple[dict[str, Any], str]:
     """The names that the README's example leaves, and what it printed."""
-    (code,) = python_blocks(README)
+    code = python_blocks(README)[0]
     assert len([line for line in code.splitlines() if line.strip() and not line.startswith("#")]) <= 10
     names: dict[str, Any] = {}
     printed = io.StringIO()
@@ -53,6 +54,19 @@ def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
     assert len(names["best"]) == 3
     assert names["out"].sequences.shape[1] == len(names["loaded"].encode("The history of the city")) + 32
     assert printed.startswith("The history of the city")
+
+
+def test_a_pynini_lattice_and_a_kenlm_model_make_drafts(
+    example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("kenlm")
+    pynini = pytest.importorskip("pynini")
+    monkeypatch.chdir(tmp_path)
+    NgramModel.load(ASSETS / "lm.fst").to_arpa("lm.arpa", markers=True)
+    pynini.union(pynini.accep("ab"), pynini.accep("b", weight=0.5)).optimize().write("lattice.fst")
+    names = dict(example[0])
+    exec(python_blocks(README)[1], names)
+    assert sorted(map(tuple, names["drafts"].tokens.tolist())) == [(96, 97), (97, -1)]
 
 
 def prepare_files(guide: str, names: dict[str, Any]) -> None:
