@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import fst
 from fst import _core
 from fst.confusion import aligned_slots
-from tests.fst.test_search import tables
+from tests.helpers.random_tables import tables
 from tests.helpers.reference import ReferenceLM
 from tests.helpers.trigrams import trigram
+from tests.helpers.word_lattices import all_paths, random_lattice
 
 EXACT = st.integers(-320, 0).map(lambda n: n / 64)
-Path_ = tuple[tuple[int, ...], float, tuple[int, ...]]
 
 
 @st.composite
@@ -34,20 +34,6 @@ def lattices(draw: st.DrawFn, max_states: int = 6, max_arcs: int = 10) -> fst.La
     arcs = [(a, b, draw(st.integers(-1, 7)), draw(EXACT)) for a, b in chosen]
     ends = {states - 1, *draw(st.lists(st.integers(0, states - 1), max_size=2))}
     return fst.Lattice.from_arcs(arcs, [(state, draw(EXACT)) for state in ends])
-
-
-def all_paths(lattice: fst.Lattice) -> list[Path_]:
-    """Tokens, log-probability and arcs of every complete path."""
-    found = []
-
-    def descend(state: int, tokens: tuple[int, ...], log_prob: float, arcs: tuple[int, ...]) -> None:
-        if lattice.finals[state] > -np.inf:
-            found.append((tokens, log_prob + float(lattice.finals[state]), arcs))
-        for arc, (token, weight, target) in enumerate(lattice.arcs(state), int(lattice.offsets[state])):
-            descend(target, tokens if token < 0 else (*tokens, token), log_prob + weight, (*arcs, arc))
-
-    descend(0, (), 0.0, ())
-    return found
 
 
 def lm_score(lm: ReferenceLM | None, tokens: tuple[int, ...], context: list[int]) -> float:
@@ -154,24 +140,6 @@ def test_slots_that_likely_hold_nothing_are_left_out_of_the_network() -> None:
     assert np.exp(log_probs[1]).sum() == pytest.approx(1)
     with pytest.raises(ValueError, match="one that most likely holds none"):
         fst.Lattice.from_arcs([(0, 1, -1, 0.0)], [(1, 0.0)]).to_sausage()
-
-
-def random_lattice(seed: int, states: int = 40, vocabulary: int = 20, epsilons: float = 0.1) -> fst.Lattice:
-    rng = np.random.default_rng(seed)
-    arcs = []
-    for state in range(states - 1):
-        for _ in range(rng.integers(1, 5)):
-            target = min(states - 1, state + int(rng.integers(1, 4)))
-            arcs.append(
-                (
-                    state,
-                    target,
-                    -1 if rng.random() < epsilons else int(rng.integers(vocabulary)),
-                    float(np.float32(-rng.exponential())),
-                )
-            )
-    arcs += [(state, state + 1, int(rng.integers(vocabulary)), -3.0) for state in range(states - 1)]
-    return fst.Lattice.from_arcs(arcs, [(states - 1, -0.5), (states - 3, -2.0)])
 
 
 def openfst_paths(automaton: pynini.Fst, p: int) -> dict[tuple[int, ...], float]:

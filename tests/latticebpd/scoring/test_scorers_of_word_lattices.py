@@ -14,8 +14,8 @@ import fst
 from latticebpd import Drafts, DraftTree, SausageLattice, draft_tree, rescore
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.posteriors import arc_posteriors
-from tests.fst.test_word_lattices import all_paths, random_lattice
 from tests.helpers.trigrams import trigram
+from tests.helpers.word_lattices import all_paths, random_lattice
 
 
 class Opaque:
