@@ -70,7 +70,6 @@ class FamilySource(LatticeSource, Protocol):
     k: arcs per slot.  num_slots: slots of its lattices.  num_tokens: how many tokens the drafter knows.
     has_transitions: whether its lattices have transitions.
     shares_lm: whether a language model that lies next to the target is calibrated for these lattices.
-    default_system: its system without a calibration; ``{n}`` stands for the number of nodes.
     """
 
     k: int
@@ -93,8 +92,8 @@ class FamilySource(LatticeSource, Protocol):
         """Hash of the model's and the drafter's weights."""
 
     def default_system(self, rescored: bool) -> str:
-        """The system's name without a calibration, ``{n}`` for its nodes; rescored: by a language model of one's
-        own."""
+        """The system's name without a calibration, with ``{n}`` for its nodes; rescored: the caller named a language
+        model."""
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         """The same drafter with ``k`` arcs per slot and its first ``slots`` slots; None: all."""

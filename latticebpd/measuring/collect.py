@@ -212,9 +212,7 @@ def text_lattices(
     slots, k, n = drafts.num_slots, drafts.k, len(positions)
     tokens = np.full((n, slots, k), PADDING, np.int32)
     log_probs = np.zeros((n, slots, k), np.float32)
-    transitions = (
-        np.zeros((n, slots - 1, k, k), np.float32) if drafts.has_transitions and slots > 1 and k > 1 else None
-    )
+    transitions = np.zeros((n, slots - 1, k, k), np.float32) if drafts.has_transitions and slots > 1 and k > 1 else None
     entropy: np.ndarray | None = np.zeros((n, slots + 1), np.float32)
     begin = 0
     for lattices, nats in drafts.lattices_of_text(text, positions, source) if n else ():
