@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.common import latticebpd, options, stage
 from benchmarks.smollm2.prompts import save_prompts
 from fst.files import replacing
-from latticebpd.drafters.pretrained import load_stock, load_tokenizer
+from latticebpd import load
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate
@@ -67,7 +67,8 @@ def load_answers(path: Path, prompts: list[list[int]], prompts_hash: str) -> tup
 
 def chat_prompts(path: Path) -> tuple[list[list[int]], str]:
     """Every conversation's prompt in the model's template, and a hash of them all."""
-    chat = ChatTemplate(load_tokenizer(MODEL), load_stock(MODEL))
+    loaded = load(MODEL)
+    chat = ChatTemplate(loaded.tokenizer, loaded.base)
     prompts = [chat.prompt_of(json.loads(line)["messages"]) for line in path.read_text(encoding="utf-8").splitlines()]
     return prompts, f"sha256:{hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]}"
 

@@ -326,10 +326,11 @@ def prompts(data: Path, count: int, length: Callable[[list[dict[str, str]]], int
 
 def save_prompts(data: Path, path: Path, model: str = "smollm2-135m", count: int = 6000) -> None:
     """Write prompts whose tokens are counted in a model's chat template."""
-    from latticebpd.models.chat import ChatTemplate
-    from latticebpd.models.pretrained import load_stock, load_tokenizer
+    from latticebpd import load
+    from latticebpd.target.chat import ChatTemplate
 
-    chat = ChatTemplate(load_tokenizer(model), load_stock(model))
+    loaded = load(model)
+    chat = ChatTemplate(loaded.tokenizer, loaded.base)
     made = prompts(data, count, lambda messages: len(chat.prompt_of(messages)))
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
     print(f"{path}: {len(made)} prompts,", dict(Counter(record["kind"] for record in made)))

@@ -31,9 +31,10 @@ from benchmarks.smollm2.trees import ALL, VARIANTS, narrowed
 from benchmarks.study import kim_tables
 from benchmarks.study.kim_tasks import TASKS, Task, chosen, held, own_prompts, records
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd import load
 from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
+from latticebpd.drafters.pretrained import load_blockwise, load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
@@ -169,7 +170,7 @@ def numbers_of(lattices: LatticeSet) -> np.ndarray:
 
 @cache
 def model() -> Any:
-    return load_stock(MODEL)
+    return load(MODEL).base
 
 
 @cache

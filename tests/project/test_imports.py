@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,28 @@ def test_a_foreign_fst_package_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "expected latticebpd's own package 'fst', but" in done.stderr
     assert str(tmp_path / "fst.py") in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "latticebpd", "lm_training", "fst"])
+def test_every_name_that_is_imported_exists(folder: str) -> None:
+    """Also those inside functions, which a test may never call."""
+    missing = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if module.split(".")[0] not in ("benchmarks", "fst", "latticebpd", "lm_training"):
+                continue
+            for alias in node.names:
+                if not exists(module, alias.name):
+                    missing.append(f"{path.relative_to(ROOT)}: {module}.{alias.name}")
+    assert missing == []
+
+
+def exists(module: str, name: str) -> bool:
+    try:
+        return hasattr(import_module(module), name) or find_spec(f"{module}.{name}") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def test_what_tests_share_lives_in_helpers() -> None:
