@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import NARROW
+from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
@@ -112,12 +111,9 @@ def _show(loaded: Loaded, settings: Settings) -> None:
 
 def _print(result: Demo) -> None:
     signature = result.signature
-    table = Table(
-        box=SIMPLE_HEAD, title=f"{signature['prompts']} prompts, up to {signature['max_new_tokens']} tokens each"
-    )
-    table.add_column("system", no_wrap=True)
-    for heading in ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens"):
-        table.add_column(heading, justify="right")
+    title = f"{signature['prompts']} prompts, up to {signature['max_new_tokens']} tokens each"
+    headings = ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
+    table = table_of(title, "system", *headings, no_wrap=True)
     table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
     for system in result.systems:
         table.add_row(

@@ -138,8 +138,9 @@ def generate(
         streamer = BlockWriter(out, tokenizer.decode, "" if answers else text)
     elif not json:
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    ids = loaded.encode(text)
     result = loaded.generate(
-        text,
+        ids,
         drafter,
         acceptance=rule,
         max_new_tokens=max_new_tokens,
@@ -153,7 +154,7 @@ def generate(
         from latticebpd.measuring.call_records import read_calls, scorer_of
         from latticebpd.report import TracedDecode, write_trace
 
-        calls = read_calls(loaded.model, loaded.encode(text), result, scorer_of(drafter))
+        calls = read_calls(loaded.model, ids, result, scorer_of(drafter))
         shown = TracedDecode("The decode", text, [token for block in result.blocks() for token in block], calls)
         how = f"{'bundled model' if model is None else loaded.name} · {system} · {rule_name}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
-from latticebpd.console import out
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -152,15 +147,3 @@ def settings_line(served: BlockwiseLM | PreTrainedModel, **settings: Any) -> str
         **machine_settings(),
     }
     return " | ".join(f"{name} {value}" for name, value in all_settings.items())
-
-
-def print_table(headings: Iterable[str], rows: Iterable[Sequence[str]], **options: Any) -> None:
-    """A table of names and numbers; ``options`` are those of ``rich``'s tables."""
-    first, *others = headings
-    table = Table(box=SIMPLE_HEAD, **options)
-    table.add_column(first, no_wrap=True)
-    for heading in others:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from latticebpd.cli.tables import (
     warn_differing,
 )
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
+from latticebpd.lattices.json_files import write_json
 
 if TYPE_CHECKING:
     from latticebpd.decoding.front_door import Loaded
@@ -139,11 +139,8 @@ def _decode(
 
 
 def write_tally(counted: MergeableCounts, path: Path | None) -> None:
-    from fst.files import replacing
-
     if path is not None:
-        with replacing(path) as temporary:
-            temporary.write_text(json_module.dumps(counted.to_json()) + "\n", encoding="utf-8")
+        write_json(path, counted.to_json())
 
 
 def show_oracle(

@@ -108,8 +108,8 @@ def report(
         )
     words = tokenizer
     if words is None and model is not None:
-        beside = Path(resolved(model)) / "tokenizer.json"
-        words = beside if beside.exists() else None
+        own = Path(resolved(model)) / "tokenizer.json"
+        words = own if own.exists() else None
     with progress() as bar:
         bar.add_task("drawing", total=None)
         files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from latticebpd.cli.model_options import (
     ALPHA,
@@ -20,6 +18,7 @@ from latticebpd.cli.model_options import (
     K,
     named_drafter,
 )
+from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
 
@@ -112,10 +111,8 @@ def spec_bench(
             "differing_answers": answers.differing,
         })  # fmt: skip
         return
-    table = Table(box=SIMPLE_HEAD, title=f"Spec-Bench, up to {max_new_tokens} tokens a turn")
-    table.add_column("task", no_wrap=True)
-    for heading in ("questions", "mean accepted\ntokens", "tokens/s", "greedy\ntokens/s", "speed-up"):
-        table.add_column(heading, justify="right")
+    headings = ("questions", "mean accepted\ntokens", "tokens/s", "greedy\ntokens/s", "speed-up")
+    table = table_of(f"Spec-Bench, up to {max_new_tokens} tokens a turn", "task", *headings, no_wrap=True)
     for result in results:
         numbers = (result.tokens_per_second, result.greedy_tokens_per_second)
         table.add_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,22 @@ if TYPE_CHECKING:
     from latticebpd.measuring.model_decodes import Decoded
 
 
-def table_of(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD)
-    table.add_column(first)
+def table_of(title: str | None, first: str, *columns: str, no_wrap: bool = False, caption: str | None = None) -> Table:
+    table = Table(title=title, box=box.SIMPLE_HEAD, caption=caption)
+    table.add_column(first, no_wrap=no_wrap)
     for name in columns:
         table.add_column(name, justify="right")
     return table
+
+
+def print_table(
+    headings: Iterable[str], rows: Iterable[Sequence[str]], title: str | None = None, caption: str | None = None
+) -> None:
+    """A table of names, which are not wrapped, and numbers."""
+    table = table_of(title, *headings, no_wrap=True, caption=caption)
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def number_or_none(value: float) -> float | None:

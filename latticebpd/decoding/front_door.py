@@ -224,9 +224,6 @@ def load(
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
     label = BUNDLED if name is None else directory.name
     loaded = Loaded(label, directory, model, chat, system_prompt, file, lm is not None)
-    source: FamilySource | None = None
     if drafter is not None:
-        source = load_source(Path(drafter), loaded, LoadOptions(bigram, cpu_kernels))
-    elif isinstance(model, BlockwiseLM):
-        source = HeadLattices(model)
-    return replace(loaded, source=source)
+        return replace(loaded, source=load_source(Path(drafter), loaded, LoadOptions(bigram, cpu_kernels)))
+    return replace(loaded, source=HeadLattices(model)) if isinstance(model, BlockwiseLM) else loaded

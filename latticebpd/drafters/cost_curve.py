@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fst.files import replacing
+from latticebpd.lattices.json_files import write_json
 
 FORMAT_VERSION = 1
 
@@ -89,7 +89,4 @@ class CostCurve:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """The file appears whole or not at all."""
-        with replacing(path) as temporary:
-            temporary.write_text(
-                json.dumps({"format_version": FORMAT_VERSION, **asdict(self)}) + "\n", encoding="utf-8"
-            )
+        write_json(path, {"format_version": FORMAT_VERSION, **asdict(self)})

@@ -19,7 +19,10 @@ from latticebpd.target.stock_model import Model
 
 
 class Target(Protocol):
-    """The model that decodes, and its tokenizer; ``latticebpd.Loaded`` is one."""
+    """The model that decodes, where it was loaded from, and its tokenizer; ``latticebpd.Loaded`` is one."""
+
+    @property
+    def path(self) -> Path: ...
 
     @property
     def model(self) -> Model: ...

@@ -40,7 +40,7 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 
 
 class BlockLattices:
-    """The outputs of a block drafter, which reads what layers of the target handed on (DFlash, JetSpec, DSpark).
+    """The outputs of a block drafter, which reads states of selected layers of the target (DFlash, JetSpec, DSpark).
 
     Args:
         drafter: fills the blocks.
@@ -77,8 +77,8 @@ class BlockLattices:
         reachable = max(state.max_depth for state in states)
         hidden = self.filler.states(states)[:, : reachable if self.slots is None else min(reachable, self.slots)]
         anchors = [state.tokens[-1] for state in states]
-        found = block_lattices(self.drafter, self.filler.output, hidden, anchors, self.k, self.heads)
-        return [lattice.first_slots(state.max_depth) for lattice, state in zip(found, states, strict=True)]
+        drawn = block_lattices(self.drafter, self.filler.output, hidden, anchors, self.k, self.heads)
+        return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
 
     @property
     def num_slots(self) -> int:
@@ -117,5 +117,5 @@ class BlockLattices:
             rows = slice(begin, begin + len(hidden))
             begin = rows.stop
             tokens = [text[anchor] for anchor in anchors[rows]]
-            found = block_lattices(self.drafter, self.filler.output, hidden, tokens, self.k, self.heads)
-            yield found, torch.cat([own[rows], entropy(self.filler.output(hidden))], dim=1)
+            drawn = block_lattices(self.drafter, self.filler.output, hidden, tokens, self.k, self.heads)
+            yield drawn, torch.cat([own[rows], entropy(self.filler.output(hidden))], dim=1)

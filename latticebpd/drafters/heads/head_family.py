@@ -27,8 +27,8 @@ def recognises(path: Path) -> bool:
 
 
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
-    """The heads of the target itself, which were loaded with it."""
-    if not isinstance(target.model, BlockwiseLM):
+    """The heads of the target itself, which were loaded with it; ValueError for those of another model."""
+    if path != target.path or not isinstance(target.model, BlockwiseLM):
         raise ValueError(
             f"{path}: expected a block drafter or a mask-filling model, found a model with heads; give it as --model"
         )

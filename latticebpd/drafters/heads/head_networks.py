@@ -13,6 +13,7 @@ Every kind begins as a copy of head 1.  A new kind is one class: four members an
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import ClassVar
 
 import torch
@@ -50,8 +51,8 @@ class Heads(nn.Module):
         return next(self.parameters()).dtype
 
     def settings(self) -> dict[str, int]:
-        """The constructor's arguments."""
-        raise NotImplementedError
+        """The constructor's arguments, which are attributes of the same names."""
+        return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
     def alone(self, index: int, hidden: Tensor) -> Tensor:
         """``[n, hidden]`` -> ``[n, hidden]``: one head's states, ready for projection."""
@@ -87,13 +88,6 @@ class BlockHeads(Heads):
         self.intermediate_size = intermediate_size
         self.up = nn.Parameter(torch.randn(num_heads - 1, hidden_size, intermediate_size) * hidden_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, intermediate_size, hidden_size))
-
-    def settings(self) -> dict[str, int]:
-        return {
-            "hidden_size": self.hidden_size,
-            "num_heads": self.num_heads,
-            "intermediate_size": self.intermediate_size,
-        }
 
     def alone(self, index: int, hidden: Tensor) -> Tensor:
         return hidden + F.silu(hidden @ self.up[index]) @ self.down[index]
@@ -146,13 +140,6 @@ class SternHeads(Heads):
         self.up = nn.Parameter(torch.randn(hidden_size, width) * hidden_size**-0.5)
         self.down = nn.Parameter(torch.zeros(num_heads - 1, width, hidden_size))
 
-    def settings(self) -> dict[str, int]:
-        return {
-            "hidden_size": self.hidden_size,
-            "num_heads": self.num_heads,
-            "intermediate_size": self.intermediate_size,
-        }
-
     def alone(self, index: int, hidden: Tensor) -> Tensor:
         return hidden + F.relu(hidden @ self.up) @ self.down[index]
 
@@ -177,14 +164,6 @@ class MedusaHeads(Heads):
         self.weight = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size, hidden_size))
         self.bias = nn.Parameter(torch.zeros(num_heads - 1, num_layers, hidden_size))
         self.output = nn.Parameter(torch.zeros(num_heads - 1, vocab_size, hidden_size))
-
-    def settings(self) -> dict[str, int]:
-        return {
-            "hidden_size": self.hidden_size,
-            "num_heads": self.num_heads,
-            "vocab_size": self.vocab_size,
-            "num_layers": self.num_layers,
-        }
 
     @torch.no_grad()
     def copy_output(self, output: Projection) -> None:

@@ -78,7 +78,7 @@ class MaskLattices:
         return MaskFiller(self.model)
 
     def read(self, sources: Sequence[Sequence[int]]) -> None:
-        """Begin to encode the sources of the next ``generate``, beside whatever happens meanwhile.
+        """Begin to encode the sources of the next ``generate``, in a thread of its own.
 
         Called right before ``generate`` it has drafter and verifier encode at the same time; without it the drafter
         encodes when it is first asked.

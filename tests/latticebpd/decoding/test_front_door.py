@@ -143,6 +143,14 @@ def test_translator_drafts_from_its_first_tokens(tmp_path: Path) -> None:
     assert isinstance(found.draft("abcabc"), DraftTree)
 
 
+def test_heads_of_another_model_are_refused_and_not_replaced_by_its_own(whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(whole, other)
+    with pytest.raises(ValueError, match="found a model with heads; give it as --model"):
+        load(whole, drafter=other)
+    assert load(whole, drafter=whole).draft(TEXT) == load(whole).draft(TEXT)
+
+
 def test_names_of_the_catalogue_and_unknown_ones_mean_what_they_mean_on_the_command_line(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
