@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.checkpoints import load_base
-from latticebpd.target.gguf import is_gguf, load_gguf, load_gguf_tokenizer
+from latticebpd.target.gguf import load_gguf, load_gguf_tokenizer
+from latticebpd.target.gguf_file import is_gguf
 
 Name: TypeAlias = "str | os.PathLike[str]"
 

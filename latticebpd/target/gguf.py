@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from latticebpd.target.checkpoints import check_layer_count
+from latticebpd.target.gguf_file import GgufFile, is_gguf
 
 DIGITS_ALONE = frozenset({"smollm", "starcoder", "refact", "command-r"})
 """Pre-tokenizers of llama.cpp that split off every digit before GPT-2's pattern, which ``transformers`` restores."""
@@ -23,24 +24,15 @@ OF_THE_FILE = frozenset({"quantization_config", "_name_or_path", "_model_name_or
 """Fields of a configuration about the file that the weights came from."""
 
 
-def is_gguf(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a GGUF file, by its first four bytes."""
-    path = Path(path)
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return file.read(4) == b"GGUF"
-
-
 def load_gguf(path: str | os.PathLike[str], dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The causal LM of a GGUF file, ready for inference; ValueError for a damaged file, an architecture that
     ``transformers`` does not read, or a missing extra."""
     path = _checked(path)
     try:
         # transformers would be busy for long with a damaged number of layers.
-        fields, tensors = _header(path)
-        layers = next((value for name, value in fields.items() if name.endswith(".block_count")), None)
-        check_layer_count("a block_count", layers, tensors)
+        file = GgufFile.open(path)
+        layers = next((value for name, value in file.fields.items() if name.endswith(".block_count")), None)
+        check_layer_count("a block_count", layers, len(file.tensors))
         arguments: dict[str, Any] = {"gguf_file": path.name, "dtype": dtype, "trust_remote_code": False}
         read: Any = AutoModelForCausalLM.from_pretrained(path.parent, **arguments)
         config = {name: value for name, value in read.config.to_dict().items() if name not in OF_THE_FILE}
@@ -64,7 +56,7 @@ def load_gguf_tokenizer(path: str | os.PathLike[str]) -> PreTrainedTokenizerBase
     path = _checked(path)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-        fields, _ = _header(path)
+        fields = GgufFile.open(path).fields
         backend: Tokenizer = tokenizer.backend_tokenizer
         if fields.get("tokenizer.ggml.pre") in DIGITS_ALONE:
             digits = pre_tokenizers.Digits(individual_digits=True)
@@ -89,12 +81,3 @@ def _checked(path: str | os.PathLike[str]) -> Path:
     if not is_gguf(path):
         raise ValueError(f"{os.fspath(path)}: expected a GGUF file, found none")
     return Path(path).resolve()
-
-
-def _header(path: Path) -> tuple[dict[str, Any], int]:
-    """The scalar fields by name, and the number of tensors."""
-    from gguf import GGUFReader
-
-    reader = GGUFReader(path)
-    scalars = {name: field for name, field in reader.fields.items() if len(field.types) == 1}
-    return {name: field.contents() for name, field in scalars.items()}, len(reader.tensors)

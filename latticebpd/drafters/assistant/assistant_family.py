@@ -34,7 +34,7 @@ from latticebpd.scoring.neural.causal_rescorer import first_kept
 from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 from latticebpd.target.catalogue import CATALOGUE
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.gguf import is_gguf
+from latticebpd.target.gguf_file import is_gguf
 from latticebpd.target.stock_model import BaseModel, Model
 
 DRAFTS_ONLY = None
