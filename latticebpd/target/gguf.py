@@ -16,9 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from latticebpd.target.checkpoints import check_layer_count
 from latticebpd.target.gguf_file import GgufFile, is_gguf
-
-DIGITS_ALONE = frozenset({"smollm", "starcoder", "refact", "command-r"})
-"""Pre-tokenizers of llama.cpp that split off every digit before GPT-2's pattern, which ``transformers`` restores."""
+from latticebpd.target.gguf_tokenizer import DIGITS_ALONE
 
 OF_THE_FILE = frozenset({"quantization_config", "_name_or_path", "_model_name_or_path"})
 """Fields of a configuration about the file that the weights came from."""

@@ -72,6 +72,7 @@ class GgufFile:
     """Metadata by key (numbers, strings, lists of strings, arrays of numbers) and tensors by name, in the file's order;
     the file stays mapped for as long as one of its arrays lives."""
 
+    path: str | os.PathLike[str]
     fields: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
@@ -82,7 +83,7 @@ class GgufFile:
             if not is_gguf(path):
                 raise _DamageError("a GGUF file", "another or none")
             with open(path, "rb") as file:
-                return _Parser(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).file()
+                return cls(path, *_Parser(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).parts())
         except (_DamageError, OSError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}; is the copy complete?") from None
 
@@ -107,7 +108,8 @@ class _Parser:
     def __init__(self, map: mmap.mmap) -> None:
         self.map, self.size, self.at = map, len(map), 4
 
-    def file(self) -> GgufFile:
+    def parts(self) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+        """The fields and the tensors."""
         if (version := self._integer("<u4")) not in (2, 3):
             raise _DamageError("GGUF version 2 or 3, little endian", version)
         num_tensors, num_fields = self._count("tensors", 24), self._count("fields", 13)
@@ -131,7 +133,7 @@ class _Parser:
         for (_, end), (begin, _) in pairwise(sorted(spans)):
             if begin < end:
                 raise _DamageError(f"tensors that do not overlap, the next from offset {end} on", begin)
-        return GgufFile(fields, tensors)
+        return fields, tensors
 
     def _header(self, name: str, alignment: int) -> tuple[GgmlType, tuple[int, ...], int, int]:
         """Type, shape, offset from the data's beginning, and bytes."""
