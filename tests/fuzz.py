@@ -1,4 +1,4 @@
-"""Mutated files against the readers of fst and latticebpd.lattices: ``python -m tests.fuzz --rounds 100000``.
+"""Mutated files against the readers of fst, latticebpd.lattices and GGUF: ``python -m tests.fuzz --rounds 100000``.
 
 Every file is a small good one of its format, damaged where its structure is (a field of a record, a line, an array's
 header, a value of JSON) or anywhere in its bytes.  The reader must refuse it with ValueError or load it; what loads
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pywrapfst
 
@@ -36,6 +37,9 @@ from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.lattice_files import blocks
 from latticebpd.scoring.weights import Tuning
+from latticebpd.target.gguf_blocks import dequantized
+from latticebpd.target.gguf_file import GgufFile
+from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
 from tests.helpers.trigrams import good_model
 
 SECONDS = 10
@@ -427,6 +431,34 @@ def use_weights(path: Path) -> None:
     fst.nbest_paths([[1, 2]], [[0.0, -1.0]], MODEL, alpha=Tuning.load(path)[0].alpha)
 
 
+def write_gguf(path: Path) -> None:
+    """A tokenizer of six tokens, and tensors of several types."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["<s>", "a", "b", "Ġ", "ab", "Ġab"])
+    writer.add_token_merges(["a b", "Ġ ab"])
+    writer.add_token_types([3, 1, 1, 1, 1, 1])
+    writer.add_bos_token_id(0)
+    writer.add_add_bos_token(True)
+    writer.add_tensor("norm.weight", np.ones(6, np.float32))
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q6_K):
+        size = 2 * gguf.GGML_QUANT_SIZES[kind][1]
+        writer.add_tensor(kind.name, np.arange(3 * size, dtype=np.uint8).reshape(3, size), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def use_gguf(path: Path) -> None:
+    file = GgufFile.open(path)
+    for tensor in file.tensors.values():
+        assert dequantized(tensor).shape == tensor.shape
+    tokenizer = tokenizer_of_gguf(file)
+    tokenizer.decode(tokenizer("ab <s>ba")["input_ids"])
+
+
 def formats(folder: Path) -> list[Format]:
     """One of each."""
     MODEL.save(folder / "good.fst")
@@ -434,6 +466,7 @@ def formats(folder: Path) -> list[Format]:
     MODEL.to_arpa(folder / "good.arpa.gz")
     fst.NgramModel(MODEL.automaton, [*"abcdefg", "h\u00a0i", "j"]).save(folder / "words.fst")
     pywrapfst.convert(pywrapfst.Fst.read(str(folder / "good.fst")), "vector").write(str(folder / "vector.fst"))
+    write_gguf(folder / "good.gguf")
     (folder / "lattices").write_bytes(LATTICES)
     lattice = next(fst.read_lattices(folder / "lattices"))[1]
     pywrapfst.convert(lattice.to_fst(), "const").write(str(folder / "lattice.fst"))
@@ -465,6 +498,7 @@ def formats(folder: Path) -> list[Format]:
         Format(".lat.gz", gzip.compress(LATTICES, 1), zipped_lines, use_word_lattices),
         Format(".fst", good("good.fst"), records, use_object),
         Format(".fst", good("lattice.fst"), records, use_object),
+        Format(".gguf", good("good.gguf"), any_bytes, use_gguf),
     ]
 
 
