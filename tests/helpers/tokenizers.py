@@ -33,7 +33,7 @@ TEXTS = (
     "naïve Zürich — “quotes” … ½ Ⅷ ١٢٣", "日本語のテキスト 😀 \u200b\ufeff\u3000x",
     "def f(x):\n    return x**2  # 0x1F\n",
     "<s>[INST] hi [/INST]</s>", "<|im_start|>user\nhi<|im_end|><|endoftext|>", "a <mask> b<image>c <tool> <think>",
-    "\x00\x01\x7f", "don 't do n't , no . ' ok ' ?", "👩\u200d👩\u200d👧",
+    "\x00\x01\x7f", "qqqq", "don 't do n't , no . ' ok ' ?", "👩\u200d👩\u200d👧",
 )  # fmt: skip
 """Words, whitespace, digits, other scripts, code, special tokens in texts."""
 

@@ -82,6 +82,7 @@ def sentence_piece() -> dict[str, Any]:
 IDS = ("ggml.bos_token_id", "ggml.eos_token_id", "ggml.padding_token_id")
 BYTES, PIECES = byte_level(), sentence_piece()
 MERGES = PIECES.pop("merges")
+REPEATS = [*PIECES["ggml.tokens"], "q", "qq", "qqq"]
 NON_ALPHABET = [*BYTES["ggml.tokens"], "日 本", "▁x"]
 FILES: dict[str, tuple[dict[str, Any], str]] = {
     **{f"pre-tokenizer {name}": (BYTES | {"ggml.pre": name}, "llama") for name in (
@@ -99,6 +100,9 @@ FILES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no special tokens": (BYTES | dict.fromkeys((*IDS, "chat_template")), "llama"),
     "pieces with scores": (PIECES, "llama"),
+    "pieces of one score": (
+        PIECES | {"ggml.tokens": REPEATS, "ggml.scores": [0.0] * len(REPEATS), "ggml.token_type": None}, "llama",
+    ),
     "pieces with merges": (PIECES | {"ggml.merges": MERGES}, "llama"),
     "pieces, nothing before a text": (PIECES | {"ggml.add_bos_token": None}, "llama"),
     "pieces, a token after a text": (PIECES | {"ggml.add_eos_token": True}, "llama"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from latticebpd.drafters.bundled import MODEL
@@ -43,6 +43,12 @@ def words() -> Tokenizer:
     vocabulary = ["[UNK]", "the", "do", "n't", ",", ".", "'", "ok", "?", "'s", "cat", "mat", "<s>"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def with_ordinary_ends(tokenizer: Tokenizer) -> Tokenizer:
+    """With an added token that is not special."""
+    tokenizer.add_tokens([AddedToken("<end>", special=False)])
     return tokenizer
 
 
@@ -87,6 +93,7 @@ FOLDERS: dict[str, tuple[Tokenizer, dict[str, Any], dict[str, Any]]] = {
     "tokens that the vocabulary lacks": (
         byte_level(), NAMED | {"mask_token": "<mask>", "additional_special_tokens": ["<tool>", "<think>"]}, {},
     ),
+    "a special token that was an ordinary one": (with_ordinary_ends(byte_level()), FAST | {"eos_token": "<end>"}, {}),
     "tokens of a model's own": (
         byte_level(), NAMED | {"image_token": "<image>", "extra_special_tokens": {"tool_token": "<tool>"}}, {},
     ),
