@@ -39,6 +39,16 @@ setup(
             extra_compile_args=flags,
             extra_link_args=links,
         ),
+        Pybind11Extension(
+            "latticebpd.cpu._engine",
+            sorted(glob("latticebpd/cpu/_engine/*.cpp")),
+            depends=[*sorted(glob("latticebpd/cpu/_engine/*.*pp")), "latticebpd/cpu/_engine/operations.inc", GIL_RELEASE],
+            include_dirs=["fst/include"],
+            cxx_std=20,
+            # No product and sum in one rounding: results are the same bits with every instruction set.
+            extra_compile_args=[*flags, "-ffp-contract=off", "-Wno-psabi"],
+            extra_link_args=links,
+        ),
     ],
     cmdclass={"build_ext": build_ext},
 )

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
-from latticebpd.cli.model_options import NARROW
+from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
@@ -42,7 +42,7 @@ def demo(
     threads: int | None = typer.Option(
         None, min=1, max=1024, help="Threads for the model; 1 by default, with --model as many as PyTorch takes."
     ),
-    narrow: bool = NARROW,
+    weights: str | None = WEIGHTS,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of
@@ -68,7 +68,7 @@ def demo(
         )
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
-        loaded = load(model, cpu_kernels=narrow)
+        loaded = load(model, weights=weights)
     available = len(prompts_of(loaded))
     count = min(prompts or (8 if model is None else available), available)
     if not json:

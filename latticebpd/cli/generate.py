@@ -16,8 +16,8 @@ from latticebpd.cli.model_options import (
     DRAFTER_MODEL,
     IGNORE_BEAMS,
     LM,
-    NARROW,
     SYSTEM_PROMPT,
+    WEIGHTS,
     K,
     named_drafter,
 )
@@ -76,7 +76,7 @@ def generate(
         None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."
     ),
     seed: int | None = typer.Option(None, help="Seed of the sampling."),
-    narrow: bool = NARROW,
+    weights: str | None = WEIGHTS,
     costs: Path | None = typer.Option(
         None, help="Costs by `latticebpd profile`: trees are cut to the size that promises most tokens a second."
     ),
@@ -125,7 +125,7 @@ def generate(
         chat=chat,
         system_prompt=system_prompt,
         ignore_beams=ignore_beams,
-        cpu_kernels=narrow,
+        weights=weights,
         bigram=bigram,
     )
     system = system or loaded.default_system(alpha, by_cost=costs is not None)
@@ -160,7 +160,7 @@ def generate(
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(
-            f"{result.num_tokens} tokens in {result.num_calls} calls{' after the prefill' * all(result.prefilled)}",
+            f"{result.num_tokens} tokens in {result.num_calls} calls{' after the prefill' * all(result.prefilled)} · weights: {loaded.weights}",
             style="dim",
         )
 

@@ -19,7 +19,7 @@ FIRST = {
     "jacobi": "model algorithm source target json",
     "ddg": "model output limit json",
     "distill": "model output prompts max_new_tokens batch_size corpus_output",
-    "profile": "model output columns narrow threads json",
+    "profile": "model output columns weights threads json",
     "lm train": "output order smoothing tokenizer max_ngrams",
     "lm kenlm": "output order prune tokenizer",
     "train block-drafter": "model output validation num_layers block_size shortlist steps",

@@ -43,10 +43,13 @@ BIGRAM: Any = typer.Option(
 IGNORE_BEAMS: Any = typer.Option(
     False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."
 )
-NARROW: Any = typer.Option(
-    False,
-    "--narrow",
-    help="Compute the model by CPU kernels for few tokens, in float32: quicker, greedy decoding as well.",
+WEIGHTS: Any = typer.Option(
+    None,
+    "--weights",
+    help=(
+        "What passes are computed from: float32, int8 or file (a GGUF file's blocks) by the CPU engine, or torch; by"
+        " default the file's, else float32, and torch for models that the engine does not know."
+    ),
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.model_options import NARROW
+from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 
 MOST = 4096
@@ -26,7 +26,7 @@ def profile(
     context: int = typer.Option(200, min=1, help="Tokens before those of the pass."),
     rounds: int = typer.Option(5, min=1, help="Passes of every size."),
     threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default what PyTorch takes."),
-    narrow: bool = NARROW,
+    weights: str | None = WEIGHTS,
     lm: Path | None = typer.Option(None, help="Language model of the drafts; that next to the model by default."),
     system: str | None = typer.Option(
         None,
@@ -41,7 +41,7 @@ def profile(
     `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second, and
     drafts nothing for a while where that does not pay.
 
-    Example: [bold]latticebpd profile --model smollm2-135m --narrow -o costs.json[/bold]
+    Example: [bold]latticebpd profile --model smollm2-135m -o costs.json[/bold]
     """
     quiet_transformers()
     import torch
@@ -53,7 +53,7 @@ def profile(
     widths, batches = (
         sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))
     )
-    loaded, drafter = load(model, lm, cpu_kernels=narrow), None
+    loaded, drafter = load(model, lm, weights=weights), None
     if loaded.source is not None:
         drafter = loaded.drafter(system or loaded.default_system(by_cost=True))
     elif lm is not None or system is not None:

@@ -13,8 +13,8 @@ from latticebpd.cli.model_options import (
     DRAFTER_MODEL,
     IGNORE_BEAMS,
     LM,
-    NARROW,
     SYSTEM_PROMPT,
+    WEIGHTS,
     K,
     named_drafter,
 )
@@ -52,7 +52,7 @@ def spec_bench(
     output: Path | None = typer.Option(
         None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
     ),
-    narrow: bool = NARROW,
+    weights: str | None = WEIGHTS,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
@@ -76,7 +76,7 @@ def spec_bench(
         chat=chat,
         system_prompt=system_prompt,
         ignore_beams=ignore_beams,
-        cpu_kernels=narrow,
+        weights=weights,
         bigram=bigram,
     )
     drafter = named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
 
-from latticebpd.cpu.kernels import use_cpu_kernels
 from latticebpd.decoding.generation_config import ignore_beams as without_beams
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.showing import Shown, show
@@ -31,6 +30,8 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated
 from latticebpd.scoring.scorer import Scorer
+from latticebpd.target import engine as engines
+from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate, PlainText, prompt_format
 from latticebpd.target.stock_model import BaseModel
 
@@ -66,6 +67,12 @@ class Loaded:
     def base(self) -> Any:
         """The model of ``transformers``, without the heads."""
         return BaseModel.of(self.model).model
+
+    @property
+    def weights(self) -> str:
+        """What passes are computed from, see :func:`load`."""
+        engine = engines.engine_of(self.base)
+        return engines.TORCH if engine is None else engine.weights
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -187,7 +194,7 @@ def load(
     chat: bool | None = None,
     system_prompt: str | None = None,
     ignore_beams: bool = False,
-    cpu_kernels: bool = False,
+    weights: str | None = None,
     bigram: bool = True,
 ) -> Loaded:
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
@@ -202,7 +209,9 @@ def load(
         chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
         system_prompt: of the chat; by default the template's own.
         ignore_beams: decode greedily even if the model's generation config asks for beam search.
-        cpu_kernels: compute model and drafter by CPU kernels for small batches.
+        weights: what passes are computed from (:mod:`latticebpd.target.engine`): ``"float32"``, ``"int8"`` or
+            ``"file"`` (the blocks of a GGUF file) by the CPU engine, or ``"torch"``. By default the file's where there
+            is one, else float32; PyTorch where the engine does not know the model.
         bigram: use the bigram and confidence heads of drafters that have them.
 
     Raises:
@@ -217,13 +226,14 @@ def load(
     model = load_model(directory, dtype)
     if ignore_beams:
         without_beams(model)
-    if cpu_kernels:
-        use_cpu_kernels(model)
+    engine = engines.engine_for(BaseModel.of(model).model, Path(resolved(directory)), weights)
+    if engine is not None and isinstance(model, BlockwiseLM):
+        model.use_cpu_kernels()
     file = Path(lm) if lm is not None else bundled.LM if name is None else lm_beside(directory)
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
     label = BUNDLED if name is None else directory.name
     loaded = Loaded(label, directory, model, chat, system_prompt, file, lm is not None)
     if drafter is not None:
-        return replace(loaded, source=load_source(Path(drafter), loaded, LoadOptions(bigram, cpu_kernels)))
+        return replace(loaded, source=load_source(Path(drafter), loaded, LoadOptions(bigram, engine is not None)))
     return replace(loaded, source=HeadLattices(model)) if isinstance(model, BlockwiseLM) else loaded

@@ -17,6 +17,8 @@ from transformers import PreTrainedModel
 
 from latticebpd.cpu.attention import CPU_ATTENTION
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.target.engine import engine_of
+from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.forward import EncodedSource, Forward
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.row_cache import RowCache
@@ -37,6 +39,8 @@ def verifier_for(
     layers: those whose states are kept, from 0.
     """
     stock = BaseModel.of(model).model
+    if use_cache and source is None and (engine := engine_of(stock)) is not None:
+        return EngineVerifier(engine, layers)
     implementation = _attention(stock)
     if implementation not in {"sdpa", "eager", CPU_ATTENTION}:
         raise ValueError(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -37,6 +38,12 @@ class ThreadPool {
         return *pool_;
     }
 
+    // How long the calling thread has waited for others.
+    static std::chrono::nanoseconds& waited() {
+        thread_local std::chrono::nanoseconds total{0};
+        return total;
+    }
+
     // task(i) for every i. After a failure no further task begins; the first is rethrown when all threads are done.
     void run(std::size_t threads, std::size_t count, const std::function<void(std::size_t)>& task) {
         std::unique_lock<std::mutex> own(busy_, std::try_to_lock);
@@ -56,7 +63,11 @@ class ThreadPool {
         round_.notify_all();
         take();
         round_.fetch_add(1);
-        while (inside_.load() != 0) pause();
+        if (inside_.load() != 0) {
+            const auto begin = std::chrono::steady_clock::now();
+            while (inside_.load() != 0) pause();
+            waited() += std::chrono::steady_clock::now() - begin;
+        }
         if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
     }
 

@@ -64,6 +64,7 @@ class BlockwiseLM(nn.Module):
         self.base, self.heads, self.tokenizer_fingerprint = base, heads, tokenizer_fingerprint
         self._scale = stock.projection.scale  # read now: training may shard the model
         self._short: tuple[tuple[object, ...], Projection] | None = None
+        self._rounded = False
 
     @property
     def num_heads(self) -> int:
@@ -85,6 +86,13 @@ class BlockwiseLM(nn.Module):
         """``[n]`` int64: the tokens that the heads know, in the order of their logits; None: all tokens."""
         return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
 
+    def use_cpu_kernels(self) -> None:
+        """Compute the heads in int8 on a CPU; the base model stays as it is."""
+        self._rounded = True
+        adopt = getattr(self.heads, "use_cpu_kernels", None)
+        if adopt is not None:
+            adopt()
+
     @property
     def head_projection(self) -> Projection:
         """From a head's states to logits of the tokens that it knows; int8 with CPU kernels, since heads only draft."""
@@ -93,7 +101,7 @@ class BlockwiseLM(nn.Module):
             self.heads.shortlist,
             torch.is_grad_enabled(),
         )  # the embedding may be learning
-        rounded = whole.has_cpu_kernels and not learning
+        rounded = (self._rounded or whole.has_cpu_kernels) and not learning
         tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
             return whole
@@ -101,7 +109,7 @@ class BlockwiseLM(nn.Module):
             return whole.over(tokens)
         weight: Any = whole.embedding.weight
         key = (
-            type(whole.embedding),
+            rounded,
             id(weight),
             weight.data_ptr(),
             None if weight.is_inference() else weight._version,

@@ -1,0 +1,167 @@
+// Formats of weights: GGUF's blocks, and how they lie in the engine's panels.
+//
+// A quantized weight is s q + m: q a whole number of few bits, s and m of a group of 32 inputs (q6_k: of 16). A panel has
+// 16 outputs. Its weights come first, group after group, four inputs of an output next to each other, as multiply-add
+// instructions take them; then the scales of its groups. No bit is lost, and none is gained but by rounding up to bytes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+
+namespace engine {
+
+constexpr std::size_t kGroup = 32, kOutputs = 16;
+
+// By the numbers that GGUF files have for them.
+enum class Type { kF32 = 0, kF16 = 1, kQ40 = 2, kQ41 = 3, kQ50 = 6, kQ51 = 7, kQ80 = 8, kQ4K = 12, kQ5K = 13, kQ6K = 14,
+                  kBf16 = 30 };
+
+// What a quantized format consists of.
+// bits: of q.  offset: what q has too much.  minima: whether there is an m.  super: whether s and m are products of a
+// float16 number and a byte.  parts: scales of a group.  block, bytes: inputs and bytes of a block in a file.
+struct Format {
+    std::size_t bits;
+    int offset;
+    bool minima, super;
+    std::size_t parts, block, bytes;
+
+    constexpr std::size_t weight_bytes() const { return bits * kGroup * kOutputs / 8; }  // of a panel's group
+    constexpr std::size_t scale_bytes() const {
+        return kOutputs * (super ? 2 + parts + 3 * minima : 2 + 2 * minima);
+    }
+};
+
+constexpr Format format_of(Type type) {
+    switch (type) {
+        case Type::kQ40: return {4, 8, false, false, 1, 32, 18};
+        case Type::kQ41: return {4, 0, true, false, 1, 32, 20};
+        case Type::kQ50: return {5, 16, false, false, 1, 32, 22};
+        case Type::kQ51: return {5, 0, true, false, 1, 32, 24};
+        case Type::kQ80: return {8, 128, false, false, 1, 32, 34};
+        case Type::kQ4K: return {4, 0, true, true, 1, 256, 144};
+        case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
+        case Type::kQ6K: return {6, 32, false, true, 2, 256, 210};
+        default: throw std::invalid_argument("expected a quantized type");
+    }
+}
+
+inline bool is_quantized(Type type) { return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16; }
+
+// float16 to float32, subnormal numbers too.
+inline float from_half(std::uint16_t bits) {
+    const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fff) << 13;
+    const std::uint32_t wide = (bits & 0x7c00) == 0x7c00 ? magnitude | 0x7f800000 : magnitude;
+    float number;
+    std::memcpy(&number, &wide, sizeof number);
+    if ((bits & 0x7c00) != 0x7c00) number *= 0x1p112f;
+    return bits & 0x8000 ? -number : number;
+}
+
+// A group of one output as it is in a file. q: 0 .. 2^bits - 1.  half, minimum: float16.  bytes: of super formats, the
+// scales of the parts, then the minimum's.
+struct Group {
+    std::uint8_t q[kGroup];
+    std::uint16_t half, minimum;
+    std::uint8_t bytes[2];
+};
+
+// Group `index` of a row of blocks.
+inline Group read_group(Type type, const std::uint8_t* row, std::size_t index) {
+    const Format format = format_of(type);
+    const std::uint8_t* block = row + index * kGroup / format.block * format.bytes;
+    const std::size_t sub = index % (format.block / kGroup);
+    const auto half = [&](std::size_t at) { return static_cast<std::uint16_t>(block[at] | block[at + 1] << 8); };
+    Group group{};
+    if (type == Type::kQ80) {
+        group.half = half(0);
+        for (std::size_t i = 0; i < kGroup; ++i) group.q[i] = static_cast<std::uint8_t>(block[2 + i] + 128);
+    } else if (type == Type::kQ6K) {
+        group.half = half(208);
+        const std::uint8_t *low = block + 64 * (sub / 4) + 32 * (sub % 2), *high = block + 128 + 32 * (sub / 4);
+        for (std::size_t i = 0; i < kGroup; ++i)
+            group.q[i] = static_cast<std::uint8_t>((low[i] >> 4 * (sub % 4 / 2) & 15) |
+                                                   (high[i] >> 2 * (sub % 4) & 3) << 4);
+        std::memcpy(group.bytes, block + 192 + 2 * sub, 2);
+    } else if (format.super) {
+        group.half = half(0);
+        group.minimum = half(2);
+        const std::uint8_t *s = block + 4, *codes = block + format.bytes - 128 + 32 * (sub / 2);
+        group.bytes[0] = static_cast<std::uint8_t>(sub < 4 ? s[sub] & 63 : (s[sub + 4] & 15) | s[sub - 4] >> 6 << 4);
+        group.bytes[1] = static_cast<std::uint8_t>(sub < 4 ? s[sub + 4] & 63 : s[sub + 4] >> 4 | s[sub] >> 6 << 4);
+        for (std::size_t i = 0; i < kGroup; ++i) {
+            group.q[i] = codes[i] >> 4 * (sub % 2) & 15;
+            if (format.bits == 5) group.q[i] |= static_cast<std::uint8_t>((block[16 + i] >> sub & 1) << 4);
+        }
+    } else {
+        group.half = half(0);
+        if (format.minima) group.minimum = half(2);
+        const std::uint8_t *codes = block + format.bytes - 16, *high = codes - 4;
+        for (std::size_t i = 0; i < kGroup; ++i) {
+            group.q[i] = codes[i % 16] >> 4 * (i / 16) & 15;
+            if (format.bits == 5) group.q[i] |= static_cast<std::uint8_t>((high[i / 8] >> i % 8 & 1) << 4);
+        }
+    }
+    return group;
+}
+
+// Where q of an output's input lies: four inputs are one column of 64 bytes. The low four bits of columns 0 .. 3 share
+// bytes with those of columns 4 .. 7; then come the fifth and sixth bits, so many of each column in a byte.
+struct Place {
+    std::size_t column, byte;
+    Place(std::size_t output, std::size_t input) : column(input / 4), byte(output * 4 + input % 4) {}
+};
+
+inline void write_q(const Format& format, std::uint8_t* weights, Place place, std::uint8_t q) {
+    if (format.bits == 8) {
+        weights[place.column * 64 + place.byte] = q;
+        return;
+    }
+    weights[place.column % 4 * 64 + place.byte] |= static_cast<std::uint8_t>((q & 15) << 4 * (place.column / 4));
+    const std::size_t high = format.bits - 4;
+    if (high != 0) {
+        const std::size_t columns = 8 / high;  // of a vector
+        weights[(4 + place.column / columns) * 64 + place.byte] |=
+            static_cast<std::uint8_t>(q >> 4 << high * (place.column % columns));
+    }
+}
+
+inline std::uint8_t read_q(const Format& format, const std::uint8_t* weights, Place place) {
+    if (format.bits == 8) return weights[place.column * 64 + place.byte];
+    unsigned q = weights[place.column % 4 * 64 + place.byte] >> 4 * (place.column / 4) & 15;
+    const std::size_t high = format.bits - 4;
+    if (high != 0) {
+        const std::size_t columns = 8 / high;
+        q |= (weights[(4 + place.column / columns) * 64 + place.byte] >> high * (place.column % columns) &
+              ((1u << high) - 1)) << 4;
+    }
+    return static_cast<std::uint8_t>(q);
+}
+
+// Scales of a panel's group: float16 numbers [16], minima's [16], bytes [parts + minima, 16].
+inline void write_scales(const Format& format, std::uint8_t* scales, std::size_t output, const Group& group) {
+    std::memcpy(scales + 2 * output, &group.half, 2);
+    if (format.minima) std::memcpy(scales + 2 * (kOutputs + output), &group.minimum, 2);
+    if (!format.super) return;
+    std::uint8_t* bytes = scales + 2 * kOutputs * (1 + format.minima);
+    for (std::size_t i = 0; i < 2; ++i)
+        if (i < format.parts + format.minima) bytes[i * kOutputs + output] = group.bytes[i];
+}
+
+// s of a part of a group and m, of one output.
+inline float read_scale(const Format& format, const std::uint8_t* scales, std::size_t output, std::size_t part) {
+    std::uint16_t half;
+    std::memcpy(&half, scales + 2 * output, 2);
+    if (!format.super) return from_half(half);
+    const std::uint8_t byte = scales[2 * kOutputs * (1 + format.minima) + part * kOutputs + output];
+    return from_half(half) * (format.minima ? static_cast<float>(byte) : static_cast<float>(static_cast<std::int8_t>(byte)));
+}
+inline float read_minimum(const Format& format, const std::uint8_t* scales, std::size_t output) {
+    if (!format.minima) return 0.0f;
+    std::uint16_t half;
+    std::memcpy(&half, scales + 2 * (kOutputs + output), 2);
+    return format.super ? -(from_half(half) * static_cast<float>(scales[5 * kOutputs + output])) : from_half(half);
+}
+
+}  // namespace engine

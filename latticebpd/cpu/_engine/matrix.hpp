@@ -1,0 +1,213 @@
+// Matrices of weights in panels, and their products with the numbers of a pass.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+#include "operations.hpp"
+#include "workers.hpp"
+
+namespace engine {
+
+// float32 to float16, to the nearest, halves to even ones; infinite where too large.
+inline std::uint16_t to_half(float number) {
+    std::uint32_t bits;
+    const float magnitude = std::abs(number);
+    std::uint16_t half;
+    if (magnitude < 0x1p-14f) {
+        half = static_cast<std::uint16_t>(std::lrint(magnitude * 0x1p24f));
+    } else if (!(magnitude < 65520.0f)) {
+        half = 0x7c00;
+    } else {
+        std::memcpy(&bits, &magnitude, sizeof bits);
+        bits += 0xfff + (bits >> 13 & 1);
+        half = static_cast<std::uint16_t>((bits >> 13) - (112 << 10));
+    }
+    return static_cast<std::uint16_t>(half | (std::signbit(number) ? 0x8000 : 0));
+}
+
+// A matrix [outputs, inputs], perhaps with a bias.
+class Matrix {
+  public:
+    // A GGUF file's blocks, row by row. order: for each output its row; empty: as they are.
+    Matrix(const std::shared_ptr<WeightMemory>& memory, Type type, const std::uint8_t* blocks, std::size_t outputs,
+           std::size_t inputs, const std::vector<std::int64_t>& order)
+        : Matrix(memory, type, outputs, inputs) {
+        const std::size_t row_bytes = is_quantized(type) ? inputs / format_of(type).block * format_of(type).bytes
+                                                         : inputs * (type == Type::kF32 ? 4 : 2);
+        fill([&](std::size_t output, std::uint8_t* panel) {
+            const std::uint8_t* row = blocks + row_bytes * (order.empty() ? output : static_cast<std::size_t>(order[output]));
+            if (is_quantized(type)) {
+                for (std::size_t group = 0; group < inputs / kGroup; ++group)
+                    put(panel, output % kOutputs, group, read_group(type, row, group));
+            } else {
+                const std::size_t bytes = type == Type::kF32 ? 4 : 2;
+                for (std::size_t i = 0; i < inputs; ++i)
+                    std::memcpy(panel + (i * width() + output % width()) * bytes, row + i * bytes, bytes);
+            }
+        });
+    }
+
+    // float32 numbers [outputs, inputs], as they are (kF32) or rounded as q8_0.
+    Matrix(const std::shared_ptr<WeightMemory>& memory, const float* numbers, std::size_t outputs, std::size_t inputs,
+           bool rounded)
+        : Matrix(memory, rounded ? Type::kQ80 : Type::kF32, outputs, inputs) {
+        fill([&](std::size_t output, std::uint8_t* panel) {
+            const float* row = numbers + output * inputs;
+            if (!rounded) {
+                for (std::size_t i = 0; i < inputs; ++i)
+                    std::memcpy(panel + (i * width() + output % width()) * 4, row + i, 4);
+                return;
+            }
+            for (std::size_t group = 0; group < inputs / kGroup; ++group) {
+                const float* from = row + group * kGroup;
+                float largest = 0.0f;
+                for (std::size_t i = 0; i < kGroup; ++i) largest = std::max(largest, std::abs(from[i]));
+                Group to{};
+                to.half = to_half(largest / 127.0f);
+                const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+                for (std::size_t i = 0; i < kGroup; ++i)
+                    to.q[i] = static_cast<std::uint8_t>(128 + std::lrint(from[i] * inverse));
+                put(panel, output % kOutputs, group, to);
+            }
+        });
+    }
+
+    void set_bias(const std::vector<float>& bias) {
+        if (bias.size() != outputs) throw std::invalid_argument("expected a bias of as many numbers as outputs");
+        bias_.assign((outputs + width() - 1) / width() * width(), 0.0f);
+        std::copy(bias.begin(), bias.end(), bias_.begin());
+    }
+
+    Panels panels() const { return {type, panels_, bias_.empty() ? nullptr : bias_.data(), outputs, inputs}; }
+    std::size_t width() const { return panel_width(type); }
+    std::size_t count() const { return (outputs + width() - 1) / width(); }
+    std::size_t bytes() const { return count() * panel_bytes(type, inputs); }
+
+    // The weights of one output, in float32.
+    void row(std::size_t output, float* to) const {
+        const std::uint8_t* panel = panels_ + output / width() * panel_bytes(type, inputs);
+        if (!is_quantized(type)) {
+            for (std::size_t i = 0; i < inputs; ++i) {
+                const std::size_t at = i * width() + output % width();
+                std::uint16_t half = 0;
+                if (type == Type::kF32) std::memcpy(to + i, panel + at * 4, 4);
+                else std::memcpy(&half, panel + at * 2, 2);
+                const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+                if (type == Type::kF16) to[i] = from_half(half);
+                else if (type == Type::kBf16) std::memcpy(to + i, &bits, 4);
+            }
+            return;
+        }
+        const Format format = format_of(type);
+        const std::uint8_t* scales = panel + inputs / kGroup * format.weight_bytes();
+        const std::size_t part = kGroup / format.parts;
+        for (std::size_t i = 0; i < inputs; i += part) {
+            const std::uint8_t *own = scales + i / kGroup * format.scale_bytes();
+            const std::uint8_t* weights = panel + i / kGroup * format.weight_bytes();
+            const float scale = read_scale(format, own, output % kOutputs, i % kGroup / part);
+            const float minimum = read_minimum(format, own, output % kOutputs);
+            for (std::size_t n = i; n < i + part; ++n) {
+                const int q = read_q(format, weights, Place(output % kOutputs, n % kGroup)) - format.offset;
+                to[n] = scale * static_cast<float>(q) + minimum;
+            }
+        }
+    }
+
+    const Type type;
+    const std::size_t outputs, inputs;
+
+  private:
+    Matrix(const std::shared_ptr<WeightMemory>& memory, Type own, std::size_t rows, std::size_t columns)
+        : type(own), outputs(rows), inputs(columns), memory_(memory) {
+        if (outputs == 0 || inputs == 0) throw std::invalid_argument("expected a matrix with outputs and inputs");
+        const std::size_t block = is_quantized(type) ? format_of(type).block : 1;
+        if (inputs % block != 0)
+            throw std::invalid_argument("expected rows of a multiple of " + std::to_string(block) + " weights, got " +
+                                        std::to_string(inputs));
+        panels_ = memory_->take(bytes());
+    }
+
+    template <typename Write>
+    void fill(const Write& write) {
+        for (std::size_t output = 0; output < outputs; ++output)
+            write(output, panels_ + output / width() * panel_bytes(type, inputs));
+    }
+
+    void put(std::uint8_t* panel, std::size_t output, std::size_t group, const Group& from) const {
+        const Format format = format_of(type);
+        for (std::size_t i = 0; i < kGroup; ++i)
+            write_q(format, panel + group * format.weight_bytes(), Place(output, i), from.q[i]);
+        write_scales(format, panel + inputs / kGroup * format.weight_bytes() + group * format.scale_bytes(), output, from);
+    }
+
+    std::shared_ptr<WeightMemory> memory_;
+    std::uint8_t* panels_;
+    std::vector<float> bias_;
+};
+
+// The numbers that products read, [rows, inputs]; rounded where a matrix is quantized, once for all matrices.
+class Input {
+  public:
+    // x: valid while this is.  Memory is the calling thread's: one input at a time.
+    Input(const float* x, std::size_t rows, std::size_t inputs, const Workers& workers)
+        : x_(x), rows_(rows), inputs_(inputs), workers_(workers) {}
+
+    // y: [rows, step]; the outputs of the matrices one after another.
+    void multiply(std::initializer_list<const Matrix*> matrices, float* y, std::size_t step) {
+        struct Part {
+            const Matrix* matrix;
+            std::size_t begin, end;
+            float* y;
+        };
+        std::vector<Part> parts;
+        std::size_t all = 0;
+        for (const Matrix* matrix : matrices) all += matrix->count();
+        const std::size_t chunk = std::max<std::size_t>(1, all / (workers_.threads * 4));
+        for (const Matrix* matrix : matrices) {
+            if (is_quantized(matrix->type)) round();
+            for (std::size_t panel = 0; panel < matrix->count(); panel += chunk)
+                parts.push_back({matrix, panel, std::min(matrix->count(), panel + chunk), y + panel * matrix->width()});
+            y += matrix->outputs;
+        }
+        workers_.run(parts.size(), [&](std::size_t i) {
+            const Part& part = parts[i];
+            panels(*part.matrix, part.begin, part.end, part.y, step);
+        });
+    }
+
+    // The panels begin .. end - 1 of one matrix; y: from their first output on.
+    void panels(const Matrix& matrix, std::size_t begin, std::size_t end, float* y, std::size_t step) const {
+        if (is_quantized(matrix.type))
+            workers_.operations.multiply_rounded(matrix.panels(), rounded_, begin, end, y, step);
+        else workers_.operations.multiply(matrix.panels(), x_, rows_, begin, end, y, step);
+    }
+
+    void round() {
+        if (rounded_.numbers != nullptr) return;
+        thread_local Scratch<std::int8_t> numbers;
+        thread_local Scratch<float> scales;
+        thread_local Scratch<std::int32_t> sums;
+        thread_local Scratch<Rounded::Wide> wide;
+        const std::size_t groups = inputs_ / kGroup, count = groups * rows_;
+        float* first = scales.of(2 * count);
+        rounded_ = {rows_, groups, numbers.of(count * kGroup), wide.of(count), first, first + count, sums.of(2 * count)};
+        workers_.each(rows_, [&](std::size_t row) { workers_.operations.round(x_, row, row + 1, rounded_); });
+    }
+
+  private:
+    const float* x_;
+    std::size_t rows_, inputs_;
+    const Workers& workers_;
+    Rounded rounded_{};
+};
+
+}  // namespace engine

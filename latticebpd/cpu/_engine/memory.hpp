@@ -1,0 +1,72 @@
+// Memory for weights and for the numbers of a pass.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace engine {
+
+// Memory for all weights of a model, on huge pages where the system has them: a model's weights exceed what a TLB of small
+// pages reaches. Nothing is freed before the whole.
+class WeightMemory {
+  public:
+    // Bytes, all 0, that begin on a cache line. Not for several threads at once.
+    std::uint8_t* take(std::size_t count) {
+        count = (count + 63) / 64 * 64;
+        if (count > left_) {
+            const std::size_t size = std::max(kBlock, (count + kPage - 1) / kPage * kPage);
+            blocks_.emplace_back(static_cast<std::uint8_t*>(::operator new(size, std::align_val_t{kPage})));
+#if defined(__linux__)
+            madvise(blocks_.back().get(), size, MADV_HUGEPAGE);
+#endif
+            next_ = blocks_.back().get();
+            left_ = size;
+        }
+        std::uint8_t* taken = next_;
+        std::memset(taken, 0, count);
+        next_ += count;
+        left_ -= count;
+        return taken;
+    }
+
+  private:
+    static constexpr std::size_t kPage = 1 << 21, kBlock = 8 * kPage;
+    struct Delete {
+        void operator()(std::uint8_t* bytes) const { ::operator delete(bytes, std::align_val_t{kPage}); }
+    };
+    std::vector<std::unique_ptr<std::uint8_t, Delete>> blocks_;
+    std::uint8_t* next_ = nullptr;
+    std::size_t left_ = 0;
+};
+
+// Memory that a thread keeps from pass to pass, since an allocation costs more than filling it; aligned for vectors.
+template <typename Number>
+class Scratch {
+  public:
+    Number* of(std::size_t count) {
+        if (count > count_) {
+            count_ = count + count / 2;
+            numbers_.reset(static_cast<Number*>(::operator new(count_ * sizeof(Number), kLine)));
+        }
+        return numbers_.get();
+    }
+
+  private:
+    static constexpr std::align_val_t kLine{64};
+    struct Delete {
+        void operator()(Number* numbers) const { ::operator delete(numbers, kLine); }
+    };
+    std::size_t count_ = 0;
+    std::unique_ptr<Number, Delete> numbers_;
+};
+
+}  // namespace engine

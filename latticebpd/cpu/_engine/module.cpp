@@ -1,0 +1,188 @@
+// latticebpd.cpu._engine under pybind11.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "latticebpd/gil_release.hpp"
+#include "transformer.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace engine {
+
+using latticebpd::GilRelease;
+template <typename Number>
+using Array = py::array_t<Number, py::array::c_style>;
+
+void expect(bool fine, const std::string& what) {
+    if (!fine) throw py::value_error("expected " + what);
+}
+
+// Rows of hidden states of a model, [n, hidden].
+std::size_t rows_of(const Transformer& model, const Array<float>& states) {
+    expect(states.ndim() == 2 && static_cast<std::size_t>(states.shape(1)) == model.hidden(),
+           "states [n, " + std::to_string(model.hidden()) + "]");
+    return static_cast<std::size_t>(states.shape(0));
+}
+
+py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, const std::vector<std::size_t>& counts,
+               const Array<std::int64_t>& tokens, const Array<std::int64_t>& parents,
+               const std::vector<std::size_t>& layers, std::size_t threads) {
+    expect(caches.size() == counts.size(), "a number of columns for each cache");
+    std::vector<Columns> texts;
+    std::size_t total = 0;
+    for (std::size_t i = 0; i < caches.size(); ++i) {
+        expect(caches[i] != nullptr && std::count(caches.begin(), caches.end(), caches[i]) == 1, "different caches");
+        texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i]});
+        total += counts[i];
+    }
+    expect(tokens.ndim() == 1 && parents.ndim() == 1 && static_cast<std::size_t>(tokens.size()) == total &&
+               static_cast<std::size_t>(parents.size()) == total,
+           "as many tokens and parents as columns");
+    for (const std::size_t layer : layers)
+        expect(layer < model.num_layers(), "layers below " + std::to_string(model.num_layers()));
+    Array<float> hidden({total, model.hidden()}), states({total, layers.size() * model.hidden()});
+    float *to = hidden.mutable_data(), *states_to = states.mutable_data();
+    {
+        const GilRelease released;
+        model.read(texts, to, layers, states_to, threads);
+    }
+    return py::make_tuple(hidden, states);
+}
+
+PYBIND11_MODULE(_engine, module) {
+    module.def("isas", [] { return operations().size(); });
+    py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
+    py::class_<Matrix, std::shared_ptr<Matrix>>(module, "Matrix")
+        .def_static("of_blocks",
+                    [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks, std::size_t outputs, std::size_t inputs,
+                       const std::vector<std::int64_t>& order) {
+                        const auto own = static_cast<Type>(type);
+                        const std::size_t block = is_quantized(own) ? format_of(own).block : 1;
+                        const std::size_t bytes = is_quantized(own) ? format_of(own).bytes : own == Type::kF32 ? 4 : 2;
+                        expect(inputs % block == 0 && static_cast<std::size_t>(blocks.size()) == outputs * (inputs / block) * bytes,
+                               "blocks of all weights");
+                        expect(order.empty() || order.size() == outputs, "a row for each output");
+                        for (const std::int64_t row : order)
+                            expect(row >= 0 && row < static_cast<std::int64_t>(outputs), "rows of the matrix");
+                        const std::uint8_t* from = blocks.data();
+                        const GilRelease released;
+                        return std::make_shared<Matrix>(memory, own, from, outputs, inputs, order);
+                    },
+                    "memory"_a, "type"_a, "blocks"_a, "outputs"_a, "inputs"_a, "order"_a = std::vector<std::int64_t>{})
+        .def_static("of_numbers",
+                    [](const std::shared_ptr<WeightMemory>& memory, const Array<float>& numbers, bool rounded) {
+                        expect(numbers.ndim() == 2, "weights [outputs, inputs]");
+                        const float* from = numbers.data();
+                        const auto outputs = static_cast<std::size_t>(numbers.shape(0));
+                        const auto inputs = static_cast<std::size_t>(numbers.shape(1));
+                        const GilRelease released;
+                        return std::make_shared<Matrix>(memory, from, outputs, inputs, rounded);
+                    },
+                    "memory"_a, "numbers"_a, "rounded"_a)
+        .def("set_bias", &Matrix::set_bias)
+        .def("multiply",
+             [](const Matrix& matrix, const Array<float>& x, std::size_t threads, std::size_t isa) {
+                 expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
+                 const auto rows = static_cast<std::size_t>(x.shape(0));
+                 Array<float> y({rows, matrix.outputs});
+                 const Workers workers{*operations().at(isa), threads};
+                 float* to = y.mutable_data();
+                 {
+                     const GilRelease released;
+                     Input(x.data(), rows, matrix.inputs, workers).multiply({&matrix}, to, matrix.outputs);
+                 }
+                 return y;
+             },
+             "x"_a, "threads"_a = 1, "isa"_a = 0)
+        .def("row",
+             [](const Matrix& matrix, std::size_t output) {
+                 expect(output < matrix.outputs, "an output of the matrix");
+                 Array<float> weights(static_cast<py::ssize_t>(matrix.inputs));
+                 matrix.row(output, weights.mutable_data());
+                 return weights;
+             })
+        .def_readonly("outputs", &Matrix::outputs)
+        .def_readonly("inputs", &Matrix::inputs)
+        .def_property_readonly("nbytes", &Matrix::bytes);
+    py::class_<Layer>(module, "Layer")
+        .def(py::init<>())
+        .def_readwrite("input_norm", &Layer::input_norm)
+        .def_readwrite("attention_output_norm", &Layer::attention_output_norm)
+        .def_readwrite("mlp_norm", &Layer::mlp_norm)
+        .def_readwrite("mlp_output_norm", &Layer::mlp_output_norm)
+        .def_readwrite("query_norm", &Layer::query_norm)
+        .def_readwrite("key_norm", &Layer::key_norm)
+        .def_readwrite("window", &Layer::window)
+        .def_readwrite("rotation", &Layer::rotation)
+        .def("set_matrices",
+             [](Layer& layer, const std::array<std::shared_ptr<Matrix>, 7>& matrices) {
+                 const std::array<SharedMatrix*, 7> own{&layer.query, &layer.key, &layer.value, &layer.output,
+                                                        &layer.gate,  &layer.up,  &layer.down};
+                 for (std::size_t i = 0; i < own.size(); ++i) *own[i] = matrices[i];
+             });
+    py::class_<Settings>(module, "Settings")
+        .def(py::init<>())
+        .def_readwrite("heads", &Settings::heads)
+        .def_readwrite("groups", &Settings::groups)
+        .def_readwrite("head_size", &Settings::head_size)
+        .def_readwrite("epsilon", &Settings::epsilon)
+        .def_readwrite("scale", &Settings::scale)
+        .def_readwrite("attention_softcap", &Settings::attention_softcap)
+        .def_readwrite("logit_softcap", &Settings::logit_softcap)
+        .def_readwrite("embedding_scale", &Settings::embedding_scale)
+        .def_readwrite("gelu", &Settings::gelu)
+        .def("add_rotation", [](Settings& settings, const Numbers& frequencies, float factor) {
+            settings.rotations.push_back({frequencies, factor});
+        });
+    py::class_<Cache>(module, "Cache")
+        .def(py::init<const Transformer&>())
+        .def_readonly("length", &Cache::length)
+        .def("keep", &Cache::keep)
+        .def("cut", &Cache::cut);
+    py::class_<Transformer>(module, "Transformer")
+        .def(py::init([](const Settings& settings, const std::vector<Layer>& layers,
+                         const std::shared_ptr<Matrix>& embedding, const std::shared_ptr<Matrix>& projection,
+                         const Numbers& norm, std::size_t isa) {
+                 return std::make_unique<Transformer>(settings, layers, embedding, projection, norm, isa);
+             }),
+             "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
+        .def_property_readonly("hidden_size", &Transformer::hidden)
+        .def_property_readonly("vocab_size", &Transformer::vocabulary)
+        .def_property_readonly("nbytes", &Transformer::bytes)
+        .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a)
+        .def("logits",
+             [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                 const std::size_t rows = rows_of(model, states);
+                 Array<float> logits({rows, model.vocabulary()});
+                 float* to = logits.mutable_data();
+                 {
+                     const GilRelease released;
+                     model.logits(states.data(), rows, to, threads);
+                 }
+                 return logits;
+             },
+             "states"_a, "threads"_a)
+        .def("best",
+             [](const Transformer& model, const Array<float>& states, std::size_t threads) {
+                 const std::size_t rows = rows_of(model, states);
+                 Array<std::int64_t> tokens(static_cast<py::ssize_t>(rows));
+                 std::int64_t* to = tokens.mutable_data();
+                 {
+                     const GilRelease released;
+                     model.best(states.data(), rows, to, threads);
+                 }
+                 return tokens;
+             },
+             "states"_a, "threads"_a);
+}
+
+}  // namespace engine

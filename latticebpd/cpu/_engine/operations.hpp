@@ -1,0 +1,96 @@
+// What the engine's loops over numbers read and write, and their table for every instruction set.
+//
+// operations.inc is compiled once for each instruction set. No result depends on which: sums of whole numbers are exact
+// in any order, and sums of float32 numbers have one order, with a rounding after every product and every addition.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "formats.hpp"
+
+namespace engine {
+
+// Rows of numbers as whole numbers times a scale for each group of 32: |q| <= 127, but for the four neighbours among
+// which the largest number is: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
+// others no precision, and the group's products only one instruction more.
+struct Rounded {
+    struct Wide {
+        std::int8_t high[4];
+        std::uint32_t column;  // of four numbers
+    };
+    std::size_t rows, groups;
+    std::int8_t* numbers;  // [groups, rows, 32], the low parts
+    Wide* wide;            // [groups, rows]
+    float* scales;         // [groups, rows]
+    float* totals;         // [groups, rows]: scale times the sum of the whole numbers
+    std::int32_t* sums;    // [groups, rows, 2]: of 16 whole numbers, negated
+};
+
+// A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
+struct Panels {
+    Type type;
+    const std::uint8_t* weights;
+    const float* bias;
+    std::size_t outputs, inputs;
+};
+
+struct Rotation {
+    const float *cosines, *sines;  // [rows, half]
+    std::size_t half;              // rotated are 2 half numbers of a head
+};
+
+enum class Activation { kSilu, kGelu };  // gelu: by tanh
+
+// Keys and values of one layer and row of a batch, and the queries that attend to them.
+// keys: [groups, capacity / 16, size, 16]; values: [groups, capacity, size]; text: tokens that all columns may see, but
+// for those before first[column]; ancestors[begin[column] .. begin[column + 1] - 1]: the columns, ascending, that a
+// column sees, itself the last of them; their keys follow the text's.
+struct Attention {
+    const float *queries, *keys, *values;
+    float* output;  // [columns, heads, size]
+    std::size_t query_step;  // numbers from a column's queries to the next one's
+    std::size_t heads, groups, size, capacity, text, columns;
+    const std::uint32_t *first, *begin, *ancestors;
+    float scale, softcap;
+};
+
+struct Operations {
+    // x: [rows, inputs]; the groups of rows begin .. end - 1 of `to`.
+    void (*round)(const float* x, std::size_t begin, std::size_t end, const Rounded& to);
+    // The panels begin .. end - 1; y: [rows, step], from the first panel's first output on. x: rounded, or [rows, inputs]
+    // for float formats.
+    void (*multiply_rounded)(const Panels& w, const Rounded& x, std::size_t begin, std::size_t end, float* y,
+                             std::size_t step);
+    void (*multiply)(const Panels& w, const float* x, std::size_t rows, std::size_t begin, std::size_t end, float* y,
+                     std::size_t step);
+    // to = x / sqrt(mean(x^2) + epsilon) * weights; all [size].
+    void (*norm)(const float* x, const float* weights, std::size_t size, float epsilon, float* to);
+    void (*add)(const float* x, std::size_t size, float* to);
+    // One head, in place.
+    void (*rotate)(float* x, const Rotation& rotation, std::size_t row);
+    // to = activation(gate) * up.
+    void (*gate)(Activation activation, const float* gate, const float* up, std::size_t size, float* to);
+    // The columns begin .. end - 1 of one group of heads.
+    void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
+    // cap * tanh(x / cap), in place.
+    void (*softcap)(float* x, std::size_t size, float cap);
+};
+
+// Outputs of a panel.
+inline std::size_t panel_width(Type type) { return is_quantized(type) ? kOutputs : 2 * kOutputs; }
+inline std::size_t panel_bytes(Type type, std::size_t inputs) {
+    if (!is_quantized(type)) return inputs * 2 * kOutputs * (type == Type::kF32 ? 4 : 2);
+    const Format format = format_of(type);
+    return inputs / kGroup * (format.weight_bytes() + format.scale_bytes());
+}
+// Numbers of scratch memory that `attend` takes for so many columns.
+inline std::size_t attention_scratch(const Attention& a, std::size_t columns) {
+    return columns * (a.heads / a.groups) * ((a.text + a.columns + 15) / 16 * 16 + a.size + 16);
+}
+
+// Of the processor, widest first.
+std::vector<const Operations*> operations();
+
+}  // namespace engine

@@ -1,0 +1,65 @@
+// Who computes a pass: an instruction set's operations, and threads that help where there are cores for them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "../_kernels/thread_pool.hpp"
+#include "operations.hpp"
+
+namespace engine {
+
+struct Workers {
+    const Operations& operations;
+    std::size_t threads;
+
+    template <typename Task>
+    void run(std::size_t count, const Task& task) const {
+        if (threads <= 1 || count <= 1)
+            for (std::size_t i = 0; i < count; ++i) task(i);
+        else cpu_kernels::ThreadPool::instance().run(threads, count, task);
+    }
+
+    // task(row) for every row; few rows are not worth a thread's attention.
+    template <typename Task>
+    void each(std::size_t rows, const Task& task) const {
+        constexpr std::size_t kTogether = 4;
+        if (rows <= 2 * kTogether)
+            for (std::size_t row = 0; row < rows; ++row) task(row);
+        else
+            run((rows + kTogether - 1) / kTogether, [&](std::size_t part) {
+                for (std::size_t row = part * kTogether; row < std::min(rows, (part + 1) * kTogether); ++row) task(row);
+            });
+    }
+};
+
+// How many threads the next pass takes. A thread whose core is busy holds up all others: where a pass waited for threads
+// a fifth of its time, the next passes have one, twice as many after each such pass.
+class Contention {
+  public:
+    std::size_t allowed(std::size_t threads) {
+        if (threads <= 1) return 1;
+        int left = alone_.load();
+        while (left > 0 && !alone_.compare_exchange_weak(left, left - 1)) {}
+        return left > 0 ? 1 : threads;
+    }
+
+    // After a pass of several threads.
+    void report(std::chrono::nanoseconds waited, std::chrono::nanoseconds whole) {
+        if (waited * 5 > whole && waited > std::chrono::microseconds(200)) {
+            penalty_ = std::min(kMost, penalty_ * 2);
+            alone_ = penalty_.load();
+        } else {
+            penalty_ = std::max(kLeast, penalty_ / 2);
+        }
+    }
+
+  private:
+    static constexpr int kLeast = 8, kMost = 256;
+    std::atomic<int> alone_{0}, penalty_{kLeast};
+};
+
+}  // namespace engine

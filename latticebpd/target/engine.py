@@ -1,0 +1,120 @@
+"""A model's copy that computes passes over few tokens on a CPU: an immutable snapshot, shared by threads.
+
+Weights are those of the model in float32, rounded to 8 bits, or the blocks of a GGUF file as they are. A token's
+results are the same bits in a draft, by itself or in a prompt, with any number of threads and every instruction set.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from latticebpd.cpu import _engine
+from latticebpd.target.engine_families import hooked_module, objection, transformer
+from latticebpd.target.gguf_weights import GgufWeights
+
+FLOAT32, INT8, FILE, TORCH = "float32", "int8", "file", "torch"
+WEIGHTS = (FLOAT32, INT8, FILE, TORCH)
+"""What passes are computed from: the engine's weights, or PyTorch's."""
+GGUF_NAME = "model.gguf"
+"""The file's name in a folder that was converted from one."""
+SAMPLES = 256
+"""Numbers of each weight by which a changed one is recognised."""
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """transformer: the compiled model.  weights: a name in ``WEIGHTS``.  fingerprint: of the model it was made of."""
+
+    transformer: Any
+    weights: str
+    fingerprint: tuple[Any, ...]
+
+
+_engines: weakref.WeakKeyDictionary[PreTrainedModel, Engine] = weakref.WeakKeyDictionary()
+
+
+def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | None = None, isa: int = 0) -> Engine:
+    """An engine of a stock model.
+
+    file: the GGUF file of the weights, for ``weights="file"``.
+
+    Raises:
+        ValueError: the engine cannot compute the model; the message says why.
+    """
+    if weights not in WEIGHTS[:3]:
+        raise ValueError(f"expected weights among {', '.join(WEIGHTS)}, got {weights!r}")
+    if (reason := objection(model)) is not None:
+        raise ValueError(f"expected a model that the CPU engine computes, but {reason}; use weights='torch'")
+    memory = _engine.WeightMemory()
+    if weights == FILE:
+        if file is None:
+            raise ValueError("expected a GGUF file for weights='file', got none; use 'int8' or 'float32'")
+        made = GgufWeights(file, memory).matrix
+    else:
+
+        def made(layer: int, name: str, weight: Tensor) -> Any:
+            return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), weights == INT8)
+
+    return Engine(transformer(model, made, isa), weights, fingerprint(model))
+
+
+def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None) -> Engine | None:
+    """The engine of a model that was loaded from a path, which its decodes run on from now on; None for PyTorch.
+
+    weights: a name in ``WEIGHTS``; None: the file's where there is one, else float32, and PyTorch where the engine
+    cannot compute the model.
+
+    Raises:
+        ValueError: the engine cannot compute the model as asked for.
+    """
+    file = path if path.is_file() else path / GGUF_NAME
+    known = file if file.is_file() else None
+    if weights is None:
+        weights = TORCH if objection(model) is not None else FLOAT32 if known is None else FILE
+    if weights == TORCH:
+        return None
+    engine = make_engine(model, weights, known)
+    use_engine(model, engine)
+    return engine
+
+
+def use_engine(model: PreTrainedModel, engine: Engine) -> None:
+    """Let decodes with a stock model run on an engine, for as long as the model lives."""
+    _engines[model] = engine
+
+
+def engine_of(model: PreTrainedModel) -> Engine | None:
+    """The engine that decodes with a model run on; None for PyTorch.
+
+    Raises:
+        ValueError: the model is no longer the one that the engine was made of.
+    """
+    engine = _engines.get(model)
+    if engine is None:
+        return None
+    hooked = hooked_module(model)
+    if hooked is None and fingerprint(model) == engine.fingerprint:
+        return engine
+    what = "changed weights" if hooked is None else f"a hook or another forward on {hooked or 'the model'}"
+    raise ValueError(
+        f"expected the model as it was loaded, since its engine is a copy, got {what}; load it with weights='torch', or"
+        " make its engine anew"
+    )
+
+
+@torch.no_grad()
+def fingerprint(model: PreTrainedModel) -> tuple[Any, ...]:
+    """Changes when weights are replaced or written, by whatever means: it holds numbers of each of them."""
+    parts: list[Any] = []
+    for name, weight in model.named_parameters():
+        flat = weight.detach().view(-1)
+        numbers = flat[:: max(1, len(flat) // SAMPLES)]
+        parts.append((name, tuple(weight.shape), numbers.numpy().tobytes()))
+    return tuple(parts)

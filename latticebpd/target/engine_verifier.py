@@ -1,0 +1,114 @@
+"""Verification by the CPU engine: every row has a cache of its own, so that rows are never padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from latticebpd.cpu import _engine
+from latticebpd.lattices.drafts import DraftTree
+from latticebpd.target.engine import Engine
+from latticebpd.target.forward import Verified
+
+BLOCK = 128
+"""Tokens of a prompt that are read in one pass."""
+TOGETHER = 16
+"""Columns whose best tokens are computed together: the output embedding is read once for all of them."""
+
+
+class EngineVerifier:
+    """The target model as an engine computes it.  layers: those whose states are kept, from 0."""
+
+    max_nodes = None
+
+    def __init__(self, engine: Engine, layers: Sequence[int] = ()) -> None:
+        self.model, self.layers = engine.transformer, tuple(layers)
+        self.caches: list[_engine.Cache] = []
+        self.states: list[list[np.ndarray]] = []  # of every row's text, in parts
+        self.pending: list[np.ndarray] = []
+
+    def begin(self, rows: int) -> None:
+        self.caches = [_engine.Cache(self.model) for _ in range(rows)]
+        self.states = [[] for _ in range(rows)]
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Verified:
+        self.begin(len(prompts))
+        last = np.zeros((len(prompts), 1, self.model.hidden_size), np.float32)
+        for row, prompt in enumerate(prompts):
+            for begin in range(0, len(prompt), BLOCK):
+                tokens = np.asarray(prompt[begin : begin + BLOCK], np.int64)
+                hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
+                self._keep([row], [states], [range(len(tokens))])
+                last[row, 0] = hidden[-1]
+        return self._verified(last, [1] * len(prompts))
+
+    def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
+        counts = [len(tree) + 1 for tree in trees]
+        tokens = np.concatenate([[token, *tree.tokens] for token, tree in zip(next_tokens, trees, strict=True)])
+        parents = np.concatenate([[-1, *(tree.parents + 1)] for tree in trees])
+        flat, states = self._read(range(len(trees)), counts, tokens.astype(np.int64), parents.astype(np.int64))
+        ends = np.cumsum(counts)
+        self.pending = np.split(states, ends[:-1])
+        if len(trees) == 1:
+            return self._verified(flat[None], counts)
+        hidden = np.zeros((len(trees), max(counts), flat.shape[1]), np.float32)
+        for row, part in enumerate(np.split(flat, ends[:-1])):
+            hidden[row, : len(part)] = part
+        return self._verified(hidden, counts)
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        self._keep(range(len(paths)), self.pending, [[0, *(node + 1 for node in path)] for path in paths])
+
+    def forget(self) -> None:
+        for cache in self.caches:
+            cache.keep([])
+
+    def select(self, rows: Sequence[int]) -> None:
+        if len(set(rows)) < len(rows):
+            raise ValueError("expected different rows, got one twice")
+        self.caches, self.states = [self.caches[row] for row in rows], [self.states[row] for row in rows]
+
+    def layer_states(self, row: int) -> Tensor | None:
+        if not self.layers:
+            return None
+        self.states[row] = [np.concatenate(self.states[row])]
+        return torch.from_numpy(self.states[row][0])
+
+    def _read(
+        self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        caches = [self.caches[row] for row in rows]
+        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, torch.get_num_threads())
+        return hidden, states
+
+    def _keep(self, rows: Sequence[int], states: Sequence[np.ndarray], columns: Sequence[Sequence[int]]) -> None:
+        for row, own, kept in zip(rows, states, columns, strict=True):
+            self.caches[row].keep(list(kept))
+            if self.layers:
+                self.states[row].append(own[list(kept)])
+
+    def _verified(self, hidden: np.ndarray, counts: Sequence[int]) -> Verified:
+        """hidden: ``[rows, columns, hidden]``.  counts: columns of each row."""
+        known: dict[int, list[int]] = {}  # best tokens of a row's first columns
+
+        def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
+            return np.ascontiguousarray(hidden[list(rows), list(columns)])
+
+        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
+            return torch.from_numpy(self.model.logits(picked(rows, columns), torch.get_num_threads()))
+
+        def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
+            need = [row for row, column in zip(rows, columns, strict=True) if column >= len(known.get(row, ()))]
+            if need:
+                last = {row: counts[row] if row in known else min(TOGETHER, counts[row]) for row in need}
+                parts = [hidden[row, : last[row]] for row in last]
+                best = self.model.best(np.ascontiguousarray(np.concatenate(parts)), torch.get_num_threads()).tolist()
+                for row, end in zip(last, np.cumsum(list(last.values())).tolist(), strict=True):
+                    known[row] = best[end - last[row] : end]
+                return best_of(rows, columns)
+            return [known[row][column] for row, column in zip(rows, columns, strict=True)]
+
+        return Verified(torch.from_numpy(hidden), logits_of, None, best_of)
