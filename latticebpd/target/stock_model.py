@@ -230,10 +230,15 @@ class BaseModel:
 
     def text(self, tokens: Tensor) -> dict[str, Tensor]:
         """The decoder's arguments for texts, ``[rows, n]``: positions from 0, as in ``generate()``."""
-        if self.is_encoder_decoder or not self.takes("position_ids"):
+        if not self.is_encoder_decoder and self.takes("position_ids"):
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            return {"input_ids": tokens, "position_ids": positions}
+        table: Any = getattr(self.decoder, "embed_positions", None)
+        if not hasattr(table, "create_position_ids_from_inputs_embeds") or not (tokens == table.padding_idx).any():
             return {"input_ids": tokens}
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return {"input_ids": tokens, "position_ids": positions}
+        # M2M-100 does not count padding tokens, which have no position; read one by one, later tokens do count them
+        words = self.decoder.embed_tokens(tokens)
+        return {"inputs_embeds": words - (tokens == table.padding_idx)[..., None] * table(None, words)}
 
     def padded_text(self, texts: list[list[int]]) -> dict[str, Tensor]:
         """The same for texts of several lengths, padded on the right, where causal attention does not see it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.tree_attention import TreeVerifier, visible_keys
 from latticebpd.target.tree_positions import ByPositionIds
 from latticebpd.target.verifier import Verifier
-from latticebpd.target.verifier_choice import tree_placement, verifier_for
+from latticebpd.target.verifier_choice import _agrees, tree_placement, verifier_for
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.tiny_families import FAMILIES, tiny
+from tests.helpers.model_families import tiny_of
+from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 
 PATHS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=4), min_size=0, max_size=5)
 ROWS = st.lists(st.tuples(st.lists(st.integers(3, 22), min_size=1, max_size=5), PATHS), min_size=1, max_size=4)
@@ -183,11 +185,35 @@ def test_trial_notices_a_placement_that_is_wrong() -> None:
         def arguments(self, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> dict[str, Any]:
             return super().arguments(tokens, positions + 1 - positions[:, :1] % 2, visible)
 
-    from latticebpd.target.verifier_choice import _agrees
-
     model = tiny("gpt2")
     assert _agrees(model, ByPositionIds)
     assert not _agrees(model, Shifted)
+
+
+def test_trial_reads_beyond_the_sliding_window() -> None:
+    class Unlimited(ByPositionIds):
+        def __init__(self, model: PreTrainedModel) -> None:
+            super().__init__(model)
+            self.layers = replace(self.layers, window=None)
+
+    model = tiny_of("mistral", sliding_window=48, max_position_embeddings=256)
+    assert _agrees(model, ByPositionIds)
+    assert not _agrees(model, Unlimited)
+
+
+def test_window_that_no_layer_types_declares_is_recomputed() -> None:
+    """GPT-Neo's, which its layers count by index in the cache, beyond any trial."""
+    model = tiny_of("gpt_neo", window_size=64, max_position_embeddings=128)
+    prompts = torch.randint(3, VOCABULARY, (2, 60))
+    prompts[1, :20] = 0
+    mask = (prompts != 0).long()
+    reference = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=24)
+    assert isinstance(verifier_for(model), RecomputingVerifier)
+    drafter = GoldDrafter(reference[:, 60:].tolist(), 7)
+    assert (
+        generate(model, prompts, drafter, max_new_tokens=24, attention_mask=mask).sequences.tolist()
+        == reference.tolist()
+    )
 
 
 def test_attention_without_masks_is_refused_with_the_remedy() -> None:
