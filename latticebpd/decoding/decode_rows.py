@@ -146,7 +146,7 @@ class Text:
         if not self.processors:
             return logits
         ids: Any = torch.tensor([[*self.tokens, *drafted]], device=logits.device)
-        scores: Tensor = self.processors(ids, logits[None].float())
+        scores: Tensor = self.processors(ids, logits[None].to(torch.float32, copy=True))  # which may write in place
         return scores[0]
 
 
