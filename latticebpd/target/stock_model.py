@@ -47,8 +47,8 @@ def _forward(module: nn.Module) -> object:
 
 
 def _bypassed(model: PreTrainedModel) -> frozenset[object]:
-    """Hooks, by number, and ``forward`` functions of modules that `Forward` does not call: the model itself, and all that
-    is not in its encoder, its decoder or its output embedding."""
+    """Hooks, by number, and ``forward`` functions of modules that `Forward` does not call: the model itself, and all
+    that is not in its encoder, its decoder or its output embedding."""
     base = BaseModel(model)
     parts = [base.decoder, model.get_output_embeddings(), *([base.encoder] if base.is_encoder_decoder else [])]
     modules = set(model.modules()).difference(*(part.modules() for part in parts if part is not None))
