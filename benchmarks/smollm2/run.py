@@ -95,7 +95,7 @@ class Bench:
             assistant: Any = load_stock(given.assistant)
             self.stock[STOCK[2]] = {"assistant_model": assistant.to(given.device)}
         self.calls = 0
-        self.base.model.register_forward_pre_hook(self._count)
+        self.base.decoder.register_forward_pre_hook(self._count)
 
     def _count(self, *_: Any) -> None:
         self.calls += 1

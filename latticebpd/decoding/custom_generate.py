@@ -7,8 +7,9 @@ evaluation harness that passes keyword arguments on to ``generate()`` can draft.
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
@@ -28,6 +28,7 @@ from latticebpd.decoding.acceptance import Acceptance, Exact, Sampling, bound
 from latticebpd.decoding.decode_rows import Prompts, begin_texts, unpadded
 from latticebpd.decoding.generation_config import GenerationSettings, eos_ids, refuse
 from latticebpd.decoding.loop import Generated, check_drafter, check_streamer, decode
+from latticebpd.decoding.processors import BY_ROW, check_processors
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.target.forward import EncodedSource
@@ -35,7 +36,7 @@ from latticebpd.target.stock_model import BaseModel
 
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 # Prepared by generate(), not needed here
-_UNUSED = frozenset({"use_cache", "past_key_values", "cache_position", "logits_to_keep"})
+_UNUSED = frozenset({"use_cache", "cache_position", "logits_to_keep"})
 
 
 def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trace: bool = False) -> CustomGenerate:
@@ -43,7 +44,7 @@ def custom_generate(drafter: Drafter, acceptance: Acceptance | None = None, trac
 
     Under ``Exact`` the text is the one that ``generate()`` writes without this argument. Under ``do_sample=True`` it is
     drawn from the same distribution; for a single prompt on a CPU the same seed gives the same text. No text grows
-    beyond the model's positions.
+    beyond the model's positions. In a batch, every row has its own copies of the caller's processors and criteria.
 
     Args:
         drafter, acceptance, trace: as for ``latticebpd.generate``; the acceptance rule is by default ``Sampling()``
@@ -107,14 +108,12 @@ class CustomGenerate:
         prompts = (_encoded_prompts if base.is_encoder_decoder else _prompts)(input_ids, inputs, arguments)
         if arguments:
             raise _unsupported(", ".join(sorted(arguments)))
-        texts = begin_texts(base, settings, prompts, logits_processor, stopping_criteria)
-        for text, row in zip(texts, prompts.prefix.tolist(), strict=True):
-            padding, rows = row[: len(row) - text.prompt_length], len(texts)
-            if padding or rows > 1:
-                text.criteria = StoppingCriteriaList(
-                    each if type(each).__module__.startswith("transformers.") else _RowCriterion(each, padding, rows)
-                    for each in text.criteria
-                )
+        check_processors(logits_processor, 1)
+        texts = begin_texts(base, settings, prompts, None, stopping_criteria)
+        for row, text in enumerate(texts):  # padding is shown, as by generate()
+            text.shown = prompts.prefix[row].tolist()
+            text.processors = LogitsProcessorList(_of_row(each, row, len(texts)) for each in logits_processor)
+            text.criteria = StoppingCriteriaList(_of_row(each, row, len(texts)) for each in text.criteria)
         session = Session(base, settings, prompts, texts, bool(getattr(generation_config, "use_cache", True)))
         self.last = decode(session, self.drafter, bound(rule, settings), streamer, self.trace)
         sequences: Any = self.last.sequences.to(input_ids.device)
@@ -155,22 +154,31 @@ class PreparedSettings(GenerationSettings):
         return StoppingCriteriaList(given)
 
 
-class _RowCriterion(StoppingCriteria):  # type: ignore[misc, unused-ignore]
-    """A caller's criterion, called with one row of a batch as ``generate()`` shows it, padding included."""
+def _of_row(function: Any, row: int, rows: int) -> Any:
+    """A logits processor or stopping criterion as one row of a batch calls it."""
+    by_row = type(function).__name__ in BY_ROW or isinstance(getattr(function, "prompt_ignore_length", None), Tensor)
+    alike = type(function).__module__.startswith("transformers.") and not by_row
+    return function if rows == 1 or alike else _OneRow(function, row, rows)
 
-    def __init__(self, criterion: Callable[..., Any], padding: list[int], rows: int) -> None:
-        self.criterion, self.padding, self.rows = criterion, torch.tensor([padding], dtype=torch.long), rows
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        name = getattr(self.criterion, "__name__", type(self.criterion).__name__)
-        expected, advice = "expected stopping criteria that", "decode prompts one by one"
+class _OneRow:
+    """A row's own copy of a processor or criterion, which may remember calls and tell rows apart: it is called with as
+    many rows as the batch has, all of them this row."""
+
+    def __init__(self, function: Any, row: int, rows: int) -> None:
+        self.name, self.row, self.rows = getattr(function, "__name__", type(function).__name__), row, rows
         try:
-            done = self.criterion(torch.cat([self.padding, input_ids], dim=1), scores, **kwargs)
-        except IndexError as error:
-            raise ValueError(f"{expected} look at every row alone, got {name}; {advice}") from error
-        if self.rows > 1 and not (isinstance(done, Tensor) and done.shape == (1,)):
-            raise ValueError(f"{expected} give a tensor [rows], got {done!r} by {name}; {advice}")
-        return done
+            self.function = copy.deepcopy(function)
+        except Exception as error:  # each kind of object raises its own
+            got = f"{self.name} ({error}); decode prompts one by one"
+            raise ValueError(f"expected processors and criteria that can be copied for every row, got {got}") from error
+
+    def __call__(self, input_ids: Tensor, scores: Tensor | None) -> Tensor:
+        result = self.function(input_ids.repeat(self.rows, 1), None if scores is None else scores.repeat(self.rows, 1))
+        if not isinstance(result, Tensor) or result.shape[:1] != (self.rows,):
+            got = f"{result!r:.60} by {self.name}; decode prompts one by one"
+            raise ValueError(f"expected processors and criteria that give a tensor [rows, ...], got {got}")
+        return result[self.row : self.row + 1]
 
 
 def _arguments_of_generate() -> dict[str, Any]:
@@ -202,15 +210,22 @@ def _remove_unused(config: GenerationConfig, arguments: dict[str, Any]) -> None:
     for name in _OUTPUTS if config.return_dict_in_generate else ():
         if getattr(config, name, False):
             raise _unsupported(name)
-    cache = arguments.get("past_key_values")
-    if cache is not None and cache.get_seq_length():
-        raise _unsupported("past_key_values", "a cache that holds tokens; leave it out")
+    for name in ("past_key_values", "cache_params"):  # the second are Mamba's
+        if (cache := arguments.pop(name, None)) is not None and _holds_tokens(cache):
+            raise _unsupported(name, "a cache that holds tokens; leave it out")
     kinds = arguments.get("token_type_ids")
     unused = set(_UNUSED)
     unused |= {"token_type_ids"} if isinstance(kinds, Tensor) and not kinds.any() else set()  # zeros are the default
     unused |= {"synced_gpus"} if not arguments.get("synced_gpus") else set()
     for name in unused:
         arguments.pop(name, None)
+
+
+def _holds_tokens(cache: Any) -> bool:
+    try:
+        return bool(cache.get_seq_length())
+    except ValueError:  # recurrent layers alone have no length
+        return bool(cache.has_previous_state())
 
 
 def _prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:

@@ -104,6 +104,7 @@ class Text:
     eos_ids: tokens that end the text and stay in it.
     criteria: ``transformers``' stopping criteria, called after every token with this row's text alone.
     processors: of the text's logits.
+    shown: what criteria and processors see in place of the prompt, by default the prompt.
     finished: no more tokens will come.
     """
 
@@ -112,11 +113,12 @@ class Text:
     eos_ids: frozenset[int]
     criteria: StoppingCriteriaList
     processors: LogitsProcessorList
+    shown: list[int] = field(init=False)
     finished: bool = field(default=False, init=False)
     prompt_length: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.prompt_length = len(self.tokens)
+        self.prompt_length, self.shown = len(self.tokens), list(self.tokens)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -139,14 +141,17 @@ class Text:
         return committed
 
     def _meets_criteria(self) -> bool:
-        return bool(self.criteria) and bool(torch.as_tensor(self.criteria(torch.tensor([self.tokens]), None)).all())
+        if not self.criteria:
+            return False
+        ids: Any = torch.tensor([[*self.shown, *self.new_tokens]])
+        return bool(torch.as_tensor(self.criteria(ids, None)).all())
 
     def processed(self, drafted: list[int], logits: Tensor) -> Tensor:
         """``[vocab]`` logits after the text and ``drafted`` tokens, as the processors leave them."""
         if not self.processors:
             return logits
-        ids: Any = torch.tensor([[*self.tokens, *drafted]], device=logits.device)
-        scores: Tensor = self.processors(ids, logits[None].float())
+        ids: Any = torch.tensor([[*self.shown, *self.new_tokens, *drafted]], device=logits.device)
+        scores: Tensor = self.processors(ids, logits[None].to(torch.float32, copy=True))  # which may write in place
         return scores[0]
 
 

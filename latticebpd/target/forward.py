@@ -8,6 +8,7 @@ Where only the best token is asked for, a quarter of the weight's bytes is read,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,17 +72,20 @@ class Forward:
 
     def __init__(self, model: Model, source: EncodedSource | None, layers: Sequence[int] = ()) -> None:
         self.base = BaseModel.of(model)
+        self.projection = self.base.exact_projection  # for all passes: hooks may be put on a model between decodes
         self.source, self.layers = source, tuple(layers)
 
     def select(self, rows: Sequence[int]) -> Forward:
         """For a batch of the given rows, in this order."""
         if self.source is None:
             return self
-        return Forward(self.base, self.source.select(torch.tensor(rows, device=self.base.device)), self.layers)
+        chosen = copy.copy(self)
+        chosen.source = self.source.select(torch.tensor(rows, device=self.base.device))
+        return chosen
 
     def nodes(self, arguments: dict[str, Any]) -> Verified:
         """Hidden states of every column; logits on request."""
-        projection = self.base.exact_projection
+        projection = self.projection
         if projection is None:
             return _computed(*self._full(arguments))
         if self.source is not None:
@@ -119,7 +123,7 @@ class Forward:
     def last(self, arguments: dict[str, Any], last: Tensor) -> Verified:
         """Hidden states and logits at one column of each row, ``last`` ``[rows]``."""
         rows = torch.arange(len(last), device=last.device)
-        if self.base.exact_projection is None and self.base.takes("logits_to_keep"):
+        if self.projection is None and self.base.takes("logits_to_keep"):
             columns, index = torch.unique(last, return_inverse=True)
             hidden, logits, layers = self._full({**arguments, "logits_to_keep": columns})
             return _computed(hidden[rows, last][:, None], logits[rows, index][:, None], layers)

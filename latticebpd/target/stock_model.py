@@ -25,17 +25,35 @@ Linear: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 def once_per_model(probe: Callable[..., T]) -> Callable[..., T]:
-    """Cache a function of a model and further hashable arguments, for as long as the model lives."""
+    """Cache a function of a model and further hashable arguments, for as long as the model lives and keeps its modules'
+    ``forward`` and the hooks that would be bypassed."""
     known: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, T]] = weakref.WeakKeyDictionary()
 
     @functools.wraps(probe)
     def cached(model: PreTrainedModel, *arguments: Any) -> T:
         results = known.setdefault(model, {})
-        if arguments not in results:
-            results[arguments] = probe(model, *arguments)
-        return results[arguments]
+        key = frozenset(map(_forward, model.modules())), _bypassed(model), arguments
+        if key not in results:
+            results[key] = probe(model, *arguments)
+        return results[key]
 
     return cached
+
+
+def _forward(module: nn.Module) -> object:
+    """What computes its outputs: its class, or a ``forward`` of its own."""
+    own = vars(module).get("forward")
+    return type(module) if own is None else weakref.ref(own)
+
+
+def _bypassed(model: PreTrainedModel) -> frozenset[object]:
+    """Hooks, by number, and ``forward`` functions of modules that `Forward` does not call: the model itself, and all
+    that is not in its encoder, its decoder or its output embedding."""
+    base = BaseModel(model)
+    parts = [base.decoder, model.get_output_embeddings(), *([base.encoder] if base.is_encoder_decoder else [])]
+    modules = set(model.modules()).difference(*(part.modules() for part in parts if part is not None))
+    hooks = {hook for each in modules for hook in (*each._forward_hooks, *each._forward_pre_hooks)}
+    return frozenset(hooks | {_forward(each) for each in modules if "forward" in vars(each)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +77,7 @@ class Projection:
     def best(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[...]`` the token of the highest logit, the lowest id of equal ones."""
         argmax: Callable[[Tensor], Tensor] | None = getattr(self.embedding, "argmax", None)
-        if argmax is None or self.bias is not None:
+        if argmax is None or self.bias is not None or "forward" in vars(self.embedding):
             return self(hidden).argmax(dim=-1)
         return argmax(self._scaled(hidden))
 
@@ -230,10 +248,15 @@ class BaseModel:
 
     def text(self, tokens: Tensor) -> dict[str, Tensor]:
         """The decoder's arguments for texts, ``[rows, n]``: positions from 0, as in ``generate()``."""
-        if self.is_encoder_decoder or not self.takes("position_ids"):
+        if not self.is_encoder_decoder and self.takes("position_ids"):
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+            return {"input_ids": tokens, "position_ids": positions}
+        table: Any = getattr(self.decoder, "embed_positions", None)
+        if not hasattr(table, "create_position_ids_from_inputs_embeds") or not (tokens == table.padding_idx).any():
             return {"input_ids": tokens}
-        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        return {"input_ids": tokens, "position_ids": positions}
+        # M2M-100 does not count padding tokens, which have no position; read one by one, later tokens do count them
+        words = self.decoder.embed_tokens(tokens)
+        return {"inputs_embeds": words - (tokens == table.padding_idx)[..., None] * table(None, words)}
 
     def padded_text(self, texts: list[list[int]]) -> dict[str, Tensor]:
         """The same for texts of several lengths, padded on the right, where causal attention does not see it."""
@@ -284,7 +307,10 @@ class BaseModel:
 @once_per_model
 @torch.no_grad()
 def _probed_projection(model: PreTrainedModel, dtype: torch.dtype) -> tuple[float, bool]:
-    """Scale of the projection, and whether it is exact: in T5's family they depend on configuration and version."""
+    """Scale of the projection, and whether it is exact: in T5's family they depend on configuration and version.
+
+    It is not where what would change the logits is not called.
+    """
     base = BaseModel(model)
     vocabulary = min(base.vocab_size, base.source_vocab_size)
     tokens = torch.arange(0, vocabulary, max(1, vocabulary // 8), device=base.device)[None, :8]
@@ -308,7 +334,7 @@ def _probed_projection(model: PreTrainedModel, dtype: torch.dtype) -> tuple[floa
         return 1.0, False
     gaps = [float((each - logits).abs().max()) if each.shape == logits.shape else float("inf") for each in computed]
     best = gaps.index(min(gaps))
-    return scales[best], gaps[best] == 0 and computed[best].dtype == logits.dtype
+    return scales[best], not _bypassed(model) and gaps[best] == 0 and computed[best].dtype == logits.dtype
 
 
 def _position_table(part: Any) -> int | None:

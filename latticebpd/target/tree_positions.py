@@ -139,7 +139,7 @@ class Layers:
 
     window: how many positions sliding layers see, their own included; None if no layer slides.
     some_full: whether some layer attends to everything.
-    only_attention: whether there are no layers of any other kind (recurrent, chunked).
+    only_attention: whether there are no layers of any other kind (recurrent, chunked, with a window of their own).
     """
 
     window: int | None
@@ -152,9 +152,16 @@ def layers_of(model: PreTrainedModel) -> Layers:
     layers: list[Any] = DynamicCache(config=model.config).layers
     windows = [int(layer.sliding_window) if getattr(layer, "is_sliding", False) else None for layer in layers]
     sliding = {window for window in windows if window is not None}
-    kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or [])
+    config = model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or [])
+    sizes = [size for name, size in vars(config).items() if name.endswith(("window", "window_size", "window_len"))]
+    named = {size for size in sizes if isinstance(size, int) and size > 0}
+    # A window that no cache and no `layer_types` declares is applied by the layers themselves, as GPT-Neo's are, by
+    # index in the cache. Those of an encoder–decoder are the encoder's.
+    declared = bool(kinds) or config.is_encoder_decoder or named <= sliding
     attention = kinds <= {"full_attention", "sliding_attention"} and all(hasattr(layer, "keys") for layer in layers)
-    return Layers(max(sliding, default=None), not sliding or None in windows, attention and len(sliding) <= 1)
+    only = attention and declared and len(sliding) <= 1
+    return Layers(max(sliding, default=None), not sliding or None in windows, only)
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,15 +1,16 @@
 """Which verifier fits a model, determined by a trial.
 
 Families differ in what masks and positions they take, and a model that ignores either would write other text than its
-own. So the first decode with a model verifies a small tree over a ragged batch and compares it with plain causal
-passes. If no placement agrees, or the cache cannot drop rejected tokens, the model reads its text from the beginning at
-every call, which is slow and always right.
+own. So the first decode with a model verifies small trees over a ragged batch of random texts and compares them with
+plain causal passes. The texts are longer than sliding windows of up to ``LONG`` tokens; wider ones would cost more, and
+their masks are the same. If no placement agrees, or the cache cannot drop rejected tokens, the model reads its text
+from the beginning at every call, which is slow and always right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ from latticebpd.target.tree_positions import ByEmbedding, ByPositionIds, ByRelat
 from latticebpd.target.verifier import Verifier
 
 Kind: TypeAlias = Callable[[PreTrainedModel], Placement]
+LONG = 256
+"""The widest sliding window that the trial's texts exceed."""
 
 
 def verifier_for(
@@ -81,25 +84,27 @@ def _kind(model: PreTrainedModel, implementation: str) -> Kind | None:
 
 
 def _agrees(model: PreTrainedModel, kind: Kind) -> bool:
-    """Whether tree attention equals plain causal passes, on two rows of different lengths and branching trees."""
+    """Whether tree attention equals plain causal passes, on rows of different lengths and branching trees."""
     is_encoder_decoder, vocabulary = BaseModel.of(model).is_encoder_decoder, BaseModel.of(model).vocab_size
     if vocabulary < 4:
         return False
     a, b, c, d = range(vocabulary // 2 - 2, vocabulary // 2 + 2)
-    prompts = [[a], [b]] if is_encoder_decoder else [[a, b, c], [b]]
-    trees = [DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1])), DraftTree.from_paths([[b], [d]])]
+    texts = _random_texts(model, rows=3)
+    prompts = [text[: len(text) // part].tolist() for text, part in zip(texts, (1, 2, len(texts[0])), strict=True)]
+    branching = DraftTree(np.array([a, c, d, b]), np.array([-1, -1, 0, 1]))
+    trees = [branching, DraftTree.from_paths([[b], [d]]), branching]
     source = None
     if is_encoder_decoder:
-        tokens = torch.tensor([[a, b], [c, d]], device=model.device)
-        source = EncodedSource.encode(model, tokens, torch.ones_like(tokens))
+        source = EncodedSource.encode(model, texts, torch.ones_like(texts))
     outputs = []
     try:
         for verifier in (TreeVerifier(model, kind(model), source), RecomputingVerifier(model, source)):
-            verifier.prefill(prompts)
-            passes = [verifier.verify([d, a], trees)]
-            verifier.keep([[1, 3], []])  # the longer row grows by two drafted tokens, the other by none
-            passes.append(verifier.verify([c, b], trees))
-            outputs.append(torch.cat([torch.cat([each.hidden[0], each.hidden[1, :3]]) for each in passes]))
+            states = [verifier.prefill(prompts).hidden.flatten(0, 1)]
+            for next_tokens, paths in (([d, a, b], [[1, 3], [], [0]]), ([c, b, a], [[], [], []])):
+                hidden = verifier.verify(next_tokens, trees).hidden
+                states += [row[: len(tree) + 1] for row, tree in zip(hidden, trees, strict=True)]
+                verifier.keep(paths)  # after the first call, the rows grow by two drafted tokens, none and one
+            outputs.append(torch.cat(states))
     except Exception:  # the model lacks the parts or arguments: each raises its own kind of error
         return False
     return _close(*outputs)
@@ -118,24 +123,43 @@ def _objection(model: PreTrainedModel, implementation: str) -> str | None:
 @torch.inference_mode()
 def _is_causal(model: PreTrainedModel) -> bool:
     """Whether a token's logits do not depend on later tokens, nor on earlier ones coming from a cache."""
-    base = BaseModel.of(model)
-    middle = base.vocab_size // 2  # special tokens are at the ends of vocabularies
-    tokens = torch.arange(middle, middle + 4, device=base.device)[None] % base.vocab_size
+    base, tokens = BaseModel.of(model), _random_texts(model, rows=3)
+    rows, length = tokens.shape
+    tokens[0, length // 2] = (base.pad_id or 0) % base.vocab_size  # some models count positions by token id
     source = EncodedSource.encode(base, tokens, torch.ones_like(tokens)) if base.is_encoder_decoder else None
-    forward, text = Forward(base, source), base.text(tokens)
-    beginning, rest = ({name: value[:, part] for name, value in text.items()} for part in (slice(3), slice(3, 4)))
-    logits = forward.nodes({**text, "use_cache": False}).logits_of([0] * 4, range(4))
-    if not _close(forward.nodes({**beginning, "use_cache": False}).logits_of([0] * 3, range(3)), logits[:3]):
+    forward, text, cut = Forward(base, source), base.text(tokens), max(1, length - 3)
+    beginning, rest = (
+        {name: value[:, part] for name, value in text.items()} for part in (slice(cut), slice(cut, None))
+    )
+
+    def logits(arguments: dict[str, Any], columns: int) -> torch.Tensor:
+        read = forward.nodes(arguments).logits_of(np.repeat(range(rows), columns).tolist(), [*range(columns)] * rows)
+        return read.view(rows, columns, -1)
+
+    full = logits({**text, "use_cache": False}, length)
+    if not _close(logits({**beginning, "use_cache": False}, cut), full[:, :cut]):
         return False
     if not base.takes("past_key_values") or not layers_of(model).only_attention:
         return True
     cache = RowCache(base.is_encoder_decoder).arguments
     try:
         forward.nodes({**beginning, **cache})
-        kept = forward.nodes({**rest, **cache}).logits_of([0], [0])
+        kept = logits({**rest, **cache}, length - cut)
     except Exception:  # the model does not take such a cache, and will not be given one
         return True
-    return _close(kept, logits[3:])
+    return _close(kept, full[:, cut:])
+
+
+def _random_texts(model: PreTrainedModel, rows: int) -> torch.Tensor:
+    """``[rows, n]`` ids, always the same ones."""
+    base, window = BaseModel.of(model), layers_of(model).window or 0
+    length = 12 if window > LONG else window + 12
+    if base.max_positions is not None:  # the trial's trees take 8 more
+        length = max(2, min(length, base.max_positions - 8))
+    # From the middle, since special tokens are at the ends of vocabularies
+    spread = max(1, base.vocab_size // 4)
+    drawn = torch.randint(-spread, spread, (rows, length), generator=torch.Generator().manual_seed(0))
+    return ((base.vocab_size // 2 + drawn) % base.vocab_size).to(base.device)
 
 
 def _close(values: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -200,7 +200,7 @@ class CachedReader:
         return self._outputs(verified, rows.tolist(), columns.tolist())
 
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
-        projection = BaseModel.of(self.model).exact_projection
+        projection = None if self.verifier is None else self.verifier.forward.projection
         return Outputs(verified, rows, columns, None if projection is None else projection.linear)
 
 

@@ -4,6 +4,7 @@ do."""
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformers import (
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     NoRepeatNGramLogitsProcessor,
@@ -39,6 +41,7 @@ from latticebpd import (
 )
 from latticebpd.drafters.bundled import MODEL
 from latticebpd.drafters.pretrained import load_tokenizer
+from tests.helpers.model_families import tiny_of
 from tests.helpers.tiny_families import FAMILIES, tiny
 from tests.helpers.tokenizers import letters
 
@@ -215,6 +218,87 @@ def test_criterion_that_remembers_a_batch_is_taken_for_one_prompt_and_refused_fo
     for rows in (1, 3):
         with pytest.raises(ValueError, match=r"OfABatch; decode prompts one by one"):
             model.generate(**RAGGED, max_new_tokens=NEW, stopping_criteria=[OfABatch(rows)], custom_generate=decoding)
+
+
+class ByColumn(LogitsProcessor):
+    """Forbids even tokens after an even number of columns, padding included, else odd ones."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        scores[:, input_ids.shape[1] % 2 :: 2] = -torch.inf
+        return scores
+
+
+class Remembering(LogitsProcessor):
+    """Forbids row r the best token of every (2 + r)-th call."""
+
+    def __init__(self, rows: int) -> None:
+        self.calls = [0] * rows
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        for row, line in enumerate(scores):
+            self.calls[row] += 1
+            if self.calls[row] % (2 + row) == 0:
+                line[line.argmax()] = -torch.inf
+        return scores
+
+
+class EndsByRow:
+    """Ends row r after its own 5 + r calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.calls += 1
+        return self.calls >= torch.arange(len(ids)) + 5
+
+
+@pytest.mark.parametrize("family", ["llama", "marian"])
+@pytest.mark.parametrize("prompts", [{"inputs": PROMPT}, RAGGED], ids=["one", "ragged"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda rows: {"logits_processor": [ByColumn()]},
+        lambda rows: {"logits_processor": [Remembering(rows)]},
+        lambda rows: {"stopping_criteria": [EndsByRow()], "eos_token_id": 21, "pad_token_id": 0},
+        lambda rows: {"prefix_allowed_tokens_fn": lambda row, ids: [5 + row, 9, 11 + row]},
+        lambda rows: {"encoder_repetition_penalty": 50.0},
+    ],
+    ids=["columns", "remembering", "criterion", "prefix", "encoder"],
+)
+def test_processors_and_criteria_may_remember_and_tell_columns_and_rows(
+    own: Callable[[int], dict[str, Any]], prompts: dict[str, Any], family: str
+) -> None:
+    model, rows = tiny(family, seed=3), len(prompts["inputs"])
+    arguments: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
+    expected = model.generate(**prompts, **arguments, **own(rows))  # type: ignore[operator]
+    assert expected.tolist() != model.generate(**prompts, **arguments).tolist()  # type: ignore[operator]
+    drafts = expected[:, 1 if family == "marian" else 4 :].tolist()
+    for drafter in (NoDrafter(), GoldDrafter(drafts, 4)):
+        found = model.generate(**prompts, **arguments, **own(rows), custom_generate=custom_generate(drafter))  # type: ignore[operator]
+        assert found.tolist() == expected.tolist()
+
+
+def test_processor_that_cannot_be_copied_is_refused_in_a_batch() -> None:
+    class Locked(ByColumn):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    arguments: dict[str, Any] = {"logits_processor": [Locked()], "custom_generate": custom_generate(NoDrafter())}
+    model: Any = tiny("llama", seed=3)
+    assert model.generate(PROMPT, max_new_tokens=3, **arguments).shape == (1, 7)
+    with pytest.raises(ValueError, match=r"copied for every row, got Locked .*; decode prompts one by one"):
+        model.generate(**RAGGED, max_new_tokens=3, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_recurrent_layers_are_no_obstacle_but_their_filled_cache_is(kind: str) -> None:
+    model: Any = tiny_of(kind)
+    assert_same_text(model, {"inputs": PROMPT}, max_new_tokens=NEW, do_sample=False)
+    filled = DynamicCache(config=model.config)
+    model(PROMPT, cache_params=filled, use_cache=True)
+    with pytest.raises(ValueError, match="without cache_params, got a cache that holds tokens"):
+        model.generate(PROMPT, cache_params=filled, max_new_tokens=3, custom_generate=custom_generate(NoDrafter()))
 
 
 def cache(model: Any) -> DynamicCache:

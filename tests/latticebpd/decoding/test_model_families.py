@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from latticebpd import DraftTree, State, check_lossless, generate
 from latticebpd.drafters import GoldDrafter, NoDrafter
@@ -107,6 +107,40 @@ def test_family_is_equal_to_generate_or_refused_in_one_line(kind: str) -> None:
     assert checked.tokens == sum(
         len("".join(map(chr, text)).rstrip("\0")) for text in expected
     )  # padding at an end is not compared
+
+
+class PaddingAt(LogitsProcessor):
+    """Writes the padding token at one column."""
+
+    def __init__(self, column: int) -> None:
+        self.column = column
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        only = torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([0]), 0.0)
+        return only if input_ids.shape[1] == self.column else scores  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["m2m_100", "nllb-moe", "trocr", "xglm", "roberta", "marian"])
+def test_text_may_hold_the_padding_token(kind: str) -> None:
+    """Some families count positions by token id."""
+    model = tiny_of(kind)
+    for seed in range(4):
+        prompt = torch.randint(1, VOCABULARY, (1, 6), generator=torch.Generator().manual_seed(seed))
+        start = 1 if model.config.is_encoder_decoder else 6
+        options: dict[str, Any] = {
+            "attention_mask": torch.ones_like(prompt),
+            "max_new_tokens": 20,
+            "logits_processor": LogitsProcessorList([PaddingAt(start + 2)]),
+        }
+        expected = model.generate(prompt, do_sample=False, **options)  # type: ignore[operator]
+        assert expected[0, start + 2] == 0
+        found = generate(model, prompt, Branching(expected[:, start:].tolist()), **options)
+        assert found.sequences.tolist() == expected.tolist()
+
+
+def test_positions_by_token_id_that_cannot_be_given_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got trocr, whose logits depend on .* how a text is cut"):
+        generate(tiny_of("trocr", use_learned_position_embeddings=False), [3, 4], NoDrafter(), max_new_tokens=3)
 
 
 def long_rope(boundary: int) -> PreTrainedModel:

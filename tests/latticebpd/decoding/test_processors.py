@@ -16,7 +16,8 @@ from transformers import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from latticebpd import DraftTree, GoldDrafter, NoDrafter, State, generate
+from latticebpd import DraftTree, Exact, GoldDrafter, NoDrafter, Sampling, State, custom_generate, generate
+from latticebpd.cpu.kernels import use_cpu_kernels
 from tests.helpers.tiny_families import tiny
 
 PROCESSORS: dict[str, list[Any]] = {
@@ -95,3 +96,38 @@ def test_processor_of_ones_own_is_shown_every_prefix_once_on_the_way() -> None:
     text = generate(model, [4], NoDrafter(), max_new_tokens=9).sequences[0].tolist()
     generate(model, [4], GoldDrafter(text[1:], 3), max_new_tokens=9, logits_processor=LogitsProcessorList([Watching()]))
     assert shown == [text[:length] for length in range(1, 10)]
+
+
+class InPlace(LogitsProcessor):
+    """Forbids the token of two columns before, as processors are usually written."""
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        for row, ids in enumerate(input_ids):
+            scores[row, ids[-2:]] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("family", ["llama", "llama on CPU kernels", "t5"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_processor_may_write_in_place(family: str, do_sample: bool) -> None:
+    model: Any = tiny(family.split()[0])
+    if "CPU" in family:
+        use_cpu_kernels(model)
+    prompt, rule = torch.tensor([[4, 9, 5, 9]]), Sampling() if do_sample else Exact()
+    processors = LogitsProcessorList([InPlace()])
+    torch.manual_seed(0)
+    reference = model.generate(prompt, do_sample=do_sample, max_new_tokens=24, logits_processor=processors)
+    text = reference[0, -24:].tolist()
+    for drafter in (NoDrafter(), GoldDrafter(text, 6), Bushy(text)):
+        torch.manual_seed(0)
+        out = generate(model, prompt, drafter, rule, max_new_tokens=24, logits_processor=processors)
+        assert out.sequences.tolist() == reference.tolist()
+        torch.manual_seed(0)
+        own = model.generate(
+            prompt,
+            do_sample=do_sample,
+            max_new_tokens=24,
+            logits_processor=processors,
+            custom_generate=custom_generate(drafter),
+        )
+        assert own.tolist() == reference.tolist()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +16,17 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from latticebpd import BlockwiseLM, DraftTree, GoldDrafter, NoDrafter, generate
+from latticebpd.cpu.kernels import use_cpu_kernels
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.tree_attention import TreeVerifier, visible_keys
 from latticebpd.target.tree_positions import ByPositionIds
 from latticebpd.target.verifier import Verifier
-from latticebpd.target.verifier_choice import tree_placement, verifier_for
+from latticebpd.target.verifier_choice import _agrees, tree_placement, verifier_for
 from tests.helpers.blockwise_models import tiny_model
-from tests.helpers.tiny_families import FAMILIES, tiny
+from tests.helpers.model_families import tiny_of
+from tests.helpers.tiny_families import FAMILIES, VOCABULARY, tiny
 
 PATHS = st.lists(st.lists(st.integers(0, 22), min_size=1, max_size=4), min_size=0, max_size=5)
 ROWS = st.lists(st.tuples(st.lists(st.integers(3, 22), min_size=1, max_size=5), PATHS), min_size=1, max_size=4)
@@ -183,11 +189,35 @@ def test_trial_notices_a_placement_that_is_wrong() -> None:
         def arguments(self, tokens: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor) -> dict[str, Any]:
             return super().arguments(tokens, positions + 1 - positions[:, :1] % 2, visible)
 
-    from latticebpd.target.verifier_choice import _agrees
-
     model = tiny("gpt2")
     assert _agrees(model, ByPositionIds)
     assert not _agrees(model, Shifted)
+
+
+def test_trial_reads_beyond_the_sliding_window() -> None:
+    class Unlimited(ByPositionIds):
+        def __init__(self, model: PreTrainedModel) -> None:
+            super().__init__(model)
+            self.layers = replace(self.layers, window=None)
+
+    model = tiny_of("mistral", sliding_window=48, max_position_embeddings=256)
+    assert _agrees(model, ByPositionIds)
+    assert not _agrees(model, Unlimited)
+
+
+def test_window_that_no_layer_types_declares_is_recomputed() -> None:
+    """GPT-Neo's, which its layers count by index in the cache, beyond any trial."""
+    model = tiny_of("gpt_neo", window_size=64, max_position_embeddings=128)
+    prompts = torch.randint(3, VOCABULARY, (2, 60))
+    prompts[1, :20] = 0
+    mask = (prompts != 0).long()
+    reference = model.generate(prompts, attention_mask=mask, do_sample=False, max_new_tokens=24)
+    assert isinstance(verifier_for(model), RecomputingVerifier)
+    drafter = GoldDrafter(reference[:, 60:].tolist(), 7)
+    assert (
+        generate(model, prompts, drafter, max_new_tokens=24, attention_mask=mask).sequences.tolist()
+        == reference.tolist()
+    )
 
 
 def test_attention_without_masks_is_refused_with_the_remedy() -> None:
@@ -277,3 +307,68 @@ def test_model_may_change_precision_weights_and_attention_between_decodes(family
         text = reference[0, 1 if model.config.is_encoder_decoder else 3 :].tolist()
         out = generate(model, [4, 5, 6], GoldDrafter(text, 3), max_new_tokens=12)
         assert out.sequences.tolist() == reference.tolist(), change
+
+
+def rolled(logits: torch.Tensor) -> torch.Tensor:
+    """Where the best token is odd, the next one is."""
+    return torch.where(logits.argmax(dim=-1, keepdim=True) % 2 == 1, logits.roll(1, -1), logits)
+
+
+def hook_model(model: Any) -> None:
+    def change(module: Any, given: Any, output: Any) -> None:
+        output.logits = rolled(output.logits)
+
+    model.register_forward_hook(change)
+
+
+def patch_model(model: Any) -> None:
+    own = model.forward
+
+    @functools.wraps(own)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        output.logits = rolled(output.logits)
+        return output
+
+    model.forward = forward
+
+
+def hook_output_embedding(model: Any) -> None:
+    model.get_output_embeddings().register_forward_hook(lambda module, given, output: rolled(output))
+
+
+def patch_output_embedding(model: Any) -> None:
+    embedding = model.get_output_embeddings()
+    own = embedding.forward
+    embedding.forward = lambda hidden: rolled(own(hidden))
+
+
+def patch_class(model: Any) -> None:
+    class Changed(type(model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().forward(*args, **kwargs)
+            output.logits = rolled(output.logits)
+            return output
+
+        forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+
+    model.__class__ = Changed
+
+
+@pytest.mark.parametrize(
+    "change", [hook_model, patch_model, hook_output_embedding, patch_output_embedding, patch_class]
+)
+@pytest.mark.parametrize("family", ["llama", "llama on CPU kernels", "bart"])
+def test_hooks_and_forwards_of_later_are_seen(family: str, change: Callable[[Any], None]) -> None:
+    model: Any = tiny(family.split()[0], seed=3)
+    if "CPU" in family:
+        use_cpu_kernels(model)
+    start, texts = 1 if model.config.is_encoder_decoder else 3, []
+    for _ in range(2):
+        reference = model.generate(torch.tensor([[4, 5, 6]]), do_sample=False, max_new_tokens=16)
+        drafter = GoldDrafter(reference[:, start:].tolist(), 3)
+        found = generate(model, [4, 5, 6], drafter, max_new_tokens=16)
+        assert found.sequences.tolist() == reference.tolist()
+        texts.append(reference.tolist())
+        change(model)
+    assert texts[0] != texts[1]
