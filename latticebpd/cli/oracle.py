@@ -86,7 +86,7 @@ def oracle(
     with progress() as bar:
         task = bar.add_task("lattices", total=num_lattices(files))
         read = exclude_examples(with_progress(blocks(files), lambda done: bar.advance(task, done)), tunings)
-        counted = count(part.select(read), widths, numbers, by)
+        counted = count(read, widths, numbers, by, part)
     decoded = None
     if model is not None:
         quiet_transformers()
