@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fst.printable import printable
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import (
     ALPHA,
@@ -138,6 +139,9 @@ def generate(
         streamer = BlockWriter(out, tokenizer.decode, "" if answers else text)
     elif not json:
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        if sys.stdout.isatty():
+            write = streamer.on_finalized_text
+            streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
     ids = loaded.encode(text)
     result = loaded.generate(
         ids,

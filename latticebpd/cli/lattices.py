@@ -88,12 +88,7 @@ def lattices(
         )
     source = prompts or bundled.PROMPTS
     loaded = load(
-        model,
-        drafter=drafter_model,
-        chat=chat,
-        system_prompt=system_prompt,
-        ignore_beams=ignore_beams,
-        bigram=bigram,
+        model, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams, bigram=bigram
     )
     drafts = as_source(loaded.lattice_source(), k)  # refuses a k that cannot be before a directory is claimed for it
     format_, slots = loaded.prompts, drafts.num_slots
@@ -125,10 +120,8 @@ def lattices(
                 )
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    err.print(
-        f"{output}: {f'{len(lattice_set)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots"
-        f" x {k}"
-    )
+    made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} texts"
+    err.print(f"{output}: {made} of {slots} slots x {k}")
 
 
 def _digest(data: bytes) -> str:

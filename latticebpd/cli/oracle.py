@@ -105,12 +105,7 @@ def excluded(path: Path | None) -> list[Tuning]:
 
 
 def _decode(
-    files: list[Path],
-    loaded: Loaded,
-    ks: list[int],
-    limit: int,
-    tunings: list[Tuning],
-    given_text: bool,
+    files: list[Path], loaded: Loaded, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool
 ) -> list[dict[str, Any]]:
     from itertools import islice
 
