@@ -221,8 +221,8 @@ def svg(dot: str) -> str:
         remedy = "install it (apt-get install graphviz) or keep the DOT text"
         raise ValueError(f"expected Graphviz's program dot on the PATH, found none; {remedy}")
     try:
-        options: Any = {"encoding": "utf-8", "timeout": SECONDS_FOR_GRAPHVIZ, "check": True}
-        done = subprocess.run([program, "-Tsvg"], input=dot, capture_output=True, **options)
+        command, seconds = [program, "-Tsvg"], SECONDS_FOR_GRAPHVIZ
+        done = subprocess.run(command, input=dot, capture_output=True, encoding="utf-8", timeout=seconds, check=True)
     except subprocess.TimeoutExpired:
         raise ValueError(f"expected a layout within {SECONDS_FOR_GRAPHVIZ} seconds; draw something smaller") from None
     except subprocess.CalledProcessError as error:
