@@ -28,7 +28,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fst.files import require_writable
-from fst.printable import printable
+from fst.printable import plain_words, printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -66,7 +66,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+        expected = "expected a tokenizer.json as the tokenizers library writes it"
+        raise ValueError(f"{path}: {expected}: {plain_words(error)}") from error
 
 
 def progress_bytes() -> Progress:

@@ -120,15 +120,9 @@ def generate(
     rule_name = accept or ("sample" if temperature else "exact")
     rule = parse_rule(rule_name, **sampling)
     loaded = load(
-        model,
-        lm,
-        drafter=drafter_model,
-        chat=chat,
-        system_prompt=system_prompt,
-        ignore_beams=ignore_beams,
-        cpu_kernels=narrow,
-        bigram=bigram,
-    )
+        model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
+        cpu_kernels=narrow, bigram=bigram,
+    )  # fmt: skip
     system = system or loaded.default_system(alpha, by_cost=costs is not None)
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
@@ -144,14 +138,9 @@ def generate(
             streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
     ids = loaded.encode(text)
     result = loaded.generate(
-        ids,
-        drafter,
-        acceptance=rule,
-        max_new_tokens=max_new_tokens,
-        streamer=streamer,
-        stop_strings=stop or None,
+        ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
         trace=trace is not None,
-    )
+    )  # fmt: skip
     if json:
         print_json(_record(result, tokenizer))
     if trace is not None:

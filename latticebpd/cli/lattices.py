@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json as json_module
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -107,17 +108,8 @@ def lattices(
                 lattice_set.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-                collect_shards(
-                    drafts,
-                    data,
-                    output,
-                    options,
-                    shard_size,
-                    about,
-                    batch_size,
-                    lambda done: bar.advance(task, done),
-                    mine,
-                )
+                done = partial(bar.advance, task)
+                collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
     made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} texts"

@@ -116,14 +116,8 @@ def _decode(
     texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        decoded = decode(
-            loaded.model,
-            texts,
-            oracle_drafters(loaded.lattice_source, ks),
-            lambda: bar.advance(task),
-            given_text,
-            eos_ids=text_ends(files[0]),
-        )
+        drafters, ends = oracle_drafters(loaded.lattice_source, ks), text_ends(files[0])
+        decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
         warn_differing(int(decoded.differing.max()))
     rows = decoded_rows(decoded)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from fst.files import replacing
+from fst.printable import plain_words
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: 
     try:
         return parse(json.loads(Path(path).read_text(encoding="utf-8")))
     except DAMAGE as error:
-        raise ValueError(f"{os.fspath(path)}: {problem} {error}; {remedy}") from error
+        raise ValueError(f"{os.fspath(path)}: {problem} {plain_words(error)}; {remedy}") from error
 
 
 def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
