@@ -42,7 +42,11 @@ setup(
         Pybind11Extension(
             "latticebpd.cpu._engine",
             sorted(glob("latticebpd/cpu/_engine/*.cpp")),
-            depends=[*sorted(glob("latticebpd/cpu/_engine/*.*pp")), "latticebpd/cpu/_engine/operations.inc", GIL_RELEASE],
+            depends=[
+                *sorted(glob("latticebpd/cpu/_engine/*.*pp")),
+                "latticebpd/cpu/_engine/operations.inc",
+                GIL_RELEASE,
+            ],
             include_dirs=["fst/include"],
             cxx_std=20,
             # No product and sum in one rounding: results are the same bits with every instruction set.

@@ -36,6 +36,14 @@ The modules: `fst.automaton` defines the automaton, `fst.arpa`, `fst.const_file`
 pictures. The compiled part is ``fst._core``.
 """
 
+from importlib.util import find_spec
+from pkgutil import extend_path
+
+__path__ = extend_path(__path__, __name__)  # a clone finds the compiled part of the installed package
+
+if (spec := find_spec("fst._core")) is None or spec.origin is None:
+    raise ImportError("expected fst's compiled part, found none; run `pip install .` in the clone")
+
 from fst import drawing
 from fst.kaldi import read_lattices
 from fst.lattices import fst_to_lattice

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from fst.lattices import slots_of
 from fst.model import NgramModel
+from fst.printable import printable
 from fst.word_lattices import lattice_to_fst
 
 MOST_ARCS = 500
@@ -104,16 +105,9 @@ def lattice_svg(
     for slot, arcs in enumerate(slots_of(tokens, log_probs)):
         wanted = [sequence[slot] if slot < len(sequence) else None for sequence in (right, draft)]
         weight_of = dict(zip(ids[slot].tolist(), weights[slot].tolist(), strict=True))
+        later = {} if after is None else weight_of
         ranked = [
-            _Arc(
-                token,
-                name(token),
-                log_prob,
-                None if after is None else weight_of[token],
-                rank,
-                token == wanted[0],
-                token == wanted[1],
-            )
+            _Arc(token, name(token), log_prob, later.get(token), rank, token == wanted[0], token == wanted[1])
             for rank, (token, log_prob) in enumerate(sorted(arcs, key=lambda arc: (-weight_of[arc[0]], arc[0])))
         ]
         extra = [arc for arc in ranked[most:] if arc.right or arc.drafted]
@@ -128,10 +122,9 @@ def lattice_svg(
     lines = []
     for slot, drawn in enumerate(slots):
         left = MARGIN + RADIUS + slot_width * slot
+        top = middle - ROW_HEIGHT * (len(drawn) - 1) / 2 + 5
         for row, arc in enumerate(drawn):
-            lines.append(
-                _svg_arc(arc, left, left + slot_width, middle, middle + ROW_HEIGHT * (row - (len(drawn) - 1) / 2) + 5)
-            )
+            lines.append(_svg_arc(arc, left, left + slot_width, middle, top + ROW_HEIGHT * row))
     for state in range(len(slots) + 1):
         x = MARGIN + RADIUS + slot_width * state
         rings = [RADIUS, RADIUS - 3] if state == len(slots) else [RADIUS]
@@ -171,7 +164,8 @@ def _svg_arc(arc: _Arc, left: float, right: float, middle: float, y: float) -> s
     path = f"M{begin:g},{middle:g} C{begin + 12:g},{middle:g} {begin + 6:g},{y:g} {begin + 22:g},{y:g} H{end - 22:g} "
     path += f"C{end - 6:g},{y:g} {end - 12:g},{middle:g} {end:g},{middle:g}"
     colour, thickness = (_RIGHT, 2.4) if arc.right else (_FAINT, 1)
-    shown = arc.word if len(arc.word) <= LONGEST_NAME else arc.word[: LONGEST_NAME - 1] + "…"
+    word = printable(arc.word)
+    shown = word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…"
     shown = escape(shown.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣"))
     mark = f'<tspan style="fill:{_DRAFT}">◆ </tspan>' if arc.drafted else ""
     bold = ";font-weight:700" if arc.right else ""
@@ -224,20 +218,11 @@ def svg(dot: str) -> str:
     """Lay out DOT text with Graphviz; ValueError with the remedy where its program ``dot`` is missing or fails."""
     program = shutil.which("dot")
     if program is None:
-        raise ValueError(
-            "expected Graphviz's program dot on the PATH, found none; install it (apt-get install graphviz) or "
-            "keep the DOT text"
-        )
+        remedy = "install it (apt-get install graphviz) or keep the DOT text"
+        raise ValueError(f"expected Graphviz's program dot on the PATH, found none; {remedy}")
     try:
-        done = subprocess.run(
-            [program, "-Tsvg"],
-            input=dot,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            timeout=SECONDS_FOR_GRAPHVIZ,
-            check=True,
-        )
+        command, seconds = [program, "-Tsvg"], SECONDS_FOR_GRAPHVIZ
+        done = subprocess.run(command, input=dot, capture_output=True, encoding="utf-8", timeout=seconds, check=True)
     except subprocess.TimeoutExpired:
         raise ValueError(f"expected a layout within {SECONDS_FOR_GRAPHVIZ} seconds; draw something smaller") from None
     except subprocess.CalledProcessError as error:
@@ -260,7 +245,7 @@ def _namer(symbols: Sequence[str] | None) -> Callable[[int], str]:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'
 
 

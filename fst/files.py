@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import mmap
 import os
 import re
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +20,24 @@ import numpy as np
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 """Errors of writing that carry no file name."""
+
+
+def temporary_beside(path: Path) -> Path:
+    """A hidden name next to ``path`` for a temporary file or folder; those of processes that have ended are deleted."""
+    # A folder may be shared by machines, and another one's processes cannot be asked.
+    prefix = f".{path.name}.{zlib.crc32(os.uname().nodename.encode()):08x}-"
+    for left in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
+        try:
+            if (pid := int(left.name[len(prefix) : -4])) != os.getpid():
+                os.kill(pid, 0)
+                continue
+        except (ProcessLookupError, OverflowError):
+            pass
+        except (PermissionError, ValueError):  # another user's; another file
+            continue
+        with suppress(OSError):
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return path.with_name(f"{prefix}{os.getpid()}.tmp")
 
 
 @contextmanager
@@ -29,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_beside(path)
     try:
         with _named(path, temporary):
             yield temporary
@@ -46,8 +66,7 @@ def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{os.getpid()}.tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = temporary_beside(directory / "files")
     try:
         with _named(directory, temporary):
             temporary.mkdir()
@@ -128,8 +147,10 @@ def require_writable(path: str | os.PathLike[str], *kinds: Literal["file", "fold
 
 
 @contextmanager
-def locked(path: str | os.PathLike[str]) -> Iterator[None]:
+def locked(path: str | os.PathLike[str], wait: bool = False) -> Iterator[None]:
     """Hold a folder, or the name of a file to be written, against other processes for as long as this one lives.
+
+    wait: until another process that holds it has ended.
 
     Raises:
         ValueError: another process holds it.
@@ -140,12 +161,16 @@ def locked(path: str | os.PathLike[str]) -> Iterator[None]:
     handle = os.open(lock, os.O_RDONLY if lock is path else os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             taken = not lock.exists() or not os.path.samestat(
                 os.fstat(handle), lock.stat()
             )  # its last holder has just deleted it
         except BlockingIOError:
             taken = True
+        if taken and wait:
+            with locked(path, wait):
+                yield
+            return
         if taken:
             raise ValueError(f"{path}: another process is writing it; wait until that has ended, or name another")
         try:

@@ -11,7 +11,9 @@ them all.
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from pkgutil import extend_path
 
 import lazy_loader
 
@@ -23,4 +25,8 @@ if not hasattr(fst, "NgramModel"):  # some other module of this common name come
         f" first on the import path; rename it or put {Path(__file__).parent.parent} before it"
     )
 
+# As fst does: a clone finds the compiled part of the installed package.
+__path__ = extend_path(__path__, __name__)
+cpu = import_module("latticebpd.cpu")
+cpu.__path__ = extend_path(cpu.__path__, cpu.__name__)
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
@@ -23,14 +24,31 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.segment import Segment
+from rich.text import Text
 
 from fst.files import require_writable
+from fst.printable import plain_words, printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+
+class ForeignText(Console):
+    """A console that shows control characters and markup in names, prompts and tokens, and obeys neither."""
+
+    def __init__(self, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+
+out, err = ForeignText(), ForeignText(stderr=True)
 LINE_EVERY = 60.0
 """Seconds between two lines of progress in a log file."""
 
@@ -48,7 +66,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+        expected = "expected a tokenizer.json as the tokenizers library writes it"
+        raise ValueError(f"{path}: {expected}: {plain_words(error)}") from error
 
 
 def progress_bytes() -> Progress:
@@ -66,7 +85,7 @@ def progress() -> Progress:
 def _progress(columns: tuple[ProgressColumn, ...], written: Callable[[float], str]) -> Progress:
     if not err.is_terminal:
         return LogLines(written)
-    return Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=err, transient=True)
+    return Progress(TextColumn("{task.description}", markup=False), BarColumn(), *columns, console=err, transient=True)
 
 
 class LogLines(Progress):
@@ -106,7 +125,8 @@ class LogLines(Progress):
 
 def print_json(record: Any) -> None:
     """One JSON value on standard output and nothing else."""
-    print(json.dumps(record, ensure_ascii=False))
+    text = json.dumps(record, ensure_ascii=False)  # which escapes the control characters below 32 alone
+    print(re.sub(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 PathValue = TypeVar("PathValue", Path, Path | None, list[Path])

@@ -39,7 +39,8 @@ void append_word(std::string& text, std::int32_t token, const std::vector<std::s
     const auto index = static_cast<std::size_t>(token);
     if (index >= words.size() || words[index].empty())
         throw std::invalid_argument("token " + std::to_string(token) +
-                                    ": expected a word without white space that is no marker, got none");
+                                    ": expected a word without white space or NUL that is no marker, got "
+                                    "another or none; ARPA cannot hold it, an .fst file can");
     text += words[index];
 }
 

@@ -17,20 +17,15 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from fst.printable import printable
 from latticebpd._version import __version__
 from latticebpd.cli.help_panels import laid_out
 
 _UsageError: Any = typer.BadParameter.__base__
 
 PANELS = {
-    "Try": {
-        "demo": "latticebpd.cli.demo:demo",
-        "models": "latticebpd.cli.models:app",
-    },
-    "Decode": {
-        "generate": "latticebpd.cli.generate:generate",
-        "jacobi": "latticebpd.cli.jacobi:jacobi",
-    },
+    "Try": {"demo": "latticebpd.cli.demo:demo", "models": "latticebpd.cli.models:app"},
+    "Decode": {"generate": "latticebpd.cli.generate:generate", "jacobi": "latticebpd.cli.jacobi:jacobi"},
     "Measure": {
         "lattices": "latticebpd.cli.lattices:lattices",
         "compare": "latticebpd.cli.compare:compare",
@@ -44,13 +39,8 @@ PANELS = {
         "merge": "latticebpd.cli.merge:merge",
         "ddg": "latticebpd.cli.ddg:ddg",
     },
-    "Train": {
-        "distill": "lm_training.cli.distill:distill",
-        "train": "lm_training.cli.train:app",
-    },
-    "n-gram models": {
-        "lm": "lm_training.cli.lm:app",
-    },
+    "Train": {"distill": "lm_training.cli.distill:distill", "train": "lm_training.cli.train:app"},
+    "n-gram models": {"lm": "lm_training.cli.lm:app"},
 }
 """By what they are for: each command's function, or group of commands, imported when it is first asked for."""
 COMMANDS = {name: place for commands in PANELS.values() for name, place in commands.items()}
@@ -153,7 +143,6 @@ def main() -> None:
 
 def _fail(message: str, status: int) -> NoReturn:
     if "--debug" in sys.argv[1:]:
-        traceback.print_exc()
-    line = textwrap.shorten(f"latticebpd: error: {message}", 2000, placeholder=" ...")
-    print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+    print(textwrap.shorten(printable(f"latticebpd: error: {message}"), 2000, placeholder=" ..."), file=sys.stderr)
     sys.exit(status)

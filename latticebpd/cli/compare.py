@@ -157,29 +157,15 @@ def show_comparison(
     write_tally(comparison, tally)
     if json:
         swept = [
-            {
-                "system": name,
-                "alphas": list(sweep.alphas),
-                "block_efficiency": sweep.block_efficiency.tolist(),
-                "best": sweep.best,
-                "by": sweep.by,
-            }
+            {"system": name, "alphas": list(sweep.alphas), "block_efficiency": sweep.block_efficiency.tolist(),
+             "best": sweep.best, "by": sweep.by}
             for name, sweep in sweeps.items()
-        ]
-        record = {
-            "signature": asdict(comparison.signature),
-            "by": comparison.signature.by,
-            "lattices": comparison.num_lattices,
-        }
-        print_json(
-            {
-                **record,
-                "seed": comparison.signature.seed,
-                "systems": rows,
-                "alpha_sweep": swept,
-                "decoded": list(decoded),
-            }
-        )
+        ]  # fmt: skip
+        signature = comparison.signature
+        print_json({
+            "signature": asdict(signature), "by": signature.by, "lattices": comparison.num_lattices,
+            "seed": signature.seed, "systems": rows, "alpha_sweep": swept, "decoded": list(decoded),
+        })  # fmt: skip
     elif csv:
         print_csv(rows)
     else:
@@ -225,39 +211,21 @@ def _print_comparison(rows: list[dict[str, Any]], comparison: Comparison) -> Non
             f"{row['steps']}",
         )
     out.print(table)
-    _print_percentages(
-        rows,
-        f"against vanilla, and where drafts end, % of {steps}",
-        {
-            "win": "win",
-            "tie": "tie",
-            "loss": "loss",
-            "misranked": "misranked",
-            "cut": "cut",
-            "not_in_lattice": "not in lattice",
-        },
-    )
-    _print_percentages(
-        rows,
-        f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run",
-        {
-            "repair": "repair",
-            "regress": "regress",
-            "consecutive_repeats": "equal neighbours",
-            "longest_run": "longest run",
-        },
-    )
+    ends = ("win", "tie", "loss", "misranked", "cut", "not_in_lattice")
+    repetition = ("repair", "regress", "consecutive_repeats", "longest_run")
+    for title, columns in (
+        (f"against vanilla, and where drafts end, % of {steps}", ends),
+        (f"repetition in first drafts, % of {steps} and of neighbours; tokens of the longest run", repetition),
+    ):
+        words = (name.replace("consecutive_repeats", "equal neighbours").replace("_", " ") for name in columns)
+        table = table_of(title, "system", *words)
+        for row in rows:
+            table.add_row(row["system"], *(f"{row[name]:.1f}" for name in columns))
+        out.print(table)
     out.print(
         "misranked: others are drafted in the right token's place; cut: it is in the lattice, but no node was left to"
         " draft it."
     )
-
-
-def _print_percentages(rows: list[dict[str, Any]], title: str, columns: dict[str, str]) -> None:
-    table = table_of(title, "system", *columns.values())
-    for row in rows:
-        table.add_row(row["system"], *(f"{row[name]:.1f}" for name in columns))
-    out.print(table)
 
 
 def _print_sweeps(names: list[str], sweeps: list[AlphaSweep]) -> None:
@@ -275,6 +243,7 @@ def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
     from latticebpd.measuring.oracle_tally import CUT, END_OF_TEXT, MISRANKED, NOT_IN_LATTICE
 
     efficiency, interval, lost = comparison.block_efficiency, comparison.gain_interval(), comparison.lost_share
+    steps = comparison.steps[:, None]
     columns = {
         "block_efficiency": efficiency,
         "block_efficiency_with_prefill": comparison.block_efficiency_with_prefill,
@@ -285,13 +254,7 @@ def comparison_rows(comparison: Comparison) -> list[dict[str, Any]]:
         "headroom_recovered": comparison.headroom_recovered,
         "verified_tokens": comparison.verified_tokens,
         **dict(zip(("win", "tie", "loss"), comparison.outcome_share.T, strict=True)),
-        **dict(
-            zip(
-                ("repair", "regress"),
-                ratio(100 * comparison.mended.sum(axis=1), comparison.steps[:, None]).T,
-                strict=True,
-            )
-        ),
+        **dict(zip(("repair", "regress"), ratio(100 * comparison.mended.sum(axis=1), steps).T, strict=True)),
         **dict(zip(("win_repair", "win_regress"), comparison.mended_share(0).T, strict=True)),
         **dict(zip(("loss_repair", "loss_regress"), comparison.mended_share(2).T, strict=True)),
         "misranked": lost[:, MISRANKED],

@@ -85,10 +85,8 @@ def demo(
     else:
         _print(result)
     if not result.exact:
-        err.print(
-            "latticebpd: error: a system's text differs from that of generate(); please report this with the signature"
-            " above"
-        )
+        problem = "a system's text differs from that of generate(); please report this with the signature above"
+        err.print(f"latticebpd: error: {problem}")
         raise typer.Exit(1)
 
 
@@ -116,15 +114,11 @@ def _print(result: Demo) -> None:
     table = table_of(title, "system", *headings, no_wrap=True)
     table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
     for system in result.systems:
+        speed_up = system.tokens_per_second / result.generate_tokens_per_second
         table.add_row(
-            system.name,
-            f"{system.block_efficiency:.3f}",
-            f"{system.verified_tokens_per_call:.1f}",
-            _rate(system.tokens_per_second),
-            f"{system.tokens_per_second / result.generate_tokens_per_second:.2f}×",
-            f"{system.calls}",
-            f"{system.tokens}",
-        )
+            system.name, f"{system.block_efficiency:.3f}", f"{system.verified_tokens_per_call:.1f}",
+            _rate(system.tokens_per_second), f"{speed_up:.2f}×", f"{system.calls}", f"{system.tokens}",
+        )  # fmt: skip
     out.print(table)
     same = "Every system's text equals that of transformers' greedy generate(), token for token."
     out.print(same if result.exact else "A system's text DIFFERS from that of generate().", soft_wrap=True)

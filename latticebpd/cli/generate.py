@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fst.printable import printable
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import (
     ALPHA,
@@ -119,15 +120,9 @@ def generate(
     rule_name = accept or ("sample" if temperature else "exact")
     rule = parse_rule(rule_name, **sampling)
     loaded = load(
-        model,
-        lm,
-        drafter=drafter_model,
-        chat=chat,
-        system_prompt=system_prompt,
-        ignore_beams=ignore_beams,
-        weights=weights,
-        bigram=bigram,
-    )
+        model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
+        weights=weights, bigram=bigram,
+    )  # fmt: skip
     system = system or loaded.default_system(alpha, by_cost=costs is not None)
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
@@ -138,16 +133,14 @@ def generate(
         streamer = BlockWriter(out, tokenizer.decode, "" if answers else text)
     elif not json:
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        if sys.stdout.isatty():
+            write = streamer.on_finalized_text
+            streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
     ids = loaded.encode(text)
     result = loaded.generate(
-        ids,
-        drafter,
-        acceptance=rule,
-        max_new_tokens=max_new_tokens,
-        streamer=streamer,
-        stop_strings=stop or None,
+        ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
         trace=trace is not None,
-    )
+    )  # fmt: skip
     if json:
         print_json(_record(result, tokenizer))
     if trace is not None:
@@ -160,7 +153,8 @@ def generate(
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(
-            f"{result.num_tokens} tokens in {result.num_calls} calls{' after the prefill' * all(result.prefilled)} · weights: {loaded.weights}",
+            f"{result.num_tokens} tokens in {result.num_calls} calls{' after the prefill' * all(result.prefilled)},"
+            f" weights: {loaded.weights}",
             style="dim",
         )
 

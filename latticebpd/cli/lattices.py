@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json as json_module
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -88,12 +89,7 @@ def lattices(
         )
     source = prompts or bundled.PROMPTS
     loaded = load(
-        model,
-        drafter=drafter_model,
-        chat=chat,
-        system_prompt=system_prompt,
-        ignore_beams=ignore_beams,
-        bigram=bigram,
+        model, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams, bigram=bigram
     )
     drafts = as_source(loaded.lattice_source(), k)  # refuses a k that cannot be before a directory is claimed for it
     format_, slots = loaded.prompts, drafts.num_slots
@@ -112,23 +108,12 @@ def lattices(
                 lattice_set.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
-                collect_shards(
-                    drafts,
-                    data,
-                    output,
-                    options,
-                    shard_size,
-                    about,
-                    batch_size,
-                    lambda done: bar.advance(task, done),
-                    mine,
-                )
+                done = partial(bar.advance, task)
+                collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    err.print(
-        f"{output}: {f'{len(lattice_set)} lattices' if single else f'lattices of {len(data)} texts'} of {slots} slots"
-        f" x {k}"
-    )
+    made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} texts"
+    err.print(f"{output}: {made} of {slots} slots x {k}")
 
 
 def _digest(data: bytes) -> str:

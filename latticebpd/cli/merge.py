@@ -10,12 +10,15 @@ import typer
 
 from latticebpd.cli.compare import show_comparison
 from latticebpd.cli.oracle import show_oracle
-from latticebpd.console import writable_file
+from latticebpd.console import err, writable_file
 
 
 def merge(
     tallies: list[Path] = typer.Argument(
         ..., help="Counts that `latticebpd oracle --tally` or `latticebpd compare --tally` wrote."
+    ),
+    partial: list[int] = typer.Option(
+        [], min=0, help="Add up without part i of n, which is missing or holds nothing; may be repeated."
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
@@ -28,7 +31,7 @@ def merge(
 
     Example: [bold]latticebpd merge part-*.json --plot oracle.png[/bold]
     """
-    from latticebpd.measuring import Comparison, OracleTally
+    from latticebpd.measuring import Comparison, OracleTally, Shard
 
     total: OracleTally | Comparison | None = None
     for path in tallies:
@@ -36,13 +39,18 @@ def merge(
             record = json_module.loads(path.read_text(encoding="utf-8"))
             kind = Comparison if isinstance(record, dict) and record.get("kind") == Comparison.KIND else OracleTally
             part: Any = kind.from_json(record)
+            if not part.parts:
+                raise ValueError(f"expected counts that name their part; make it anew with `{kind.COMMAND} --tally`")
             total = part if total is None else total + part
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: {error}") from error
+    assert total is not None
+    total.check_parts(partial)
+    if partial:
+        err.print(f"without {', '.join(str(Shard(index, min(total.parts).count)) for index in partial)}", style="dim")
     if isinstance(total, Comparison):
         if plot is not None:
             raise ValueError("expected --plot with counts of the oracle, got those of a comparison")
         show_comparison(total, json, csv, tally)
     else:
-        assert total is not None
         show_oracle(total, json, csv, plot, tally)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from latticebpd.console import err, out, print_json, quiet_transformers
 
@@ -35,8 +36,8 @@ def list_(json: bool = typer.Option(False, "--json", help="Print the list as JSO
         return
     for row in rows:
         out.print(
-            f"[bold]{row['name']}[/bold]  {row['title']}; {row['parameters']} parameters, {row['licence']},"
-            f" {row['megabytes']} MB"
+            Text(str(row["name"]), style="bold"),
+            f" {row['title']}; {row['parameters']} parameters, {row['licence']}, {row['megabytes']} MB",
         )
         out.print("    " + str(row["folder"] or f"not here yet: latticebpd models get {row['name']}"), soft_wrap=True)
 

@@ -86,7 +86,7 @@ def oracle(
     with progress() as bar:
         task = bar.add_task("lattices", total=num_lattices(files))
         read = exclude_examples(with_progress(blocks(files), lambda done: bar.advance(task, done)), tunings)
-        counted = count(part.select(read), widths, numbers, by)
+        counted = count(read, widths, numbers, by, part)
     decoded = None
     if model is not None:
         quiet_transformers()
@@ -105,12 +105,7 @@ def excluded(path: Path | None) -> list[Tuning]:
 
 
 def _decode(
-    files: list[Path],
-    loaded: Loaded,
-    ks: list[int],
-    limit: int,
-    tunings: list[Tuning],
-    given_text: bool,
+    files: list[Path], loaded: Loaded, ks: list[int], limit: int, tunings: list[Tuning], given_text: bool
 ) -> list[dict[str, Any]]:
     from itertools import islice
 
@@ -121,14 +116,8 @@ def _decode(
     texts = [text for _, text in islice(remaining_texts(files, tunings), limit)]
     with progress() as bar:
         task = bar.add_task("decoding", total=len(texts) * len(ks))
-        decoded = decode(
-            loaded.model,
-            texts,
-            oracle_drafters(loaded.lattice_source, ks),
-            lambda: bar.advance(task),
-            given_text,
-            eos_ids=text_ends(files[0]),
-        )
+        drafters, ends = oracle_drafters(loaded.lattice_source, ks), text_ends(files[0])
+        decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
         warn_differing(int(decoded.differing.max()))
     rows = decoded_rows(decoded)

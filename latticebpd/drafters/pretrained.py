@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from fst.printable import plain_words
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.checkpoints import load_base
@@ -67,9 +68,8 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
     if is_gguf(path):
         return load_gguf_tokenizer(path)
     names = ("*token*", "*vocab*", "*.model", "*.bpe", "*.tiktoken")
-    if Path(path).is_dir() and not any(
-        any(Path(path).glob(name)) for name in names
-    ):  # transformers would go and ask the hub
+    # Without any of them transformers would go and ask the hub.
+    if Path(path).is_dir() and not any(any(Path(path).glob(name)) for name in names):
         raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json), found none")
     file = Path(path) / "tokenizer.json"
     try:
@@ -79,7 +79,8 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
             path, trust_remote_code=False, local_files_only=Path(path).is_dir()
         )
     except Exception as error:  # tokenizers and transformers raise many kinds for what is one mistake here
-        raise ValueError(f"{path}: expected a tokenizer beside the model (tokenizer.json): {error}") from error
+        problem = "expected a tokenizer beside the model (tokenizer.json)"
+        raise ValueError(f"{path}: {problem}: {plain_words(error)}") from error
     return tokenizer
 
 

@@ -10,12 +10,7 @@ from latticebpd.drafters.family import Family, FamilySource, LoadOptions, Target
 from latticebpd.drafters.heads import head_family
 from latticebpd.drafters.masks import mask_family
 
-FAMILIES: tuple[Family, ...] = (
-    head_family,
-    block_family,
-    mask_family,
-    assistant_family,
-)
+FAMILIES: tuple[Family, ...] = (head_family, block_family, mask_family, assistant_family)
 DEFAULT_OPTIONS = LoadOptions()
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from fst.printable import plain_words
 from latticebpd.drafters.drafter import State
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice
@@ -85,4 +86,4 @@ def load_top_k(path: str | os.PathLike[str]) -> LatticeSet:
     except FileNotFoundError:
         raise
     except (ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
-        raise ValueError(f"{os.fspath(path)}: not saved top-k outputs: {error}") from error
+        raise ValueError(f"{os.fspath(path)}: not saved top-k outputs: {plain_words(error)}") from error

@@ -1,14 +1,19 @@
-"""JSON files of settings and records: damage is a ``ValueError`` that names the file; writes are atomic."""
+"""JSON files of settings and records: damage is a ``ValueError`` that names the file; writes are atomic.
+
+A dataclass is the schema of its record: `from_record` checks every value against the type of its field.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from fst.files import replacing
+from fst.printable import plain_words
 
 T = TypeVar("T")
 
@@ -24,7 +29,43 @@ def read_json(path: str | os.PathLike[str], parse: Callable[[Any], T], problem: 
     try:
         return parse(json.loads(Path(path).read_text(encoding="utf-8")))
     except DAMAGE as error:
-        raise ValueError(f"{os.fspath(path)}: {problem} {error}; {remedy}") from error
+        raise ValueError(f"{os.fspath(path)}: {problem} {plain_words(error)}; {remedy}") from error
+
+
+def from_record(cls: type[T], record: Any, version: int | None = None) -> T:
+    """An instance of a dataclass from a JSON object of its fields: numbers, words, truth values, lists, None, records.
+
+    version: what the object has for ``format_version``. Raises ValueError for missing or further fields, for values of
+    other types, and for numbers that are not finite or too large.
+    """
+    if not isinstance(record, dict):
+        raise ValueError(f"expected an object {{...}}, got {record!r:.60}")
+    given = record.copy()
+    if version is not None and (got := given.pop("format_version", None)) != version:
+        raise ValueError(f"expected format {version}, got {got!r:.60}; update latticebpd")
+    schema: Any = cls
+    required = {each.name for each in fields(schema) if each.default is MISSING}
+    hints = {each.name: get_type_hints(cls)[each.name] for each in fields(schema)}
+    if wrong := sorted(required - given.keys()) or sorted(given.keys() - hints.keys()):
+        raise ValueError(
+            f"expected fields {', '.join(hints)}, got {'no' if wrong[0] in hints else 'also'} {wrong[0]!r:.60}"
+        )
+    return cls(**{name: _typed(name, hints[name], value) for name, value in given.items()})
+
+
+def _typed(name: str, hint: Any, value: Any) -> Any:
+    kinds = get_args(hint)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_typed(f"{name}[{i}]", kinds[0], item) for i, item in enumerate(value))
+    if type(None) in kinds:
+        return None if value is None else _typed(name, kinds[0], value)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return from_record(hint, value)
+    limit = {int: 2**63, float: 1e300}.get(hint)  # no number is beyond it, nor NaN within
+    if type(value) in ((int, float) if hint is float else (hint,)) and (limit is None or abs(value) < limit):
+        return hint(value)
+    words = {int: "an integer of 64 bits", float: "a finite number", str: "text", bool: "true or false"}
+    raise ValueError(f"expected {name} as {words.get(hint, 'a list')}, got {value!r:.60}")
 
 
 def write_json(path: str | os.PathLike[str], record: Any, indent: int | None = None) -> None:

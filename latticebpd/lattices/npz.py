@@ -49,6 +49,15 @@ def opened(path: str | os.PathLike[str], expected: str) -> Iterator[zipfile.ZipF
         raise ValueError(f"{os.fspath(path)}: expected {expected}: {reason}; is the copy complete?") from error
 
 
+def is_intact(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is there and its arrays are as they were written, by the archive's checksums."""
+    try:
+        with opened(path, "arrays") as archive:
+            return archive.testzip() is None
+    except (ValueError, FileNotFoundError):
+        return False
+
+
 def check_names(archive: zipfile.ZipFile, required: Sequence[str]) -> set[str]:
     """The names of an archive's arrays; ValueError if a required one is missing."""
     names = {name.removesuffix(".npy") for name in archive.namelist()}

@@ -28,6 +28,7 @@ from latticebpd.drafters.family import FamilySource
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.lattices.lattice_set import LatticeSet
+from latticebpd.lattices.npz import is_intact
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.shards import lattice_directory, shares
 from latticebpd.lattices.texts import Texts
@@ -135,7 +136,7 @@ def collect_shards(
     on_text: Callable[[int], None] | None = None,
     part: tuple[int, int] = (0, 1),
 ) -> None:
-    """Fill a directory with shards of ``shard_texts`` texts each; those already there are left as they are.
+    """Fill a directory with shards of ``shard_texts`` texts each; intact ones are left as they are.
 
     Args:
         about: further settings to record, such as where the data are from; a later run must name the same.
@@ -164,7 +165,7 @@ def collect_shards(
     empty = part[1] == 1  # of a part alone, nothing can be said
     for shard, numbers in shares(len(data), shard_texts, part):
         chosen = data.chosen(numbers)
-        if shards.file(shard).exists():
+        if all(is_intact(shards.file(shard, kind)) for kind in ("shard", "texts")):
             if on_text is not None:
                 on_text(len(chosen))
             empty &= not num_lattices([shards.file(shard)])

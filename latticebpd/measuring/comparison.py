@@ -168,7 +168,7 @@ def compare(
     (first, _), parts = first_and_all((shard or Shard()).units(blocks))
     settings = {"lm": _description(lm), "alpha": _weights(strategies), "seed": seed}
     signature = Signature.of(first, by=counted_by(by, first), **settings)
-    result = Comparison.zero(signature, systems=names)
+    result = Comparison.zero(signature, shard, systems=names)
     replay = DecodeReplay(result.walked)
     for block, numbers in parts:
         signature.check(block)

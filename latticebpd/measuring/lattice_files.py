@@ -32,7 +32,7 @@ UNIT = 256
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Shard:
     """Part ``index`` of ``count``: every unit belongs to just one part."""
 
@@ -41,7 +41,10 @@ class Shard:
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 <= self.index < self.count:
-            raise ValueError(f"expected a shard i/n with 0 <= i < n, got {self.index}/{self.count}")
+            raise ValueError(f"expected a shard i/n with 0 <= i < n, got {self}")
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
 
     @classmethod
     def parse(cls, text: str) -> Shard:

@@ -20,7 +20,7 @@ import numpy as np
 
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.measuring.lattice_files import first_and_all
+from latticebpd.measuring.lattice_files import Shard, first_and_all
 from latticebpd.measuring.mergeable_counts import MergeableCounts, block_efficiency, ratio
 from latticebpd.measuring.replay import DecodeReplay
 from latticebpd.measuring.signature import Signature, counted_by
@@ -127,7 +127,11 @@ class OracleTally(MergeableCounts):
 
 
 def tally(
-    blocks: Iterable[LatticeSet], ks: Sequence[int], heads: Sequence[int] = (), by: str | None = None
+    blocks: Iterable[LatticeSet],
+    ks: Sequence[int],
+    heads: Sequence[int] = (),
+    by: str | None = None,
+    shard: Shard | None = None,
 ) -> OracleTally:
     """One pass over lattices of one shape.
 
@@ -136,6 +140,7 @@ def tally(
         ks: arcs per slot to try, each >= 1.
         heads: numbers of heads to try, head 1 (the base model's own) included, each >= 2; by default all heads.
         by: ``decode`` or ``position``; by default by decode, and by position where texts are not known.
+        shard: count this part only.
 
     Raises:
         ValueError: no lattice, several shapes, or missing texts.
@@ -144,10 +149,10 @@ def tally(
         raise ValueError(f"expected k >= 1, got {list(ks)}")
     if heads and min(heads) < 2:
         raise ValueError(f"expected at least 2 heads (the first is the base model's own), got {list(heads)}")
-    first, blocks = first_and_all(block for block in blocks if len(block))
+    first, blocks = first_and_all(block for block in (shard or Shard()).select(blocks) if len(block))
     slots = first.tokens.shape[1]
     signature = Signature.of(first, by=counted_by(by, first))
-    result = OracleTally.zero(signature, ks=tuple(ks), heads=tuple(heads) or (slots + 1,))
+    result = OracleTally.zero(signature, shard, ks=tuple(ks), heads=tuple(heads) or (slots + 1,))
     replay, vanilla_replay = DecodeReplay(result.walked), DecodeReplay(np.zeros(3, np.int64))
     for block in blocks:
         signature.check(block)

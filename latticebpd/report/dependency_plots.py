@@ -10,6 +10,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Patch
 
+from fst.printable import printable
 from latticebpd.jacobi.analysis import CorpusStatistics, Sentence
 from latticebpd.jacobi.solution import TokenStatus
 from latticebpd.report.page import render_page
@@ -88,5 +89,5 @@ def _heat_map(axes: Axes, sentence: Sentence) -> None:
 
 
 def _plain(text: str) -> str:
-    """Without what matplotlib would read as mathematics."""
-    return text.replace("$", r"\$")
+    """Without what matplotlib would read as mathematics, or write into an SVG file that no parser reads."""
+    return printable(text).replace("$", r"\$")

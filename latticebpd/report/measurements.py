@@ -204,11 +204,7 @@ def measure(
 
 
 def _measure_one(
-    dataset: DataSet,
-    models: Mapping[str, LanguageModel],
-    options: Options,
-    vocab_size: int | None,
-    watch: Watch | None,
+    dataset: DataSet, models: Mapping[str, LanguageModel], options: Options, vocab_size: int | None, watch: Watch | None
 ) -> Measured:
     def on_block(task: str) -> Callable[[int], None]:
         return (lambda _: None) if watch is None else (lambda done: watch(f"{dataset.name}: {task}", done))

@@ -1,21 +1,20 @@
 """What `latticebpd calibrate` stores for a language model: the weight of each feature of a token, slot by slot.
 
 For an n-gram model's file ``lm.fst`` it is ``lm.fst.calibration.json``: a JSON object with the fields of
-:class:`Calibration`, the names of the features and a ``format_version``.
+:class:`Calibration` and a ``format_version``.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fst.search import FEATURES
-from latticebpd.lattices.json_files import read_json, write_json
+from latticebpd.lattices.json_files import from_record, read_json, write_json
 from latticebpd.lattices.values import read_only
 from latticebpd.scoring.weights import check_examples
 
@@ -34,6 +33,7 @@ class Calibration:
     lattices: ``latticebpd.measuring.tuning.lattices_fingerprint`` of the files.  k: arcs of their slots.
     nats: ``[slots]`` the cross-entropy of a token on held-out texts.
     slots: how many of a lattice's first slots trees need; None: all.
+    features: ``fst.FEATURES``, which tells the files of other versions.
     """
 
     weights: tuple[tuple[float, ...], ...]
@@ -45,17 +45,24 @@ class Calibration:
     nats: tuple[float, ...] = ()
     further: bool = False
     slots: int | None = None
+    features: tuple[str, ...] = FEATURES
 
     def __post_init__(self) -> None:
-        table = self.table
-        if table.ndim != 2 or not len(table) or table.shape[1] != len(FEATURES) or not (np.abs(table) <= LARGEST).all():
-            raise ValueError(f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got {table.shape}")
-        if type(self.further) is not bool or (self.further and len(table) < 2):
-            rows = "expected rows for the lattice's slots and for those after it"
-            raise ValueError(f"{rows}, got {len(table)}, further {self.further}")
-        if self.slots is not None and (type(self.slots) is not int or self.slots < 1):
-            raise ValueError(f"expected slots >= 1, or none for all, got {self.slots!r}")
-        check_examples(self.unit, self.examples)
+        if self.features != FEATURES:
+            raise ValueError(f"expected the features of this version, got {self.features!r:.60}")
+        widths = {len(row) for row in self.weights}
+        if widths != {len(FEATURES)} or not (np.abs(self.table) <= LARGEST).all():
+            raise ValueError(
+                f"expected weights [slots, {len(FEATURES)}] from -1e6 to 1e6, got rows of {widths or 'none'!s:.60}"
+            )
+        if self.further and len(self.weights) < 2:
+            raise ValueError("expected rows for the lattice's slots and for those after it, got one row")
+        for name, least in {"k": self.k, "slots": 1 if self.slots is None else self.slots}.items():
+            if least < 1:
+                raise ValueError(f"expected {name} >= 1, got {least}")
+        if min(self.nats, default=0) < 0:
+            raise ValueError(f"expected nats >= 0, got {min(self.nats)}")
+        check_examples(self.unit, self.examples, self.seed)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -65,18 +72,11 @@ class Calibration:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
         """Raises ValueError if the file is damaged or of another format."""
-
-        def parse(record: dict[str, Any]) -> Calibration:
-            version, features = record.pop("format_version"), record.pop("features")
-            if version != FORMAT_VERSION or tuple(features) != FEATURES:
-                raise ValueError(f"format {version!r}, not {FORMAT_VERSION} with the features of this version")
-            lists = {name: tuple(record[name]) for name in ("examples", "nats")}
-            return cls(**{**record, **lists, "weights": tuple(tuple(map(float, row)) for row in record["weights"])})
-
+        parse = partial(from_record, cls, version=FORMAT_VERSION)
         return read_json(path, parse, "expected a calibration, got", "make it anew by `latticebpd calibrate`")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_json(path, {"format_version": FORMAT_VERSION, "features": FEATURES, **asdict(self)})
+        write_json(path, {"format_version": FORMAT_VERSION, **asdict(self)})
 
 
 def calibration_path(model: str | os.PathLike[str]) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fst.search import LARGEST_WEIGHT
-from latticebpd.lattices.json_files import read_json, write_json
+from latticebpd.lattices.json_files import from_record, read_json, write_json
 
 TEXT, LATTICE = "text", "lattice"
 DECODE, POSITION = "decode", "position"
@@ -45,21 +45,22 @@ class Tuning:
     lattices: str
     by: str = POSITION
 
+    def __post_init__(self) -> None:
+        checked_alpha(self.alpha)
+        check_examples(self.unit, self.examples, self.seed)
+        if len(self.alphas) != len(self.block_efficiency):
+            raise ValueError(
+                f"expected an efficiency for each of {len(self.alphas)} alphas, got {len(self.block_efficiency)}"
+            )
+        if self.by not in (DECODE, POSITION) or _size_and_kind(self.system)[0] >= 2**63:
+            raise ValueError(
+                f"expected a drafting system, by decode or position, got {self.system!r:.60}, by {self.by!r:.60}"
+            )
+
     @property
     def at_edge(self) -> bool:
         """Whether the best weight is the last one tried, so that a better one may lie beyond."""
         return edge(self.alphas, self.block_efficiency) != 0
-
-    @classmethod
-    def from_json(cls, record: Any) -> Tuning:
-        """Raises a ValueError, KeyError or TypeError for anything but the fields of a tuning."""
-        lists = {name: tuple(record[name]) for name in ("alphas", "block_efficiency", "examples")}
-        tuning = cls(**{**record, **lists})
-        checked_alpha(tuning.alpha)
-        check_examples(tuning.unit, tuning.examples)
-        if tuning.by not in (DECODE, POSITION) or not isinstance(tuning.system, str):
-            raise ValueError(f"system {tuning.system!r}, by {tuning.by!r}")
-        return tuning
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> tuple[Tuning, ...]:
@@ -67,25 +68,28 @@ class Tuning:
 
         def parse(record: Any) -> tuple[Tuning, ...]:
             if isinstance(record, dict) and "tunings" in record:
-                _check_format(record.get("format_version"))
-                record = record["tunings"]
-            records = record if isinstance(record, list) else [record]
-            if not records:
+                tunings = from_record(_Tunings, record, FORMAT_VERSION).tunings
+            else:
+                tunings = tuple(from_record(cls, each) for each in (record if isinstance(record, list) else [record]))
+            if not tunings:
                 raise ValueError("no records")
-            return tuple(map(cls.from_json, records))
+            return tunings
 
         return read_json(path, parse, "expected tuned weights, got", "tune the weight again with `latticebpd tune`")
 
 
-def check_examples(unit: Any, examples: Sequence[Any]) -> None:
+@dataclass(frozen=True)
+class _Tunings:
+    """The contents of an ``alpha.json``."""
+
+    tunings: tuple[Tuning, ...]
+
+
+def check_examples(unit: str, examples: Sequence[int], seed: int) -> None:
     """Raises ValueError unless a record names the texts or lattices that it was fitted on."""
-    if unit not in (TEXT, LATTICE) or not all(type(number) is int for number in examples):
-        raise ValueError(f"expected numbers of texts or lattices, got unit {unit!r}, examples {examples[:3]}...")
-
-
-def _check_format(version: Any) -> None:
-    if version != FORMAT_VERSION:
-        raise ValueError(f"expected format {FORMAT_VERSION}, got {version!r}; update latticebpd")
+    if unit not in (TEXT, LATTICE) or min(examples, default=0) < 0 or seed < 0:
+        got = f"unit {unit!r:.60}, least example {min(examples, default=0)}, seed {seed}"
+        raise ValueError(f"expected numbers of texts or lattices, and a seed, of at least 0, got {got}")
 
 
 def edge(alphas: Sequence[float], block_efficiency: Sequence[float]) -> int:
@@ -117,8 +121,6 @@ class RescorerSettings:
 
     def __post_init__(self) -> None:
         checked_alpha(self.alpha)
-        if not isinstance(self.tokenizer_fingerprint, str | None):
-            raise ValueError(f"expected a fingerprint or null, got {self.tokenizer_fingerprint!r}")
 
     @staticmethod
     def stored(directory: str | os.PathLike[str]) -> bool:
@@ -129,14 +131,12 @@ class RescorerSettings:
     def load(cls, directory: str | os.PathLike[str]) -> RescorerSettings:
         """Raises ValueError if the file is damaged or of a later format."""
 
-        def parse(record: dict[str, Any]) -> RescorerSettings:
-            version, tunings = record.pop("format_version"), record.pop("tunings", ())
-            if version == 1:
+        def parse(record: Any) -> RescorerSettings:
+            is_old = isinstance(record, dict) and record.get("format_version") == 1
+            if is_old:
                 tuning = record.pop("tuning", None)
-                tunings = () if tuning is None else (tuning,)
-            else:
-                _check_format(version)
-            return cls(**record, tunings=tuple(map(Tuning.from_json, tunings)))
+                record["tunings"] = [] if tuning is None else [tuning]
+            return from_record(cls, record, 1 if is_old else FORMAT_VERSION)
 
         path = Path(directory) / RESCORER_CONFIG
         return read_json(path, parse, "not a rescorer's settings:", "is the copy complete?")

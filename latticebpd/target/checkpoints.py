@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
+from fst.printable import plain_words
+
 
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
     """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for
@@ -31,7 +33,7 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
         family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         loaded: Any = family.from_pretrained(model, dtype=dtype, output_loading_info=True, **kwargs)
     except Exception as error:  # damaged values in config.json raise any kind of error
-        raise ValueError(f"{model}: the base model cannot be read: {error}") from error
+        raise ValueError(f"{model}: the base model cannot be read: {plain_words(error)}") from error
     base: PreTrainedModel
     base, report = loaded
     if missing := sorted(report["missing_keys"]):  # which transformers would fill with random numbers

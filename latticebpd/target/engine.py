@@ -16,14 +16,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.cpu import _engine
+from latticebpd.target.catalogue import GGUF_NAME
 from latticebpd.target.engine_families import hooked_module, objection, transformer
 from latticebpd.target.gguf_weights import GgufWeights
 
 FLOAT32, INT8, FILE, TORCH = "float32", "int8", "file", "torch"
 WEIGHTS = (FLOAT32, INT8, FILE, TORCH)
 """What passes are computed from: the engine's weights, or PyTorch's."""
-GGUF_NAME = "model.gguf"
-"""The file's name in a folder that was converted from one."""
 SAMPLES = 256
 """Numbers of each weight by which a changed one is recognised."""
 

@@ -1,8 +1,8 @@
 """Model families that the engine computes, as descriptions of their layers.
 
 A family is what its layers have: norms before and after, biases, norms of queries and keys, windows, layers without
-rotary positions, caps of scores and logits, a factor of embeddings. What a model has beyond that is refused by name, and
-PyTorch computes it.
+rotary positions, caps of scores and logits, a factor of embeddings. What a model has beyond that is refused by name,
+and PyTorch computes it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAMILIES = {
 }
 """By the class of ``transformers``."""
 
-Weights = Callable[[int, str, Tensor], "_engine.Matrix"]
+Weights = Callable[[int, str, Tensor], Any]
 """Layer (-1: none), name and float weights ``[outputs, inputs]`` -> the matrix that the engine multiplies by."""
 
 
@@ -77,6 +77,7 @@ def objection(model: PreTrainedModel) -> str | None:
 
 def hooked_module(model: nn.Module) -> str | None:
     """The name of a module whose outputs are not its class's; None if there is none."""
+    name: str
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
             return name
@@ -104,19 +105,14 @@ def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
     layers = [_layer(each, number, family, config, list(kinds), weights) for number, each in enumerate(decoder.layers)]
     embedding = weights(-1, "embedding", decoder.embed_tokens.weight)
     output = model.get_output_embeddings()
-    tied = (
-        output.weight is decoder.embed_tokens.weight
-        or output.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
-    )
+    tied = output.weight.data_ptr() == decoder.embed_tokens.weight.data_ptr()
     projection = embedding if tied else weights(-1, "projection", output.weight)
     if getattr(output, "bias", None) is not None:
         raise ValueError("expected an output embedding without a bias")
     return _engine.Transformer(settings, layers, embedding, projection, _norm(decoder.norm, family), isa)
 
 
-def _layer(
-    layer: Any, number: int, family: Family, config: Any, rotations: list[str], weights: Weights
-) -> _engine.Layer:
+def _layer(layer: Any, number: int, family: Family, config: Any, rotations: list[str], weights: Weights) -> Any:
     attention, mlp, own = layer.self_attn, layer.mlp, _engine.Layer()
     own.input_norm = _norm(layer.input_layernorm, family)
     if family.sandwich:
@@ -155,7 +151,7 @@ def _layer(
 
 def _norm(module: Any, family: Family) -> list[float]:
     weights: Tensor = module.weight.detach().float()
-    return (weights + family.norm_offset if family.norm_offset else weights).tolist()  # type: ignore[no-any-return]
+    return (weights + family.norm_offset if family.norm_offset else weights).tolist()
 
 
 def _rotations(rotary: Any) -> dict[str, tuple[Tensor, float]]:

@@ -51,4 +51,4 @@ class GgufWeights:
         size = outputs // self.heads[name]
         own = np.arange(size).reshape(2, size // 2).T.reshape(-1)  # file's row -> index in a head
         inverse = np.argsort(own)
-        return (np.arange(self.heads[name])[:, None] * size + inverse).reshape(-1).tolist()  # type: ignore[no-any-return]
+        return (np.arange(self.heads[name])[:, None] * size + inverse).reshape(-1).tolist()

@@ -12,8 +12,7 @@ from lm_training.cli.options import DEVICE, LAYERS, PART, WRITER
 
 def distill(
     data: list[Path] = typer.Argument(
-        ...,
-        help="Prompts or sources (.npz, or directories); or text to cut them from (.npy, .txt, .jsonl).",
+        ..., help="Prompts or sources (.npz, or directories); or text to cut them from (.npy, .txt, .jsonl)."
     ),
     model: str = WRITER,
     output: Path = typer.Option(
@@ -30,10 +29,7 @@ def distill(
     copies: bool = typer.Option(False, "--copies", help="Draft by copying from the text, which stays the same."),
     part: str | None = PART,
     corpus_output: Path | None = typer.Option(
-        None,
-        "--corpus",
-        callback=writable_file,
-        help="Also write the text as a corpus (.npy) for `lm train`.",
+        None, "--corpus", callback=writable_file, help="Also write the text as a corpus (.npy) for `lm train`."
     ),
     history: int = typer.Option(3, min=0, help="Prompt tokens before each text in that corpus: n-gram order minus 1."),
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),

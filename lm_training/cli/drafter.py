@@ -20,9 +20,7 @@ def drafter(
     block_size: int = typer.Option(25, min=1, help="Masks that are filled at once, the most that a draft may have."),
     anchored: bool = typer.Option(True, help="Predict the first token at the last text position, not at a mask."),
     bidirectional: bool = typer.Option(
-        False,
-        "--bidirectional-text/--causal-text",
-        help="Text attends to masks, as in the paper; slower to decode.",
+        False, "--bidirectional-text/--causal-text", help="Text attends to masks, as in the paper; slower to decode."
     ),
     decoder_layers: int | None = typer.Option(None, min=1, help="Decoder layers; the verifier's number by default."),
     dropout: float | None = typer.Option(None, min=0.0, max=0.99, help="Dropout; the verifier's by default."),

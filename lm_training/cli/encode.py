@@ -33,9 +33,7 @@ def encode(
     ),
     answer_field: str | None = typer.Option(None, help="Field of the answer, such as answers.text.0."),
     chat: bool = typer.Option(
-        False,
-        "--chat",
-        help="Use the tokenizer's chat template, for messages or the task's prompt as the user's turn.",
+        False, "--chat", help="Use the tokenizer's chat template, for messages or the task's prompt as the user's turn."
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
     prompts_only: bool = typer.Option(False, "--prompts-only", help="Prompts without answers, for `distill`."),

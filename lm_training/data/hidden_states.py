@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fst.files import replacing
+from fst.printable import plain_words
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
@@ -150,7 +151,7 @@ def load_states(path: str | os.PathLike[str], texts: Texts) -> HiddenStates | No
         if size < 1:
             raise ValueError(f"shard_texts is {size}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{directory.path / SETTINGS}: expected settings {expected}: {error}") from error
+        raise ValueError(f"{directory.path / SETTINGS}: expected settings {expected}: {plain_words(error)}") from error
     paths = directory.files()
     if len(paths) != -(-len(texts) // size):
         what = f"hidden states of {len(texts)} texts, found those of others"
@@ -249,10 +250,7 @@ def read_states(
 
 @torch.inference_mode()
 def states_of(
-    stock: BaseModel,
-    texts: Texts,
-    options: StateOptions,
-    on_text: Callable[[int, int], object] | None = None,
+    stock: BaseModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] | None = None
 ) -> dict[str, Tensor]:
     """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name."""
     names = [LAST, *map(layer_name, options.layers)]

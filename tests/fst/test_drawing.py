@@ -66,6 +66,15 @@ def test_lattice_is_drawn_without_graphviz(monkeypatch: pytest.MonkeyPatch) -> N
     assert texts(drawing.lattice_svg([[7]], [[0.0]])) == ["7 0.00", "0", "1"]
 
 
+def test_control_characters_of_words_are_escapes_in_pictures() -> None:
+    words = ["\x1b[2J", "a\x00\uffff", "\r\x9b\u202e"]
+    picture = drawing.lattice_svg([[0, 1, 2]], [[-0.5, -1.0, -2.0]], words)
+    assert texts(picture)[:3] == ["\\x1b[2J -0.50", "a\\x00\\uffff -1.00", "\\r\\x9b\\u202e -2.00"]
+    dot = drawing.lattice_dot([[0, 1, 2]], [[-0.5, -1.0, -2.0]], words)
+    assert '"\\\\x1b[2J -0.50"' in dot
+    assert not any(letter in dot for letter in "\x1b\x00\uffff\r\x9b\u202e")
+
+
 def test_weights_after_rescoring_rank_the_arcs_and_stand_behind_those_before() -> None:
     words = ["zero", "one", "two", "three"]
     picture = drawing.lattice_svg(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from fst.files import locked, replacing, require_writable
+from fst.files import locked, replacing, replacing_files, require_writable
 
 
 def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -68,6 +68,36 @@ def test_what_cannot_be_written_is_refused_beforehand(tmp_path: Path, name: str)
     with pytest.raises(ValueError, match="found a file"):
         require_writable(tmp_path / "file.txt", "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["file.txt"]
+
+
+def write(folder: Path, ready: object, leave: object) -> None:
+    with replacing(folder / "a.txt") as file, replacing_files(folder / "b") as files:
+        file.write_text("half")
+        (files / "c").write_text("half")
+        ready.set()
+        leave.wait(30)
+
+
+def test_what_killed_processes_leave_is_cleared_by_the_next_and_what_others_write_is_not(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    writers = []
+    for _ in range(2):
+        ready = context.Event()
+        writers.append(context.Process(target=write, args=(tmp_path, ready, leave := context.Event())))
+        writers[-1].start()
+        assert ready.wait(30)
+    writers[0].kill()
+    writers[0].join()
+    assert len(list(tmp_path.glob(".a.txt.*.tmp"))) == len(list((tmp_path / "b").glob(".*.tmp/c"))) == 2
+    with replacing(tmp_path / "a.txt") as file, replacing_files(tmp_path / "b"):
+        file.write_text("whole")
+        (left,) = [path for path in tmp_path.glob(".a.txt.*.tmp") if path != file]
+        assert str(writers[1].pid) in left.name
+        assert len(list((tmp_path / "b").glob(".*.tmp/c"))) == 1
+    leave.set()
+    writers[1].join()
+    assert writers[1].exitcode == 0
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["a.txt", "b", "b/c"]
 
 
 def hold(path: Path, ready: object, leave: object) -> None:

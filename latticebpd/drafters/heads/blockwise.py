@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fst.files import replacing
 from fst.fingerprint import vocabulary_fingerprint
+from fst.printable import plain_words
+from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
@@ -36,6 +37,7 @@ from latticebpd.target.stock_model import BaseModel, Projection
 
 HEADS_CONFIG = "heads.json"
 HEADS_WEIGHTS = "heads.safetensors"
+DAMAGED_JSON = (json.JSONDecodeError, UnicodeDecodeError)
 FORMAT_VERSION = 3
 
 
@@ -274,10 +276,7 @@ def _check_vocabulary(directory: Path, fingerprint: str | None) -> None:
     path = directory / "tokenizer.json"
     if fingerprint is None or not path.exists():
         return
-    try:
-        own = vocabulary_fingerprint(Tokenizer.from_file(str(path)).get_vocab())
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+    own = vocabulary_fingerprint(load_tokenizer(path).get_vocab())
     if own != fingerprint:
         raise ValueError(
             f"{path}: expected the vocabulary of the model's heads ({fingerprint}), got {own}; copy their tokenizer"
@@ -321,18 +320,11 @@ def _load_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
             f"{directory}: expected a blockwise model (config.json, model.safetensors, {HEADS_CONFIG},"
             f" {HEADS_WEIGHTS}), but {Path(error.filename or '?').name} is missing"
         ) from error
-    except (
-        json.JSONDecodeError,
-        UnicodeDecodeError,
-        KeyError,
-        TypeError,
-        OverflowError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        raise ValueError(f"{directory}: the block heads cannot be read: {error}; is the copy complete?") from error
+    except (*DAMAGED_JSON, KeyError, TypeError, OverflowError, RuntimeError, SafetensorError) as error:
+        problem = f"{directory}: the block heads cannot be read: {plain_words(error)}"
+        raise ValueError(f"{problem}; is the copy complete?") from error
     try:
         heads.load_state_dict(weights, assign=True)
     except RuntimeError as error:
-        raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {error}") from error
+        raise ValueError(f"{directory}: {HEADS_WEIGHTS} does not fit {HEADS_CONFIG}: {plain_words(error)}") from error
     return heads, config

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from fst.files import replacing
+from fst.printable import plain_words
 from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.checkpoints import load_base
 from latticebpd.target.forward import EncodedSource
@@ -264,9 +265,8 @@ class NonAutoregressiveModel(nn.Module):
             layout = {name: record.get(name, False) for name in ("anchored", "bidirectional")}
             numbers = {name: record[name] for name in ("mask_token_id", "block_size")}
         except (ValueError, KeyError, TypeError) as error:  # damaged JSON and UTF-8 are ValueErrors
-            raise ValueError(
-                f"{directory}: {DRAFTER_CONFIG} cannot be read: {error!r}; is the copy complete?"
-            ) from error
+            problem = f"{directory}: {DRAFTER_CONFIG} cannot be read: {plain_words(error)}"
+            raise ValueError(f"{problem}; is the copy complete?") from error
         try:
             fits = version == FORMAT_VERSION and role == ROLE
             expect(fits, f"a {ROLE} of format {FORMAT_VERSION}", f"{role!r} of format {version}")

@@ -15,10 +15,10 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.console import load_tokenizer
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.prefix_reader import reader_for
 from latticebpd.scoring.ngram import RETRAIN, check_fingerprints
@@ -141,7 +141,4 @@ def _fingerprint_in(directory: Path) -> str | None:
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
-    try:
-        return vocabulary_fingerprint(Tokenizer.from_file(str(path)).get_vocab())
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path}: expected a tokenizer.json as the tokenizers library writes it: {error}") from error
+    return vocabulary_fingerprint(load_tokenizer(path).get_vocab())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,40 @@ def test_parts_of_the_oracle_merge_to_the_whole(run: Run, lattice_file: Path, tm
     assert out.splitlines()[0] == "k,heads,by,block_efficiency,best_block_efficiency"
     assert out.splitlines()[-1].startswith("16,4,decode,")
     assert (tmp_path / "o.svg").read_text().startswith("<?xml")
+
+
+def test_merge_refuses_parts_that_are_there_twice_or_not_at_all(run: Run, lattice_file: Path, tmp_path: Path) -> None:
+    found = replace(LatticeSet.load(lattice_file), sequence=np.arange(6) // 2)
+    found.save(tmp_path / "l.npz")
+    parts = [tmp_path / f"{index}.json" for index in range(3)]
+    for index, part in enumerate(parts):
+        assert run("oracle", tmp_path / "l.npz", "--shard", f"{index}/3", "--tally", part)[0] == 0
+    assert run("oracle", tmp_path / "l.npz", "--shard", "1/2", "--tally", tmp_path / "half.json")[0] == 0
+    first, _, last = parts
+    record = json.loads(first.read_text())
+    del record["parts"]
+    (tmp_path / "old.json").write_text(json.dumps(record))
+    (tmp_path / "unknown.json").write_text(json.dumps({**record, "parts": []}))
+    (tmp_path / "odd.json").write_text(json.dumps({**record, "parts": [["0/1"]]}))
+    for names, message in (
+        ([first, first, first], "expected every part once, got 0/3 twice"),
+        ([*parts, first], "expected every part once, got 0/3 twice"),
+        ([first, tmp_path / "half.json"], "expected parts of one number, got 0/3, 1/2"),
+        ([first, last], "1/3 is missing; count it with --shard 1/3, or add up without it by --partial 1"),
+        ([*parts, "--partial", 1], "expected --partial to name the missing parts, got 1"),
+        ([first, last, "--partial", 1, "--partial", 3], "expected --partial to name the missing parts, got 1, 3"),
+        ([tmp_path / "old.json"], "make it anew"),
+        ([tmp_path / "unknown.json"], "make it anew"),
+        ([tmp_path / "odd.json"], "make it anew"),
+    ):
+        status, out, err = run("merge", *names)
+        assert (status, out, len(err.splitlines())) == (2, "", 1), err
+        assert message in err
+    status, partial, err = run("merge", last, first, "--partial", 1, "--json", "--tally", tmp_path / "partial.json")
+    assert (status, json.loads(partial)["lattices"], "without 1/3" in err) == (0, 4, True)
+    assert json.loads((tmp_path / "partial.json").read_text())["parts"] == ["0/3", "2/3"]
+    merged = run("merge", tmp_path / "partial.json", parts[1], "--json")
+    assert merged[:2] == run("oracle", tmp_path / "l.npz", "--json")[:2]
 
 
 def test_compare_shows_vanilla_and_the_oracle_beside_what_was_asked_for(

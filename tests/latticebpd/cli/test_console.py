@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -9,8 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from rich.table import Table
+from rich.text import Text
 
 from latticebpd import console
+from latticebpd.cli.accepted_blocks import BlockWriter
 from lm_training.cli.training_run import token_progress
 from tests.helpers.commands import Run
 
@@ -64,6 +69,52 @@ def test_bytes_are_written_as_bytes_and_finished_work_is_not_written_at_all(
             assert heard.wait(30)
     assert written[-1].startswith("reading: 2.5 MB of 5.0 MB, 0:00:")
     assert not any(line.startswith("done: 5 bytes of") for line in written)
+
+
+FOREIGN = "a\x1b[2J\x1b]0;x\x07\x9bm\x7f\u202e[/b][red]:smile:"
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
+
+
+@pytest.mark.parametrize("terminal", [console.out, console.err])
+def test_control_characters_and_markup_of_foreign_text_are_shown_not_obeyed(terminal: Any) -> None:
+    table = Table("column")
+    table.add_row(FOREIGN)
+    with terminal.capture() as captured:
+        terminal.print(f"{FOREIGN}: written", table, Text(FOREIGN), soft_wrap=True)
+        writer = BlockWriter(terminal, lambda tokens: FOREIGN, FOREIGN)
+        writer.put(torch.zeros(1))
+        writer.put(torch.zeros(1))
+        writer.end()
+    shown = captured.get()
+    assert not CONTROL.search(shown)
+    assert shown.count("a\\x1b[2J\\x1b]0;x") == shown.count("\\x9bm\\x7f\\u202e[/b][red]:smile:") == 5
+
+
+def test_errors_show_control_characters(run: Run) -> None:
+    for words in (("lm", "info", FOREIGN), (FOREIGN,), ("--debug", "lm", "info", FOREIGN)):
+        status, _, error = run(*words)
+        assert status == 2
+        assert not CONTROL.search(error)
+        assert "a\\x1b[2J" in error
+
+
+def test_json_holds_control_characters_as_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"text": FOREIGN + "é"})
+    printed = capsys.readouterr().out
+    assert not CONTROL.search(printed)
+    assert json.loads(printed) == {"text": FOREIGN + "é"}
+    assert "é" in printed
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_generated_text_is_exact_in_files_and_visible_on_terminals(
+    run: Run, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr("transformers.PreTrainedTokenizerFast.decode", lambda *arguments, **options: FOREIGN)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    status, printed, _ = run("generate", "x", "--max-new-tokens", 2)
+    assert status == 0
+    assert (FOREIGN in printed, bool(CONTROL.search(printed))) == (not is_terminal, not is_terminal)
 
 
 def test_training_writes_lines(monkeypatch: pytest.MonkeyPatch, run: Run, tmp_path: Path) -> None:

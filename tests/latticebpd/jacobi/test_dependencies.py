@@ -7,9 +7,11 @@ import csv
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -278,6 +280,12 @@ def test_classes_tell_words_from_their_parts() -> None:
     ]  # fmt: skip
     assert piece(letters(), 2) == "c"
     assert piece(letters(), 99) == "[99]"
+
+
+def test_a_picture_of_control_characters_is_valid_xml(sentences: list[Sentence], tmp_path: Path) -> None:
+    save(picture(replace(sentences[0], pieces=["\x1b[2J\x00" for _ in sentences[0].pieces])), tmp_path / "graph.svg")
+    ElementTree.parse(tmp_path / "graph.svg")
+    assert "\\x1b[2J\\x00" in (tmp_path / "graph.svg").read_text()
 
 
 def test_pictures_are_written_with_every_token(sentences: list[Sentence], tmp_path: Path) -> None:

@@ -165,6 +165,35 @@ def test_shards_are_the_whole_and_go_on_where_they_stopped(
             collect_shards(model, data(prompts), tmp_path / "d", options, shard_texts=2)
 
 
+@pytest.mark.parametrize("kind", ["shard", "texts"])
+def test_a_damaged_shard_is_not_counted_as_done(model: BlockwiseLM, tmp_path: Path, kind: str) -> None:
+    made: list[int] = []
+    collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+    file = lattice_directory(tmp_path).file(1, kind)
+    good, cls = file.read_bytes(), LatticeSet if kind == "shard" else Texts
+
+    def arrays() -> list[Any]:
+        loaded = cls.load(file)
+        return [getattr(loaded, name).tolist() for name in cls.ARRAYS]
+
+    wanted = arrays()
+    rng = np.random.default_rng(0)
+    for place in rng.integers(len(good), size=60).tolist():
+        damaged = bytearray(good)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        file.write_bytes(damaged)
+        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2, on_text=made.append)
+        assert file.read_bytes() == good or arrays() == wanted  # dates and the like may change without harm
+    assert made.count(1) > 60  # two texts for each shard made anew
+    for cut in (0, 100, len(good) - 1):
+        file.write_bytes(good[:cut])
+        collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+        assert file.read_bytes() == good
+    file.unlink()
+    collect_shards(model, data(), tmp_path, OPTIONS, shard_texts=2)
+    assert file.read_bytes() == good
+
+
 def test_foreign_directories_are_refused_by_name(model: BlockwiseLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"expected lattice files .* found none"):
         list(blocks([tmp_path]))

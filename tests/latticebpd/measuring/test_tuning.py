@@ -11,6 +11,7 @@ import pytest
 
 import fst
 from latticebpd import NeuralRescorer, SausageLattice, draft_tree, rescore
+from latticebpd.lattices.json_files import from_record
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import draw_examples, exclude_examples, lattices_fingerprint
@@ -177,7 +178,7 @@ def test_command_prints_the_table_and_stores_the_weight(run: Run, files: list[Pa
     status, printed, _ = run(
         "tune", *files, "--lm", lm, "--system", "1-best", "--grid", "0.1,1,3", "--examples", 2, "--json"
     )
-    (record,) = map(Tuning.from_json, json.loads(printed))
+    (record,) = (from_record(Tuning, each) for each in json.loads(printed))
     assert (status, record.alpha, record.alphas, len(record.examples)) == (0, 1.0, (0.1, 1.0, 3.0), 2)
     assert stored_tunings(lm) == ()
     status, printed, scoring_context = run(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import multiprocessing
+import os
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -164,6 +167,54 @@ def test_a_conversion_that_fails_leaves_nothing_behind(wheel: Path, monkeypatch:
         get_model("tiny", wheel)
     assert not list(model_folder("tiny").parent.iterdir())
     assert wheel.exists()
+
+
+class Conversion:
+    """Of a file into a folder with one file; waits a moment for a second conversion at the same time."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("fork")
+        self.count, self.two = context.Value("i", 0), context.Event()
+
+    def load(self, path: Path) -> Any:
+        with self.count:
+            self.count.value += 1
+            if self.count.value > 1:
+                self.two.set()
+        self.two.wait(1)
+        return self
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "model").touch()
+
+
+def test_two_at_once_convert_a_model_once(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conversion = Conversion()
+    monkeypatch.setattr("latticebpd.target.gguf.load_gguf", conversion.load)
+    monkeypatch.setattr("latticebpd.target.gguf.load_gguf_tokenizer", lambda path: conversion)
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=get_model, args=("tiny", wheel)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert conversion.count.value == 1
+    assert [path.name for path in model_folder("tiny").parent.iterdir()] == [model_folder("tiny").name]
+
+
+def test_what_a_killed_conversion_left_is_cleared_by_the_next(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("fork")
+    with monkeypatch.context() as patch:
+        patch.setattr("latticebpd.target.gguf.load_gguf", lambda path: os._exit(9))
+        process = context.Process(target=get_model, args=("tiny", wheel))
+        process.start()
+        process.join()
+    assert process.exitcode == 9
+    (left,) = model_folder("tiny").parent.glob(".*.tmp")
+    assert any(path.is_file() for path in left.rglob("*"))
+    folder = get_model("tiny", wheel)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
 def test_files_that_this_package_has_for_a_model_stand_beside_it(

@@ -229,6 +229,16 @@ def test_job_refused_for_its_options_leaves_nothing_behind(run: Run, tmp_path: P
     assert run("lm", "train", tmp_path / "ids.npy", "--unseen", "floor", "-o", tmp_path / "lm.fst")[0] == 0
 
 
+def test_words_with_nul_are_refused_for_arpa_in_a_true_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("a b\0c d\na b\0c a\n" * 3)
+    command = ("lm", "train", tmp_path / "words.txt", "--words", "--order", 2, "-o")
+    status, out, err = run(*command, tmp_path / "lm.arpa")
+    assert (status, out) == (2, "")
+    wanted = "token 1: expected a word without white space or NUL that is no marker, got another or none"
+    assert err.splitlines()[-1] == f"latticebpd: error: {wanted}; ARPA cannot hold it, an .fst file can"
+    assert run(*command, tmp_path / "lm.fst")[0] == 0
+
+
 def test_file_of_bare_ids_needs_its_type(run: Run, tmp_path: Path) -> None:
     (tmp_path / "ids.bin").write_bytes(np.tile(np.array([1, 2, 3, 0], np.uint16), 50).tobytes())
     assert "--dtype" in run("lm", "train", tmp_path / "ids.bin", "-o", tmp_path / "lm.fst")[2]

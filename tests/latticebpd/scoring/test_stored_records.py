@@ -1,0 +1,124 @@
+"""What is stored with a language model: any JSON is read or refused in one line that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fst import FEATURES
+from latticebpd.drafters import bundled
+from latticebpd.scoring.calibration import calibration_path, stored_calibration
+from latticebpd.scoring.weights import RESCORER_CONFIG, RescorerSettings, Tuning, alpha_path, edge, weight_for
+from tests.helpers.commands import Run
+from tests.helpers.drafters import WEIGHTS
+
+TUNING = Tuning(0.5, "16-best", (0.5, 1.0), (2.0, 1.5), "text", (0, 2), 7, "sha256:0", "decode")
+CALIBRATION = json.loads(
+    json.dumps({"format_version": 2, "features": FEATURES, **asdict(WEIGHTS), "k": 16, "nats": [0.5], "slots": 3})
+)
+HUGE = int("9" * 400)
+ODD: list[Any] = [
+    None, True, -1, 1.5, HUGE, -HUGE, 2**63, 1e308, float("nan"), float("inf"), "16", "", [], {},
+    [[[]]], [None], [HUGE], ["a"], [True], [-1], [1e308],
+]  # fmt: skip
+
+
+def use_calibration(folder: Path) -> None:
+    found = stored_calibration(folder / "lm.fst")
+    assert found is not None
+    assert type(found.k) is int
+    assert found.k >= 1
+    assert found.slots is None or type(found.slots) is int
+    assert all(type(nats) is float and nats >= 0 for nats in found.nats)
+    assert all(type(number) is int and 0 <= number < 2**63 for number in (*found.examples, found.seed))
+    assert type(found.lattices) is str
+    json.dumps(asdict(found), allow_nan=False)
+
+
+def use_tunings(found: tuple[Tuning, ...]) -> None:
+    assert type(weight_for(found, "64-tree")) is type(weight_for(found, "4-best")) is float
+    for each in found:
+        assert edge(each.alphas, each.block_efficiency) in (-1, 0, 1)
+        assert all(type(number) is int and 0 <= number < 2**63 for number in (*each.examples, each.seed))
+        json.dumps(asdict(each), allow_nan=False)
+
+
+def use_settings(folder: Path) -> None:
+    found = RescorerSettings.load(folder)
+    assert type(found.alpha) is float
+    if found.tunings:
+        use_tunings(found.tunings)
+
+
+KINDS: dict[str, tuple[str, Any, Callable[[Path], None]]] = {
+    "calibration": (calibration_path("lm.fst").name, CALIBRATION, use_calibration),
+    "tunings": (
+        alpha_path("lm.fst").name,
+        {"format_version": 2, "tunings": [asdict(TUNING)]},
+        lambda folder: use_tunings(Tuning.load(alpha_path(folder / "lm.fst"))),
+    ),
+    "old tuning": (
+        alpha_path("lm.fst").name, asdict(TUNING), lambda folder: use_tunings(Tuning.load(folder / "lm.fst.alpha.json"))
+    ),
+    "rescorer": (
+        RESCORER_CONFIG, {"format_version": 2, "alpha": 0.5, "tunings": [asdict(TUNING)]}, use_settings
+    ),
+}  # fmt: skip
+
+
+def places(record: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a JSON record."""
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    return [above, *(place for key, value in items for place in places(value, (*above, key)))]
+
+
+def changed(record: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    copy = record.copy()
+    copy[place[0]] = changed(record[place[0]], place[1:], value)
+    return copy
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=400, deadline=None)
+def test_any_value_is_read_as_its_type_or_refused_in_a_line(kind: str, tmp_path: Path, data: st.DataObject) -> None:
+    name, record, use = KINDS[kind]
+    record = json.loads(json.dumps(record))
+    place = data.draw(st.sampled_from(places(record)))
+    value = data.draw(st.sampled_from(ODD) | st.integers() | st.floats() | st.text() | st.lists(st.integers()))
+    (tmp_path / name).write_text(json.dumps(changed(record, place, value)))
+    try:
+        use(tmp_path)
+    except ValueError as error:
+        line = str(error)
+        assert line.startswith(f"{tmp_path / name}: ")
+        assert len(line.splitlines()) == 1
+        assert len(line) < 400
+        assert "argument" not in line
+        assert "attribute" not in line
+        assert "' object" not in line
+
+
+def test_good_records_are_read(tmp_path: Path) -> None:
+    for name, record, use in KINDS.values():
+        (tmp_path / name).write_text(json.dumps(record))
+        use(tmp_path)
+
+
+@pytest.mark.parametrize("k", [-1, 0, "16", None, 1.5, [], HUGE])
+def test_commands_refuse_an_odd_calibration(run: Run, tmp_path: Path, k: Any) -> None:
+    (tmp_path / "lm.fst.calibration.json").write_text(json.dumps({**CALIBRATION, "k": k}))
+    shutil.copy(bundled.LM, tmp_path / "lm.fst")
+    status, out, err = run("generate", "x", "--lm", tmp_path / "lm.fst")
+    assert (status, out, len(err.splitlines())) == (2, "", 1), err
+    assert "lm.fst.calibration.json: expected a calibration, got expected k" in err
