@@ -44,7 +44,8 @@ class GgufWeights:
                 f"{self.path}: expected the tensor {wanted} of {' x '.join(map(str, weight.shape))} weights, got {got}"
             )
         order = self._order(name, len(weight)) if self.interleaved and name in self.heads else []
-        return _engine.Matrix.of_blocks(self.memory, int(found.type), found.data.reshape(-1), *found.shape, order)
+        outputs, inputs = found.shape
+        return _engine.Matrix.of_blocks(self.memory, int(found.type), found.data.reshape(-1), outputs, inputs, order)
 
     def _order(self, name: str, outputs: int) -> list[int]:
         """For each output of ``transformers``' order its row in the file."""
