@@ -46,7 +46,7 @@ def demo(
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of
-    `generate()`.
+    greedy decoding.
 
     First one text appears as it is decoded, with the blocks marked that the model accepted; then the table. The bundled
     model continues passages of held-out documents and takes half a minute; a model of your own answers a question of
@@ -85,7 +85,7 @@ def demo(
     else:
         _print(result)
     if not result.exact:
-        problem = "a system's text differs from that of generate(); please report this with the signature above"
+        problem = "a system's text differs from greedy decoding's; please report this with the signature above"
         err.print(f"latticebpd: error: {problem}")
         raise typer.Exit(1)
 
@@ -120,8 +120,10 @@ def _print(result: Demo) -> None:
             _rate(system.tokens_per_second), f"{speed_up:.2f}×", f"{system.calls}", f"{system.tokens}",
         )  # fmt: skip
     out.print(table)
-    same = "Every system's text equals that of transformers' greedy generate(), token for token."
-    out.print(same if result.exact else "A system's text DIFFERS from that of generate().", soft_wrap=True)
+    same = "Every system's text equals that of greedy decoding with the same weights, token for token"
+    count = "all" if result.generate_texts == signature["prompts"] else result.generate_texts
+    same += f"; {count} of {signature['prompts']} are those of transformers' generate() with float32 weights."
+    out.print(same if result.exact else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
 
 

@@ -2,7 +2,7 @@
 
 A method takes part through one function, ``forward_func(inputs, model, tokenizer, max_new_tokens, **kwargs) ->
 (output_ids, new_token, step, accept_length_list)``; ours is :func:`forward_func`, and :func:`greedy_forward_func` is
-the baseline, ``transformers``' own ``generate()``.  :func:`run` asks the questions of both in turn, so that a drift of
+the baseline, greedy decoding with the same weights.  :func:`run` asks the questions of both in turn, so that a drift of
 the machine's speed meets both alike.
 
 Speed is computed as the benchmark does: tokens per second of each question, averaged over the questions of a task;
@@ -30,7 +30,9 @@ from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
+from latticebpd.drafters.no_drafts import NoDrafter
 from latticebpd.target.chat import PromptFormat
+from latticebpd.target.engine import engine_of
 from latticebpd.target.stock_model import BaseModel
 
 Model = BlockwiseLM | PreTrainedModel
@@ -74,9 +76,11 @@ def forward_func(
 
 
 def greedy_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
-    """The baseline: greedy ``generate()`` of ``transformers``, one token a call."""
-    del tokenizer
+    """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
+    library's loop without drafts."""
     base = BaseModel.of(model)
+    if engine_of(base.model) is not None:
+        return forward_func(inputs, model, tokenizer, max_new_tokens, drafter=NoDrafter(), **kwargs)
     mask = inputs.attention_mask
     out = base.model.generate(
         inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs

@@ -21,6 +21,7 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.machine import machine_settings
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, is_calibrated, tunings_of
+from latticebpd.target import engine
 from latticebpd.target.catalogue import CATALOGUE
 from latticebpd.target.stock_model import BaseModel
 
@@ -110,19 +111,22 @@ class Demo:
     signature: what the numbers depend on.
     systems: results in the order of the table.
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
-    exact: whether every system's text was that of ``generate()``, token for token.
+    exact: whether every system's text was that of greedy decoding with the same weights, token for token.
+    generate_texts: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
     """
 
     signature: dict[str, Any]
     systems: list[SystemResult]
     generate_tokens_per_second: float
     exact: bool
+    generate_texts: int
 
     def as_json(self) -> dict[str, Any]:
         return {
             "signature": self.signature,
             "generate_tokens_per_second": self.generate_tokens_per_second,
             "texts_equal": self.exact,
+            "texts_of_generate": self.generate_texts,
             "systems": [asdict(system) for system in self.systems],
         }
 
@@ -198,7 +202,7 @@ def run_demo(
     base = BaseModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
-    exact = True
+    exact, generate_texts = True, 0
     generate_seconds, generate_tokens = 0.0, 0
     _reference(loaded, prompts[0], 4)  # warms up, as the next line does
     for drafter in systems(loaded, [0], settings).values():
@@ -208,6 +212,7 @@ def run_demo(
         started = time.perf_counter()
         reference = _reference(loaded, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
+        greedy = reference
         written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
         for name, drafter in systems(loaded, written, settings).items():
@@ -216,9 +221,13 @@ def run_demo(
             out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
             results.setdefault(name, []).append(out)
-            exact &= torch.equal(out.sequences, reference)
+            greedy = out.sequences if name == "greedy" else greedy
+            exact &= torch.equal(out.sequences, greedy)
+        generate_texts += torch.equal(greedy, reference)
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
-    return Demo(_signature(loaded, len(prompts), settings), summaries, generate_tokens / generate_seconds, exact)
+    exact &= generate_texts == len(prompts) or loaded.weights not in engine.EXACT
+    speed = generate_tokens / generate_seconds
+    return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts)
 
 
 def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:
@@ -277,6 +286,7 @@ def _signature(loaded: Loaded, prompts: int, settings: Settings) -> dict[str, An
         **lm,
         "prompts": prompts,
         "max_new_tokens": settings.max_new_tokens,
+        "weights": loaded.weights,
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": str(base.device),
         **machine_settings(),

@@ -23,6 +23,8 @@ from latticebpd.target.gguf_weights import GgufWeights
 FLOAT32, INT8, FILE, TORCH = "float32", "int8", "file", "torch"
 WEIGHTS = (FLOAT32, INT8, FILE, TORCH)
 """What passes are computed from: the engine's weights, or PyTorch's."""
+EXACT = frozenset({FLOAT32, TORCH})
+"""Those with which texts are the float model's own, as its ``generate()`` writes them."""
 SAMPLES = 256
 """Numbers of each weight by which a changed one is recognised."""
 
