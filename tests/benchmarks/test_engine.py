@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,30 +59,43 @@ def test_an_ended_process_is_an_error_that_names_its_model(tmp_path: Path) -> No
         ended.ask(tokens=[1], begin=0)
 
 
-def test_the_tables_count_same_texts_and_print_every_system(
+class ScriptedPeer:
+    """Answers that prompt lookup changes where a prompt is long and the library is called so."""
+
+    def __init__(self, system: peers.System, threads: int, size: int = 512, lookup: bool = False) -> None:
+        self.changes, self.started = lookup and system[0] == "changing", 0.0
+
+    def ask(self, tokens: list[int] | None = None, prompt: list[int] | None = None, **_: object) -> dict[str, Any]:
+        found = tokens or [1, 2, int(self.changes and len(prompt or ()) > 40)]
+        return {"tokens": found, "wall_ms": 2.0 * len(found), "cpu_ms": 4.0 * len(found), "mib": 77.0}
+
+    def close(self) -> None:
+        pass
+
+
+def test_tables_hold_medians_speeds_and_the_number_of_same_texts(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(run, "systems", lambda: SYSTEMS)
+    monkeypatch.setattr(run, "Peer", ScriptedPeer)
+    monkeypatch.setattr(run, "systems", lambda: {"A": ("changing", tmp_path), "B": ("steady", tmp_path)})
     monkeypatch.setattr(run, "versions", dict)
-    monkeypatch.setattr(run, "WIDTHS", (1, 3))
-    monkeypatch.setattr(run, "STARTS", 1)
-    monkeypatch.setattr(run, "NEW_TOKENS", 8)
     monkeypatch.setattr(run, "resolved", lambda _: bundled.MODEL)
     chat = SimpleNamespace(prompt=lambda turns: list(turns[0].encode()), eos_ids=[])
     monkeypatch.setattr(run, "ChatTemplate", lambda *_: chat)
-    questions = [{"question_id": n, "category": "qa", "turns": ["the same again " * (n + 2)]} for n in range(2)]
+    questions = [{"question_id": n, "category": "qa", "turns": ["again " * (4 * n + 4)]} for n in range(2)]
     (tmp_path / "question.jsonl").write_text("".join(json.dumps(question) + "\n" for question in questions))
-    for options in ([], ["--questions", tmp_path / "question.jsonl"]):
-        path = tmp_path / f"{len(options)}.csv"
-        monkeypatch.setattr(sys, "argv", ["run", "-o", str(path), "--turns", "2", *map(str, options)])
+    printed = {}
+    for name, options in {"passes": [], "answers": ["--questions", tmp_path / "question.jsonl"]}.items():
+        path = tmp_path / f"{name}.csv"
+        command = ["run", "-o", path, "--turns", "2", "--threads", "1,2", *options]
+        monkeypatch.setattr(sys, "argv", list(map(str, command)))
         run.main()
-        rows, printed = read_csv(path), capsys.readouterr().out
-        assert len(rows) == 8
-        assert {row["system"] for row in rows} == set(SYSTEMS)
-        assert all(name in printed for name in SYSTEMS)
-        assert all(float(row["wall_ms"]) > 0 for row in rows)
-    assert {row["same"] for row in rows} == {"1"}
-    assert printed.count("2 of 2") == 2
+        printed[name] = capsys.readouterr().out
+        assert len(read_csv(path)) == 2 * 2 * 2 * (len(run.WIDTHS) if name == "passes" else 2)
+    assert printed["passes"].count("| A | 2.0 (4.0) | 4.0 (8.0) | 6.0 (12.0) |") == 2
+    assert printed["answers"].count("| A | 500.0 (500.0–500.0) | 250.0 |  |") == 2
+    assert printed["answers"].count("| A, prompt lookup | 500.0 (500.0–500.0) | 250.0 | 1 of 2 |") == 2
+    assert printed["answers"].count("| B, prompt lookup | 500.0 (500.0–500.0) | 250.0 | 2 of 2 |") == 2
 
 
 def small_model(path: Path) -> dict[str, np.ndarray]:
