@@ -9,6 +9,7 @@ Every system has a process of its own, which measures its processor time and the
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
@@ -21,7 +22,7 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from benchmarks.common import err, options, pooled, read_csv, run, selected, signature, table, write_csv
-from benchmarks.engine.files import SHAPES, random_model
+from benchmarks.engine.files import BLOCKS, SHAPES, random_model
 from benchmarks.engine.peers import Peer, System, systems, versions
 from benchmarks.smollm2.run import chosen
 from latticebpd.measuring.spec_bench import read_questions
@@ -119,22 +120,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=30, help="passes of each kind, or questions")
     parser.add_argument("--threads", default="1", help="numbers, separated by commas")
     parser.add_argument("--systems", help="names, separated by commas; all by default")
-    parser.add_argument("--random", help=f"passes over random weights: one of {', '.join(SHAPES)}, and Q4_0 or Q8_0")
+    models = [f"{shape},{kind}" for shape in SHAPES for kind in BLOCKS]
+    parser.add_argument("--random", choices=models, help="passes over a model of random weights")
     parser.add_argument("--table", action="store_true", help="print the tables again")
     given = parser.parse_args()
-    threads, path = [int(number) for number in given.threads.split(",")], given.output.with_suffix(".gguf")
-    known = {} if given.table else systems()
-    if given.random:
-        shape, kind = given.random.split(",")
-        known = {f"{library} {kind}, {shape}": (library, path) for library in READ_RANDOM}
-        random_model(SHAPES[shape], kind, path)
-    try:
+    threads, known = [int(number) for number in given.threads.split(",")], {} if given.table else systems()
+    with tempfile.TemporaryDirectory(dir=given.output.resolve().parent) as scratch:
+        if given.random:
+            path, (shape, kind) = Path(scratch) / "random.gguf", given.random.split(",")
+            known = {f"{library} {kind}, {shape}": (library, path) for library in READ_RANDOM}
+            random_model(SHAPES[shape], kind, path)
         if not given.table:
             known = selected(known, given.systems and given.systems.split(","))
             rows = answers(known, threads, given.turns, given.questions) if given.questions else None
             write_csv(given.output, rows or passes(known, threads, given.turns))
-    finally:
-        path.unlink(missing_ok=True)
     tables(read_csv(given.output))
     print()
     signature(threads=given.threads, **versions())
