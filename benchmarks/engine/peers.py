@@ -1,0 +1,97 @@
+"""The libraries that the CPU engine is compared with: they are installed, and run in processes of their own.
+
+    python -m benchmarks.engine.peers     # half an hour: llama.cpp is compiled for this processor, on one core
+
+Environments and models are below ``$LATTICEBPD_CACHE/peers``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import IO, Any
+
+from benchmarks.common import run, stage
+from benchmarks.engine.files import smollm2
+from latticebpd.target.catalogue import cache_folder, resolved
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {
+    "llama.cpp": ["llama-cpp-python"],
+    "openvino": ["openvino", "openvino-genai", "optimum-intel", "nncf", "torch==2.13.0", "torchvision==0.28.0"],
+}
+BUILD = {"CMAKE_BUILD_PARALLEL_LEVEL": "1", "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}
+EXPORT = "-m optimum.commands.optimum_cli export openvino --task text-generation-with-past --weight-format int8"
+System = tuple[str, Path | str]
+"""A library and its model."""
+
+
+def interpreter(library: str) -> str:
+    return str(cache_folder() / "peers" / library / "bin/python") if library in PACKAGES else sys.executable
+
+
+def python(library: str, *arguments: str) -> str:
+    """Call a library's interpreter; what it prints."""
+    command = ["nice", "-n", "19", interpreter(library), *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env={**os.environ, **BUILD}).stdout
+
+
+def install(library: str) -> None:
+    venv.create(cache_folder() / "peers" / library, with_pip=True)
+    python(library, "-m", "pip", "install", *PACKAGES[library])
+    if library == "openvino":  # the registry's torchvision needs CUDA, and breaks imports next to another PyTorch
+        python(library, "-m", "pip", "uninstall", "-y", "torchvision")
+
+
+def versions() -> dict[str, str]:
+    listed = [json.loads(python(library, "-m", "pip", "list", "--format=json")) for library in PACKAGES]
+    names = ("llama_cpp_python", "openvino", "openvino-genai", "optimum-intel")
+    return {each["name"]: each["version"] for packages in listed for each in packages if each["name"] in names}
+
+
+def systems() -> dict[str, System]:
+    """Libraries with SmolLM2-135M; models that are missing are made."""
+    folder, weights = cache_folder() / "peers/models", resolved("smollm2-135m")
+    int8 = folder / "openvino-int8"
+    stage(int8 / "openvino_model.xml", lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
+    found: dict[str, System] = {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
+    found |= {"OpenVINO int8": ("openvino", int8), "PyTorch float32": ("transformers", weights)}
+    return found | {"latticebpd float32": ("latticebpd", weights)}
+
+
+class Peer:
+    """A system in a process of its own, which answers the requests of `serve`."""
+
+    def __init__(self, system: System, threads: int, size: int = 512, lookup: bool = False) -> None:
+        library, self.model = system
+        settings = {"library": library, "model": str(self.model), "threads": threads, "size": size, "lookup": lookup}
+        command = [interpreter(library), "-m", "benchmarks.engine.serve", json.dumps(settings)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.started, pipe = time.perf_counter(), subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, cwd=ROOT, env=environment
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        if line := self.process.stdout and self.process.stdout.readline():
+            return dict(json.loads(line))
+        self.errors.seek(0)
+        raise ValueError(f"{self.model}: the process ended: {(self.errors.read().splitlines() or ['no message'])[-1]}")
+
+    def close(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            if stream is not None:
+                stream.close()
+        self.process.wait()
+
+
+if __name__ == "__main__":
+    run(lambda: [*map(install, PACKAGES), systems()])

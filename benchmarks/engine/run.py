@@ -1,0 +1,143 @@
+"""The CPU engine and other libraries on SmolLM2-135M: what a pass over few tokens costs, and how fast answers are.
+
+    python -m benchmarks.engine.run -o passes.csv --threads 1,2                # or with --random Qwen3-4B,Q4_0
+    python -m benchmarks.engine.run -o answers.csv --questions question.jsonl --turns 80 --threads 2
+    python -m benchmarks.engine.run -o passes.csv --table                      # of what was measured before
+
+Every system has a process of its own, which measures its processor time and the wall-clock time; all take turns.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from benchmarks.common import err, options, pooled, read_csv, run, selected, signature, table, write_csv
+from benchmarks.engine.files import BLOCKS, SHAPES, random_model
+from benchmarks.engine.peers import Peer, System, systems, versions
+from benchmarks.smollm2.run import chosen
+from latticebpd.measuring.spec_bench import read_questions
+from latticebpd.target.catalogue import resolved
+from latticebpd.target.chat import ChatTemplate
+
+WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
+CONTEXT, STARTS, NEW_TOKENS = 200, 3, 128
+READ_RANDOM = ("llama.cpp",)
+HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
+Row = dict[str, Any]
+
+
+def turns(count: int, keys: Iterable[Any]) -> Iterable[tuple[int, Any]]:
+    """All keys in every turn, in an order that rotates, with pauses in which threads stop waiting for work."""
+    order = list(keys)
+    for turn in range(count):
+        err.print(f"{turn + 1}/{count}", style="dim")
+        for key in order[turn % len(order) :] + order[: turn % len(order)]:
+            time.sleep(0.02)
+            yield turn, key
+
+
+def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row]:
+    """Passes over the first tokens after a context, the same in every turn; turn 0 warms up."""
+    rows, likeliest, tokens = list[Row](), dict[Any, list[int]](), list(range(100, 100 + CONTEXT + WIDTHS[-1]))
+    with ExitStack() as stack:
+        peers = {(name, n): stack.enter_context(closing(Peer(known[name], n))) for name in known for n in threads}
+        for peer in peers.values():
+            peer.ask(tokens=tokens[:CONTEXT], begin=0)
+        for turn, key in turns(count + 1, [(*peer, width) for width in WIDTHS for peer in peers]):
+            reply = peers[key[:2]].ask(tokens=tokens[CONTEXT : CONTEXT + key[2]], begin=CONTEXT)
+            if likeliest.setdefault(key, reply["tokens"]) != reply["tokens"]:
+                raise ValueError(f"{key}: expected the same tokens from the same pass, got others")
+            row = dict(zip(("system", "threads", "tokens"), key, strict=True)) | {"turn": turn}
+            rows += [row | {clock: reply[clock] for clock in ("wall_ms", "cpu_ms")}] if turn else []
+    return rows
+
+
+def answers(known: dict[str, System], threads: list[int], count: int, file: Path) -> list[Row]:
+    """Greedy answers without and with each library's own prompt lookup; ``start``: seconds to the first token."""
+    chat = ChatTemplate(AutoTokenizer.from_pretrained(resolved("smollm2-135m")), None)
+    asked = list(islice(chosen(read_questions(file), count), count))
+    prompts = [chat.prompt(question.turns[:1]) for question in asked]
+    rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
+    keys = [(name, lookup, n) for name in known for lookup in (0, 1) for n in threads]
+    with ExitStack() as stack:
+        for _, key in turns(STARTS, keys):  # the last processes stay
+            if key in peers:
+                peers[key].close()
+            peers[key] = Peer(known[key[0]], key[2], max(map(len, prompts)) + NEW_TOKENS + 32, bool(key[1]))
+            stack.callback(peers[key].close)
+            peers[key].ask(prompt=chat.prompt(["Hello!"]), limit=1, ends=[])
+            starts.setdefault(key, []).append(time.perf_counter() - peers[key].started)
+        for turn, key in turns(len(asked), keys):
+            reply = peers[key].ask(prompt=prompts[turn], limit=NEW_TOKENS, ends=chat.eos_ids)
+            texts[turn, *key] = reply["tokens"]
+            row = dict(zip(("system", "lookup", "threads"), key, strict=True)) | {"start": median(starts[key])}
+            row |= {"question": asked[turn].question_id, "category": asked[turn].category}
+            rows.append(row | reply | {"tokens": len(reply["tokens"]), "turn": turn})
+    for row in rows:
+        both = [texts[row["turn"], row["system"], lookup, row["threads"]] for lookup in (0, 1)]
+        row["same"] = int(both[0] == both[1])
+    return rows
+
+
+def tables(rows: list[dict[str, str]]) -> None:
+    """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
+    groups: dict[Any, list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault((row["threads"], row["system"], row.get("lookup", "")), []).append(row)
+    for threads in sorted({row["threads"] for row in rows}):
+        printed, head = list[list[str]](), ("wall-clock (processor) ms of a pass over", *map(str, WIDTHS))
+        for (_, system, lookup), own in sorted(each for each in groups.items() if each[0][0] == threads):
+            values = {name: np.array([float(row[name]) for row in own]) for name in own[0] if name.endswith("_ms")}
+            tokens = np.array([int(row["tokens"]) for row in own])
+            if not lookup:
+                cells = [[np.median(values[clock][tokens == n]) for clock in ("wall_ms", "cpu_ms")] for n in WIDTHS]
+                printed.append([system, *(f"{wall:.1f} ({cpu:.1f})" for wall, cpu in cells)])
+                continue
+            head, drafts = HEAD, lookup == "1"
+            speed, low, high = pooled(tokens * 1e3, values["wall_ms"])
+            same = f"{sum(int(row['same']) for row in own)} of {len(own)}" if drafts else ""
+            name, peak = system + ", prompt lookup" * drafts, max(float(row["mib"]) for row in own)
+            per_second = f"{1e3 * tokens.sum() / values['cpu_ms'].sum():.1f}"
+            start = f"{float(own[0]['start']):.2f}"
+            printed.append([name, f"{speed:.1f} ({low:.1f}–{high:.1f})", per_second, same, start, f"{peak:.0f}"])
+        table(f"threads: {threads}", head, printed)
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
+    parser.add_argument("--questions", type=Path, help="Spec-Bench's question.jsonl: answers instead of passes")
+    parser.add_argument("--turns", type=int, default=30, help="passes of each kind, or questions")
+    parser.add_argument("--threads", default="1", help="numbers, separated by commas")
+    parser.add_argument("--systems", help="names, separated by commas; all by default")
+    models = [f"{shape},{kind}" for shape in SHAPES for kind in BLOCKS]
+    parser.add_argument("--random", choices=models, help="passes over a model of random weights")
+    parser.add_argument("--table", action="store_true", help="print the tables again")
+    given = parser.parse_args()
+    threads, known = [int(number) for number in given.threads.split(",")], {} if given.table else systems()
+    with tempfile.TemporaryDirectory(dir=given.output.resolve().parent) as scratch:
+        if given.random:
+            path, (shape, kind) = Path(scratch) / "random.gguf", given.random.split(",")
+            known = {f"{library} {kind}, {shape}": (library, path) for library in READ_RANDOM}
+            random_model(SHAPES[shape], kind, path)
+        if not given.table:
+            known = selected(known, given.systems and given.systems.split(","))
+            rows = answers(known, threads, given.turns, given.questions) if given.questions else None
+            write_csv(given.output, rows or passes(known, threads, given.turns))
+    tables(read_csv(given.output))
+    print()
+    signature(threads=given.threads, **versions())
+
+
+if __name__ == "__main__":
+    run(main)
