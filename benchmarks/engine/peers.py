@@ -62,15 +62,20 @@ def systems() -> dict[str, System]:
     stage(int8 / "openvino_model.xml", lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
     found: dict[str, System] = {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
     found |= {"OpenVINO int8": ("openvino", int8), "PyTorch float32": ("transformers", weights)}
-    return found | {"latticebpd float32": ("latticebpd", weights)}
+    found |= {f"latticebpd {kind}": (f"latticebpd {kind}", weights) for kind in ("int8", "float32")}
+    return (
+        found
+        | {f"latticebpd {n}": ("latticebpd", found[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
+        | {"latticebpd Q4_1": ("latticebpd", weights)}
+    )
 
 
 class Peer:
     """A system in a process of its own, which answers the requests of `serve`."""
 
-    def __init__(self, system: System, threads: int, size: int = 512, lookup: bool = False) -> None:
+    def __init__(self, system: System, threads: int, size: int = 512, drafts: str = "") -> None:
         library, self.model = system
-        settings = {"library": library, "model": str(self.model), "threads": threads, "size": size, "lookup": lookup}
+        settings = {"library": library, "model": str(self.model), "threads": threads, "size": size, "drafts": drafts}
         command = [interpreter(library), "-m", "benchmarks.engine.serve", json.dumps(settings)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self.errors: IO[str] = tempfile.TemporaryFile("w+")  # noqa: SIM115

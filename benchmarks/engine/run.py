@@ -31,7 +31,9 @@ from latticebpd.target.chat import ChatTemplate
 
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 CONTEXT, STARTS, NEW_TOKENS = 200, 3, 128
-READ_RANDOM = ("llama.cpp",)
+READ_RANDOM = ("llama.cpp", "latticebpd")
+OWN = ("", "16-copies", "copies+16-tree", "4-calibrated", "8-calibrated", "16-calibrated", "24-calibrated")
+"""How this project's answers are drafted."""
 HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
 Row = dict[str, Any]
 
@@ -62,30 +64,39 @@ def passes(known: dict[str, System], threads: list[int], count: int) -> list[Row
     return rows
 
 
+def ways(system: System) -> tuple[str, ...]:
+    """How a system's answers are drafted: of this project's, those without heads only by copies."""
+    if not system[0].startswith("latticebpd"):
+        return "", "prompt lookup"
+    return OWN[:2] if str(system[1]).endswith(".gguf") else OWN
+
+
 def answers(known: dict[str, System], threads: list[int], count: int, file: Path) -> list[Row]:
     """Greedy answers without and with each library's own prompt lookup; ``start``: seconds to the first token."""
     chat = ChatTemplate(AutoTokenizer.from_pretrained(resolved("smollm2-135m")), None)
     asked = list(islice(chosen(read_questions(file), count), count))
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
-    keys = [(name, lookup, n) for name in known for lookup in (0, 1) for n in threads]
+    keys = [(name, drafts, n) for name in known for drafts in ways(known[name]) for n in threads]
     with ExitStack() as stack:
         for _, key in turns(STARTS, keys):  # the last processes stay
             if key in peers:
                 peers[key].close()
-            peers[key] = Peer(known[key[0]], key[2], max(map(len, prompts)) + NEW_TOKENS + 32, bool(key[1]))
+            peers[key] = Peer(known[key[0]], key[2], max(map(len, prompts)) + NEW_TOKENS + 64, key[1])
             stack.callback(peers[key].close)
             peers[key].ask(prompt=chat.prompt(["Hello!"]), limit=1, ends=[])
             starts.setdefault(key, []).append(time.perf_counter() - peers[key].started)
         for turn, key in turns(len(asked), keys):
             reply = peers[key].ask(prompt=prompts[turn], limit=NEW_TOKENS, ends=chat.eos_ids)
             texts[turn, *key] = reply["tokens"]
-            row = dict(zip(("system", "lookup", "threads"), key, strict=True)) | {"start": median(starts[key])}
+            row = dict(zip(("system", "drafts", "threads"), key, strict=True)) | {"start": median(starts[key])}
             row |= {"question": asked[turn].question_id, "category": asked[turn].category}
             rows.append(row | reply | {"tokens": len(reply["tokens"]), "turn": turn})
     for row in rows:
-        both = [texts[row["turn"], row["system"], lookup, row["threads"]] for lookup in (0, 1)]
-        row["same"] = int(both[0] == both[1])
+        row["same"] = int(
+            texts[row["turn"], row["system"], row["drafts"], row["threads"]]
+            == texts[row["turn"], row["system"], "", row["threads"]]
+        )
     return rows
 
 
@@ -93,20 +104,20 @@ def tables(rows: list[dict[str, str]]) -> None:
     """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
     groups: dict[Any, list[dict[str, str]]] = {}
     for row in rows:
-        groups.setdefault((row["threads"], row["system"], row.get("lookup", "")), []).append(row)
+        groups.setdefault((row["threads"], row["system"], row.get("drafts", "passes")), []).append(row)
     for threads in sorted({row["threads"] for row in rows}):
         printed, head = list[list[str]](), ("wall-clock (processor) ms of a pass over", *map(str, WIDTHS))
-        for (_, system, lookup), own in sorted(each for each in groups.items() if each[0][0] == threads):
+        for (_, system, drafts), own in sorted(each for each in groups.items() if each[0][0] == threads):
             values = {name: np.array([float(row[name]) for row in own]) for name in own[0] if name.endswith("_ms")}
             tokens = np.array([int(row["tokens"]) for row in own])
-            if not lookup:
+            if drafts == "passes":
                 cells = [[np.median(values[clock][tokens == n]) for clock in ("wall_ms", "cpu_ms")] for n in WIDTHS]
                 printed.append([system, *(f"{wall:.1f} ({cpu:.1f})" for wall, cpu in cells)])
                 continue
-            head, drafts = HEAD, lookup == "1"
+            head = HEAD
             speed, low, high = pooled(tokens * 1e3, values["wall_ms"])
             same = f"{sum(int(row['same']) for row in own)} of {len(own)}" if drafts else ""
-            name, peak = system + ", prompt lookup" * drafts, max(float(row["mib"]) for row in own)
+            name, peak = f"{system}, {drafts}" if drafts else system, max(float(row["mib"]) for row in own)
             per_second = f"{1e3 * tokens.sum() / values['cpu_ms'].sum():.1f}"
             start = f"{float(own[0]['start']):.2f}"
             printed.append([name, f"{speed:.1f} ({low:.1f}–{high:.1f})", per_second, same, start, f"{peak:.0f}"])

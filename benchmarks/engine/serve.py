@@ -6,7 +6,8 @@ follow the first n of those read before, all logits computed, and returns the li
 ``tokens``, ``wall_ms``, ``cpu_ms`` (of this process with all its threads) and ``mib``, its peak memory.
 
 A library is a class of four methods.  ``__init__(model, threads, size, lookup)``: a file or folder, the most tokens of
-a text, and whether answers use the library's own prompt lookup, set up as its documentation advises for processors.
+a text, and how answers are drafted: "" for not at all, else by the library's own prompt lookup, set up as its
+documentation advises for processors, or in this project by the system of that name.
 ``forward(tokens, begin)``: logits ``[tokens, vocabulary]``.  ``rewind(begin)``: forget all tokens but the first ones;
 called before each pass, not timed.  ``answer(prompt, limit, ends)``: new tokens, at least up to the first of ``ends``.
 
@@ -28,11 +29,11 @@ import numpy as np
 
 
 class LlamaCpp:
-    def __init__(self, model: str, threads: int, size: int, lookup: bool) -> None:
+    def __init__(self, model: str, threads: int, size: int, drafts: str) -> None:
         import llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        draft = LlamaPromptLookupDecoding(num_pred_tokens=2) if lookup else None
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=2) if drafts else None
         sizes = {"n_ctx": size, "n_threads": threads, "n_threads_batch": threads}
         self.llama = llama_cpp.Llama(model, draft_model=draft, verbose=False, **sizes)
 
@@ -53,10 +54,10 @@ class LlamaCpp:
 class OpenVino:
     """Passes by the runtime, answers by the pipeline of `openvino_genai`; each is loaded when it is first used."""
 
-    def __init__(self, model: str, threads: int, size: int, lookup: bool) -> None:
+    def __init__(self, model: str, threads: int, size: int, drafts: str) -> None:
         self.model, self.states = model, list[Any]()
         self.settings = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
-        self.lookup = {"num_assistant_tokens": 5, "max_ngram_size": 3} if lookup else {}
+        self.lookup = {"num_assistant_tokens": 5, "max_ngram_size": 3} if drafts else {}
 
     @cached_property
     def request(self) -> Any:
@@ -104,13 +105,13 @@ class OpenVino:
 
 
 class Transformers:
-    def __init__(self, model: str, threads: int, size: int, lookup: bool) -> None:
+    def __init__(self, model: str, threads: int, size: int, drafts: str) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
-        self.lookup, self.tensor = {"prompt_lookup_num_tokens": 10} if lookup else {}, torch.tensor
+        self.lookup, self.tensor = {"prompt_lookup_num_tokens": 10} if drafts else {}, torch.tensor
         self.cache: Any = None
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
@@ -131,39 +132,66 @@ class Transformers:
 
 
 class CpuEngine:
-    """This project."""
+    """This project. Files of random weights have no tokenizer, so passes over them are the engine's own."""
 
-    def __init__(self, model: str, threads: int, size: int, lookup: bool) -> None:
+    weights: str | None = None
+
+    def __init__(self, model: str, threads: int, size: int, drafts: str) -> None:
+        self.model, self.threads, self.drafts = model, threads, drafts
+
+    @cached_property
+    def loaded(self) -> Any:
         import torch
 
         from latticebpd import load
-        from latticebpd.target.verifier_choice import verifier_for
 
-        torch.set_num_threads(threads)
-        torch.set_grad_enabled(False)
-        self.loaded, self.system = load(model, cpu_kernels=True), "16-copies" if lookup else "greedy"
-        self.verifier, self.tensor = verifier_for(self.loaded.base), torch.tensor
+        torch.set_num_threads(self.threads)
+        return load(self.model, weights=self.weights)
+
+    @cached_property
+    def engine(self) -> Any:
+        from latticebpd.target.engine import engine_of
+        from latticebpd.target.gguf_engine import transformer_of_gguf
+
+        engine = None if self.model.endswith(".gguf") else engine_of(self.loaded.base)
+        return transformer_of_gguf(Path(self.model)) if engine is None else engine.transformer
+
+    @cached_property
+    def cache(self) -> Any:
+        from latticebpd.cpu import _engine
+
+        return _engine.Cache(self.engine)
 
     def forward(self, tokens: list[int], begin: int) -> Any:
-        from latticebpd import DraftTree
-
-        chain = DraftTree(np.array(tokens[1:], np.int32), np.arange(-1, len(tokens) - 2, dtype=np.int32))
-        read = self.verifier.verify(tokens[:1], [chain]) if begin else self.verifier.prefill([tokens])
-        return read.logits_of([0] * len(tokens), range(len(tokens)))
+        parents = np.arange(-1, len(tokens) - 1)
+        hidden, _ = self.engine.read([self.cache], [len(tokens)], np.array(tokens), parents, [], self.threads)
+        if not begin:
+            self.cache.keep(range(len(tokens)))
+        return self.engine.logits(hidden, self.threads)
 
     def rewind(self, begin: int) -> None:
-        self.verifier.forget()
+        self.cache.cut(begin)
+
+    @cached_property
+    def drafter(self) -> Any:
+        return self.loaded.drafter(self.drafts or "greedy")
 
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
-        from latticebpd import generate
-
-        settings: dict[str, Any] = {"max_new_tokens": limit, "eos_token_id": ends}
-        found = generate(self.loaded.model, self.tensor([prompt]), self.loaded.drafter(self.system), **settings)
+        found = self.loaded.generate(prompt, self.drafter, max_new_tokens=limit, eos_token_id=ends)
         return found.sequences[0, len(prompt) :].tolist()
 
 
+class Int8Engine(CpuEngine):
+    weights = "int8"
+
+
+class Float32Engine(CpuEngine):
+    weights = "float32"
+
+
 LIBRARIES: dict[str, Any] = {
-    "llama.cpp": LlamaCpp, "openvino": OpenVino, "transformers": Transformers, "latticebpd": CpuEngine
+    "llama.cpp": LlamaCpp, "openvino": OpenVino, "transformers": Transformers,
+    "latticebpd": CpuEngine, "latticebpd int8": Int8Engine, "latticebpd float32": Float32Engine,
 }  # fmt: skip
 
 

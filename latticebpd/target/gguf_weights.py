@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from latticebpd.cpu import _engine
 from latticebpd.target.gguf_file import GgufFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAMES = {
     "query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output",
@@ -33,18 +35,25 @@ class GgufWeights:
         }
 
     def matrix(self, layer: int, name: str, weight: Tensor) -> Any:
-        """layer, name: see `families.Weights`.  weight: of the model, whose shape must be the file's."""
-        wanted = {"embedding": "token_embd.weight", "projection": "output.weight"}.get(
-            name, f"blk.{layer}.{NAMES.get(name)}.weight"
-        )
-        found = self.file.tensors.get(wanted)
-        if found is None or tuple(found.shape) != tuple(weight.shape):
-            got = "none" if found is None else " x ".join(map(str, found.shape))
-            raise ValueError(
-                f"{self.path}: expected the tensor {wanted} of {' x '.join(map(str, weight.shape))} weights, got {got}"
+        """layer, name: see `engine_families.Weights`.  weight: of the model, whose shape must be the file's."""
+        return self.stored(layer, name, tuple(weight.shape))
+
+    def name(self, layer: int, name: str) -> str:
+        """The name in the file."""
+        outside = {"embedding": "token_embd.weight", "projection": "output.weight"}
+        return outside[name] if layer < 0 else f"blk.{layer}.{NAMES[name]}.weight"
+
+    def stored(self, layer: int, name: str, shape: tuple[int, ...] | None = None) -> Any:
+        """The matrix of a layer (-1: none); ValueError where there is none, or one of another shape."""
+        found = self.file.tensors.get(self.name(layer, name))
+        if found is None or len(found.shape) != 2 or shape not in (None, tuple(found.shape)):
+            wanted = f"the tensor {self.name(layer, name)}" + (
+                f" of {' x '.join(map(str, shape))} weights" if shape else ""
             )
-        order = self._order(name, len(weight)) if self.interleaved and name in self.heads else []
+            got = "none" if found is None else " x ".join(map(str, found.shape))
+            raise ValueError(f"{self.path}: expected {wanted}, got {got}")
         outputs, inputs = found.shape
+        order = self._order(name, outputs) if self.interleaved and name in self.heads else []
         return _engine.Matrix.of_blocks(self.memory, int(found.type), found.data.reshape(-1), outputs, inputs, order)
 
     def _order(self, name: str, outputs: int) -> list[int]:

@@ -29,7 +29,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embedding
 
 @pytest.fixture(scope="module", params=list(SYSTEMS))
 def peer(request: pytest.FixtureRequest) -> Iterator[peers.Peer]:
-    with closing(peers.Peer(SYSTEMS[request.param], 1, lookup=True)) as found:
+    with closing(peers.Peer(SYSTEMS[request.param], 1, drafts="16-copies")) as found:
         yield found
 
 
@@ -62,8 +62,8 @@ def test_an_ended_process_is_an_error_that_names_its_model(tmp_path: Path) -> No
 class ScriptedPeer:
     """Answers that prompt lookup changes where a prompt is long and the library is called so."""
 
-    def __init__(self, system: peers.System, threads: int, size: int = 512, lookup: bool = False) -> None:
-        self.changes, self.started = lookup and system[0] == "changing", 0.0
+    def __init__(self, system: peers.System, threads: int, size: int = 512, drafts: str = "") -> None:
+        self.changes, self.started = bool(drafts) and system[0] == "changing", 0.0
 
     def ask(self, tokens: list[int] | None = None, prompt: list[int] | None = None, **_: object) -> dict[str, Any]:
         found = tokens or [1, 2, int(self.changes and len(prompt or ()) > 40)]
