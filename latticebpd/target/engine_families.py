@@ -21,7 +21,7 @@ GELU = frozenset({"gelu_pytorch_tanh"})
 
 
 @dataclass(frozen=True)
-class Family:
+class LayerTraits:
     """What distinguishes a family.
 
     norm_offset: added to norms' weights.  sandwich: norms after attention and feed-forward network, too.
@@ -36,14 +36,14 @@ class Family:
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(every_layer_slides=True),
-    "Qwen2ForCausalLM": Family(),
-    "Qwen3ForCausalLM": Family(),
-    "SmolLM3ForCausalLM": Family(),
-    "Gemma2ForCausalLM": Family(norm_offset=1.0, sandwich=True),
-    "Gemma3ForCausalLM": Family(norm_offset=1.0, sandwich=True),
-    "Phi3ForCausalLM": Family(fused=True, every_layer_slides=True),
+    "LlamaForCausalLM": LayerTraits(),
+    "MistralForCausalLM": LayerTraits(every_layer_slides=True),
+    "Qwen2ForCausalLM": LayerTraits(),
+    "Qwen3ForCausalLM": LayerTraits(),
+    "SmolLM3ForCausalLM": LayerTraits(),
+    "Gemma2ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True),
+    "Gemma3ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True),
+    "Phi3ForCausalLM": LayerTraits(fused=True, every_layer_slides=True),
 }
 """By the class of ``transformers``."""
 
@@ -79,9 +79,15 @@ def hooked_module(model: nn.Module) -> str | None:
     """The name of a module whose outputs are not its class's; None if there is none."""
     name: str
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        # transformers leaves hooks of its own behind that collect hidden states.
+        if "forward" in vars(module) or any(not _is_library(hook) for hook in hooks):
             return name
     return None
+
+
+def _is_library(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
@@ -112,7 +118,7 @@ def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
     return _engine.Transformer(settings, layers, embedding, projection, _norm(decoder.norm, family), isa)
 
 
-def _layer(layer: Any, number: int, family: Family, config: Any, rotations: list[str], weights: Weights) -> Any:
+def _layer(layer: Any, number: int, family: LayerTraits, config: Any, rotations: list[str], weights: Weights) -> Any:
     attention, mlp, own = layer.self_attn, layer.mlp, _engine.Layer()
     own.input_norm = _norm(layer.input_layernorm, family)
     if family.sandwich:
@@ -149,7 +155,7 @@ def _layer(layer: Any, number: int, family: Family, config: Any, rotations: list
     return own
 
 
-def _norm(module: Any, family: Family) -> list[float]:
+def _norm(module: Any, family: LayerTraits) -> list[float]:
     weights: Tensor = module.weight.detach().float()
     return (weights + family.norm_offset if family.norm_offset else weights).tolist()
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "memory.hpp"
+#include "weight_memory.hpp"
 #include "operations.hpp"
 #include "workers.hpp"
 
