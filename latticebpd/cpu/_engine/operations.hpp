@@ -25,7 +25,7 @@ struct Rounded {
     Wide* wide;            // [groups, rows]
     float* scales;         // [groups, rows]
     float* totals;         // [groups, rows]: scale times the sum of the whole numbers
-    std::int32_t* sums;    // [groups, rows, 2]: of 16 whole numbers, negated
+    std::int32_t* sums;    // [groups, rows, 2]: of all whole numbers and of the first 16, negated
 };
 
 // A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
