@@ -33,7 +33,7 @@ setup(
         Pybind11Extension(
             "latticebpd.cpu._kernels",
             ["latticebpd/cpu/_kernels/module.cpp"],
-            depends=[*sorted(glob("latticebpd/cpu/_kernels/*.hpp")), GIL_RELEASE],
+            depends=[*sorted(glob("latticebpd/cpu/_*/*.hpp")), GIL_RELEASE],
             include_dirs=["fst/include"],
             cxx_std=20,
             extra_compile_args=flags,
@@ -43,7 +43,7 @@ setup(
             "latticebpd.cpu._engine",
             sorted(glob("latticebpd/cpu/_engine/*.cpp")),
             depends=[
-                *sorted(glob("latticebpd/cpu/_engine/*.*pp")),
+                *sorted(glob("latticebpd/cpu/_*/*.*pp")),
                 "latticebpd/cpu/_engine/operations.inc",
                 GIL_RELEASE,
             ],

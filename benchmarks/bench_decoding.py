@@ -187,7 +187,7 @@ def show(title: str, rows: Sequence[Mapping[str, Any]], headings: Sequence[str])
 
 def bundled(arguments: argparse.Namespace, device: torch.device, clock: common.Clock) -> dict[str, Any]:
     """Everything about the bundled model."""
-    bundle = load()
+    bundle = load(weights="torch")
     model, new_tokens, groups = bundle.model, arguments.new_tokens, arguments.groups
     model.to(device)
     chosen = common.selected(systems(bundle, arguments.slots), arguments.systems)

@@ -106,7 +106,7 @@ def main() -> None:
     decoding_options(parser)
     arguments = parser.parse_args()
     set_up(arguments.threads)
-    device, bundle = torch.device(arguments.device), load()
+    device, bundle = torch.device(arguments.device), load(weights="torch")
     bundle.model.to(device)
     neural = NeuralRescorer.from_pretrained(arguments.rescorer)
     parallel = ParallelNeuralRescorer.from_pretrained(arguments.rescorer)

@@ -16,7 +16,7 @@ BEGIN, END = "<!-- modules: python docs/draw.py -->", "<!-- end of modules -->"
 ROOMS = {
     "fst": "n-gram automata and lattices as OpenFst has them; searches and readers in one C++ core",
     "latticebpd/lattices": "sausage lattices, draft trees, sets of them, their pictures",
-    "latticebpd/cpu": "kernels for passes over few tokens",
+    "latticebpd/cpu": "the engine's and drafters' kernels",
     "latticebpd/target": "the stock model: loading, one pass, caches, verification",
     "latticebpd/scoring": "n-gram, KenLM, neural and calibrated scorers; stored weights",
     "latticebpd/drafters": "heads, block, masks, copies; strategies and system names",

@@ -1,7 +1,6 @@
 """The one table of public names, and of where each is: `__init__.py` loads them from it when they are first used."""
 
 from ._version import __version__ as __version__
-from .cpu.kernels import use_cpu_kernels as use_cpu_kernels
 from .decoding.acceptance import Acceptance as Acceptance
 from .decoding.acceptance import Distance as Distance
 from .decoding.acceptance import Exact as Exact

@@ -1,5 +1,5 @@
 """What a pass over so many tokens costs at 200 tokens of context: PyTorch, oneDNN with prepacked weights, our CPU
-kernels.
+engine.
 
     python -m benchmarks.smollm2.curve --rounds 12
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import Clock, options, set_up, table
-from latticebpd import DraftTree, load, use_cpu_kernels
+from latticebpd import DraftTree, load
 from latticebpd.target.verifier_choice import verifier_for
 
 WIDTHS = (1, 2, 3, 5, 9, 13, 17, 33, 65)
@@ -53,8 +53,10 @@ def main() -> None:
     arguments = parser.parse_args()
     set_up(arguments.threads)
     clock = Clock("cpu" if arguments.threads == 1 else "wall")
-    ways = {"PyTorch": lambda model: model, "oneDNN, prepacked": prepacked, "CPU kernels": use_cpu_kernels}
-    verifiers = {name: verifier_for(change(load(arguments.model).base)) for name, change in ways.items()}
+    plain, *engines = (load(arguments.model, weights=weights).base for weights in ("torch", "float32", "int8"))
+    ways = {"PyTorch": plain, "oneDNN, prepacked": prepacked(load(arguments.model, weights="torch").base)}
+    ways |= dict(zip(("engine, float32", "engine, int8"), engines, strict=True))
+    verifiers = {name: verifier_for(model) for name, model in ways.items()}
     for verifier in verifiers.values():
         verifier.prefill([list(range(100, 100 + CONTEXT))])
     best = dict.fromkeys([(name, width) for name in verifiers for width in WIDTHS], float("inf"))

@@ -33,6 +33,7 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.pretrained import load_stock
 from latticebpd.measuring.spec_bench import Question, read_questions
+from latticebpd.target.engine import TORCH, WEIGHTS
 from latticebpd.target.stock_model import BaseModel
 
 STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
@@ -83,7 +84,7 @@ class Bench:
     """A model, its n-gram model, and the systems that answer with it."""
 
     def __init__(self, given: argparse.Namespace, costs: CostCurve | None) -> None:
-        self.loaded = load(given.model, given.lm, drafter=given.drafter_model, cpu_kernels=given.narrow)
+        self.loaded = load(given.model, given.lm, drafter=given.drafter_model, weights=given.weights)
         self.given, self.costs = given, costs
         for module in (self.loaded.model, getattr(self.loaded.source, "drafter", None)):
             if module is not None:
@@ -94,11 +95,6 @@ class Bench:
         if given.assistant is not None:
             assistant: Any = load_stock(given.assistant)
             self.stock[STOCK[2]] = {"assistant_model": assistant.to(given.device)}
-        self.calls = 0
-        self.base.decoder.register_forward_pre_hook(self._count)
-
-    def _count(self, *_: Any) -> None:
-        self.calls += 1
 
     def prompt(self, question: Question) -> list[int]:
         return self.format.prompt(question.turns[:1])
@@ -116,9 +112,12 @@ class Bench:
         if self.format.eos_ids is not None:
             common["eos_token_id"] = self.format.eos_ids
         drafter = None if system in STOCK else self._drafter(system, references[0] if references else [])
-        started, self.calls = time.perf_counter(), 0
+        passes: list[None] = []
+        started = time.perf_counter()
         if drafter is None:
+            hook = self.base.decoder.register_forward_pre_hook(lambda *_: passes.append(None))
             sequences = self.base.model.generate(ids, do_sample=False, **common, **self.stock[system])
+            hook.remove()  # an engine refuses a model with hooks
         else:
             found = generate(self.loaded.model, ids, drafter, **common)
             sequences = found.sequences
@@ -127,7 +126,7 @@ class Bench:
         if drafter is not None:
             calls, verified = found.num_calls, found.verified_tokens
         else:  # a row without drafts takes a pass for each of its tokens
-            calls, verified = (self.calls - 1 if len(texts) == 1 else count - len(texts)), 0
+            calls, verified = (len(passes) - 1 if len(texts) == 1 else count - len(texts)), 0
         equal, first = int(references is None or texts == references), questions[0]
         return Decode(first.question_id, first.category, system, seconds, count, calls, verified, equal), texts
 
@@ -229,8 +228,8 @@ def main() -> None:
     about = "of `latticebpd profile`: adds 64-calibrated trees cut to what pays off"
     parser.add_argument("--costs", type=Path, help=about)
     parser.add_argument("--threads", type=int, default=2)
-    about = "all systems on the CPU kernels for few tokens; needs a file of its own"
-    parser.add_argument("--narrow", action="store_true", help=about)
+    about = "what our systems compute passes from, as `latticebpd generate` takes it; needs a file of its own"
+    parser.add_argument("--weights", default=TORCH, choices=WEIGHTS, help=about)
     about = "print the tables of what has been decoded, and decode nothing"
     parser.add_argument("--table", action="store_true", help=about)
     given = parser.parse_args()
@@ -244,7 +243,7 @@ def main() -> None:
         own = (decode for decode in done if not task or task_of[decode.category] == task)
         table(own, task or "all tasks", given.batch)
     print()
-    signature(model=given.model, batch=given.batch, k=given.k, kernels="CPU" if given.narrow else "PyTorch's")
+    signature(model=given.model, batch=given.batch, k=given.k, weights=given.weights)
 
 
 if __name__ == "__main__":

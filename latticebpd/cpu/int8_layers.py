@@ -1,17 +1,18 @@
 """Drafter layers with int8 weights, a quarter of the bytes to read (``_kernels/int8_linear.hpp``, ``int8_heads.hpp``).
 
-A draft need not be exact: the target model, which verifies it, keeps its float32 layers.
+A draft need not be exact: the target model, which verifies it, keeps its weights.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.linear import PackedWeights, can_compute, multiply
+from latticebpd.cpu.packed_weights import PackedWeights, can_compute
 
 
 class Int8Linear(PackedWeights):
@@ -26,8 +27,29 @@ class Int8Linear(PackedWeights):
             contiguous = weight.detach().contiguous()
             return _kernels.Int8Weights(contiguous.data_ptr(), *contiguous.shape)
 
-        output = multiply(self._packed(pack, weight), input, len(weight))
+        rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
+        kernels, count = self._packed(pack, weight), output.numel() // max(1, len(weight))
+        kernels.multiply(rows.data_ptr(), count, output.data_ptr(), torch.get_num_threads())
         return output if bias is None else output + bias
+
+
+class Int8Layer(nn.Module):
+    """A linear layer's weight and bias, in int8 at inference."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias, self.product = layer.weight, layer.bias, Int8Linear()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.product(input, self.weight, self.bias)
+
+
+def use_int8_layers(drafter: nn.Module) -> None:
+    """Put an `Int8Layer` in the place of each linear layer of a drafter."""
+    for parent in [*drafter.modules()]:
+        for name, layer in [*parent.named_children()]:
+            if type(layer) is nn.Linear:
+                setattr(parent, name, Int8Layer(layer))
 
 
 class PackedHeads(PackedWeights):

@@ -228,7 +228,7 @@ def load(
         without_beams(model)
     engine = engines.engine_for(BaseModel.of(model).model, Path(resolved(directory)), weights)
     if engine is not None and isinstance(model, BlockwiseLM):
-        model.use_cpu_kernels()
+        model.use_int8()
     file = Path(lm) if lm is not None else bundled.LM if name is None else lm_beside(directory)
     if file is not None and not file.exists():
         raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")

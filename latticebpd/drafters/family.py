@@ -36,11 +36,11 @@ class LoadOptions:
     """How drafters are loaded.
 
     bigram: use the bigram and confidence heads of drafters that have them.
-    cpu_kernels: compute the drafter by CPU kernels for few tokens.
+    int8: the target runs on the CPU engine: an assistant, too, and other networks with weights rounded to 8 bits.
     """
 
     bigram: bool = True
-    cpu_kernels: bool = False
+    int8: bool = False
 
 
 class LatticeSource(Protocol):

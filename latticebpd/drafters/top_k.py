@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from latticebpd.cpu import _kernels
-from latticebpd.cpu.linear import is_plain
+from latticebpd.cpu.packed_weights import is_plain
 from latticebpd.lattices.sausage import PADDING, SausageLattice
 
 

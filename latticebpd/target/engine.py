@@ -25,6 +25,8 @@ WEIGHTS = (FLOAT32, INT8, FILE, TORCH)
 """What passes are computed from: the engine's weights, or PyTorch's."""
 EXACT = frozenset({FLOAT32, TORCH})
 """Those with which texts are the float model's own, as its ``generate()`` writes them."""
+GROUP = 32
+"""Weights that share a scale, where they are rounded; rows of another length stay float32."""
 SAMPLES = 256
 """Numbers of each weight by which a changed one is recognised."""
 
@@ -61,16 +63,17 @@ def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | Non
     else:
 
         def made(layer: int, name: str, weight: Tensor) -> Any:
-            return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), weights == INT8)
+            rounded = weights == INT8 and weight.shape[1] % GROUP == 0
+            return _engine.Matrix.of_numbers(memory, weight.detach().contiguous().numpy(), rounded)
 
     return Engine(transformer(model, made, isa), weights, fingerprint(model))
 
 
-def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None) -> Engine | None:
+def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None, default: str = FLOAT32) -> Engine | None:
     """The engine of a model that was loaded from a path, which its decodes run on from now on; None for PyTorch.
 
-    weights: a name in ``WEIGHTS``; None: the file's where there is one, else float32, and PyTorch where the engine
-    cannot compute the model.
+    weights: a name in ``WEIGHTS``; None: the file's where there is one, else ``default``, and PyTorch where the
+    engine cannot compute the model.
 
     Raises:
         ValueError: the engine cannot compute the model as asked for.
@@ -78,7 +81,7 @@ def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None) -
     file = path if path.is_file() else path / GGUF_NAME
     known = file if file.is_file() else None
     if weights is None:
-        weights = TORCH if objection(model) is not None else FLOAT32 if known is None else FILE
+        weights = TORCH if objection(model) is not None else default if known is None else FILE
     if weights == TORCH:
         return None
     engine = make_engine(model, weights, known)

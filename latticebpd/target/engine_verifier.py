@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -45,6 +46,19 @@ class EngineVerifier:
                 last[row, 0] = hidden[-1]
         return self._verified(last, [1] * len(prompts))
 
+    def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Verified:
+        """One more token after each of ``n`` columns behind the rows' texts, which `forget` and `keep` drop.
+
+        rows: ``[n]``, ascending.  parents: ``[n]`` numbers of columns of their rows, those of all passes since the
+        text; -1: the text itself.
+
+        Returns:
+            The output, ``n`` columns of one row.
+        """
+        texts, counts = np.unique(rows, return_counts=True)
+        hidden, _ = self._read(texts.tolist(), counts.tolist(), tokens, parents, grow=True)
+        return self._verified(hidden[None], [len(hidden)])
+
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         counts = [len(tree) + 1 for tree in trees]
         tokens = np.concatenate([[token, *tree.tokens] for token, tree in zip(next_tokens, trees, strict=True)])
@@ -67,9 +81,9 @@ class EngineVerifier:
             cache.keep([])
 
     def select(self, rows: Sequence[int]) -> None:
-        if len(set(rows)) < len(rows):
-            raise ValueError("expected different rows, got one twice")
-        self.caches, self.states = [self.caches[row] for row in rows], [self.states[row] for row in rows]
+        caches = self.caches
+        self.caches = [copy(caches[row]) if row in rows[:i] else caches[row] for i, row in enumerate(rows)]
+        self.states = [[*self.states[row]] for row in rows]
 
     def layer_states(self, row: int) -> Tensor | None:
         if not self.layers:
@@ -78,10 +92,10 @@ class EngineVerifier:
         return torch.from_numpy(self.states[row][0])
 
     def _read(
-        self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray
+        self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         caches = [self.caches[row] for row in rows]
-        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, torch.get_num_threads())
+        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, torch.get_num_threads(), grow)
         return hidden, states
 
     def _keep(self, rows: Sequence[int], states: Sequence[np.ndarray], columns: Sequence[Sequence[int]]) -> None:

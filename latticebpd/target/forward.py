@@ -1,9 +1,7 @@
 """Calling a ``transformers`` model for final hidden states, and for the logits of as few columns as possible.
 
 Only nodes on the accepted path need logits, and on a CPU the projection to the vocabulary is most of a small model's
-work, so it is computed on request, where the model's logits are its ``exact_projection``. With CPU kernels, projecting
-a few columns costs hardly more than one, so the first columns are projected together: a tree's nodes come best first.
-Where only the best token is asked for, a quarter of the weight's bytes is read, for a few columns at a time.
+work, so it is computed on request, where the model's logits are its ``exact_projection``.
 """
 
 from __future__ import annotations
@@ -18,11 +16,6 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from latticebpd.target.stock_model import BaseModel, Model
-
-TOGETHER = 12
-"""Columns of a model with CPU kernels that are projected together: as many as its kernels keep the sums of."""
-SCREENED = 4
-"""Columns of a model with CPU kernels whose best tokens are computed together: more cost more than reading weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,31 +87,12 @@ class Forward:
         out = self.base.decoder(**arguments, **({"output_hidden_states": True} if self.layers else {}))
         hidden = out.last_hidden_state
         layers = self._selected(out.hidden_states) if self.layers else None
-        ahead = TOGETHER // len(hidden) if projection.has_cpu_kernels else 0
-        first: list[Tensor] = []  # logits of every row's first columns, once requested
 
         @torch.inference_mode()
         def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-            if ahead < 2 or hidden.shape[1] == 1 or max(columns, default=0) >= ahead:
-                return projection(_picked(hidden, rows, columns))
-            if not first:
-                first.append(projection(hidden[:, :ahead]))
-            return _picked(first[0], rows, columns)
+            return projection(_picked(hidden, rows, columns))
 
-        if not projection.has_cpu_kernels:
-            return Verified(hidden, logits_of, layers)
-        width = max(1, SCREENED // len(hidden))
-        known: dict[int, Tensor] = {}  # best tokens of every row, by the index of a group of ``width`` columns
-
-        @torch.inference_mode()
-        def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            if width == 1:
-                return list(projection.best(_picked(hidden, rows, columns)).tolist())
-            for part in {column // width for column in columns} - known.keys():
-                known[part] = projection.best(hidden[:, part * width : (part + 1) * width])
-            return [int(known[column // width][row, column % width]) for row, column in zip(rows, columns, strict=True)]
-
-        return Verified(hidden, logits_of, layers, best_of)
+        return Verified(hidden, logits_of, layers)
 
     def last(self, arguments: dict[str, Any], last: Tensor) -> Verified:
         """Hidden states and logits at one column of each row, ``last`` ``[rows]``."""

@@ -71,18 +71,9 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
-        logits: Tensor = self.embedding(self._scaled(hidden.to(self.embedding.weight.dtype)))  # type: ignore[arg-type]
+        hidden = hidden.to(self.embedding.weight.dtype)  # type: ignore[arg-type]
+        logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
         return self.biased(logits)
-
-    def best(self, hidden: Tensor) -> Tensor:
-        """``[..., hidden]`` -> ``[...]`` the token of the highest logit, the lowest id of equal ones."""
-        argmax: Callable[[Tensor], Tensor] | None = getattr(self.embedding, "argmax", None)
-        if argmax is None or self.bias is not None or "forward" in vars(self.embedding):
-            return self(hidden).argmax(dim=-1)
-        return argmax(self._scaled(hidden))
-
-    def _scaled(self, hidden: Tensor) -> Tensor:
-        return hidden if self.scale == 1.0 else hidden * self.scale
 
     def biased(self, logits: Tensor) -> Tensor:
         """The bias added to logits, ``[..., vocab]``, computed elsewhere."""
@@ -95,11 +86,6 @@ class Projection:
         """
         rows = _Rows(self.embedding, tokens, linear)
         return Projection(rows, self.scale, None if self.bias is None else self.bias[rows.tokens])
-
-    @property
-    def has_cpu_kernels(self) -> bool:
-        """Whether CPU kernels compute it: a few rows cost hardly more than one, and results are batch-invariant."""
-        return hasattr(self.embedding, "packed")
 
     @property
     def linear(self) -> tuple[Tensor, Tensor | None] | None:
@@ -116,10 +102,9 @@ class _Rows(nn.Module):
         super().__init__()
         weight: Any = embedding.weight
         bias: Any = getattr(embedding, "bias", None)
-        packed: Any = getattr(embedding, "packed", None)  # with CPU kernels
         self.tokens = tokens.to(weight.device) if isinstance(tokens, Tensor) else tokens
         self.weight, self.bias = weight[self.tokens], None if bias is None else bias[self.tokens]
-        self.linear = linear or (F.linear if packed is None else type(packed)())
+        self.linear = linear or F.linear
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.linear(hidden, self.weight, self.bias)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from latticebpd.cpu.attention import CPU_ATTENTION
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import EngineVerifier
@@ -45,7 +44,7 @@ def verifier_for(
     if use_cache and source is None and (engine := engine_of(stock)) is not None:
         return EngineVerifier(engine, layers)
     implementation = _attention(stock)
-    if implementation not in {"sdpa", "eager", CPU_ATTENTION}:
+    if implementation not in {"sdpa", "eager"}:
         raise ValueError(
             f"expected SDPA or eager attention, got {implementation!r}, which takes no tree mask; "
             "load the model with attn_implementation='sdpa'"

@@ -35,13 +35,14 @@ std::size_t rows_of(const Transformer& model, const Array<float>& states) {
 
 py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, const std::vector<std::size_t>& counts,
                const Array<std::int64_t>& tokens, const Array<std::int64_t>& parents,
-               const std::vector<std::size_t>& layers, std::size_t threads) {
+               const std::vector<std::size_t>& layers, std::size_t threads, bool grow) {
     expect(caches.size() == counts.size(), "a number of columns for each cache");
     std::vector<Columns> texts;
     std::size_t total = 0;
     for (std::size_t i = 0; i < caches.size(); ++i) {
         expect(caches[i] != nullptr && std::count(caches.begin(), caches.end(), caches[i]) == 1, "different caches");
-        texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i]});
+        texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i],
+                         grow ? caches[i]->pending.size() : 0});
         total += counts[i];
     }
     expect(tokens.ndim() == 1 && parents.ndim() == 1 && static_cast<std::size_t>(tokens.size()) == total &&
@@ -147,7 +148,8 @@ PYBIND11_MODULE(_engine, module) {
         .def(py::init<const Transformer&>())
         .def_readonly("length", &Cache::length)
         .def("keep", &Cache::keep)
-        .def("cut", &Cache::cut);
+        .def("cut", &Cache::cut)
+        .def("__copy__", [](const Cache& cache) { return cache; });
     py::class_<Transformer>(module, "Transformer")
         .def(py::init([](const Settings& settings, const std::vector<Layer>& layers,
                          const std::shared_ptr<Matrix>& embedding, const std::shared_ptr<Matrix>& projection,
@@ -158,7 +160,7 @@ PYBIND11_MODULE(_engine, module) {
         .def_property_readonly("hidden_size", &Transformer::hidden)
         .def_property_readonly("vocab_size", &Transformer::vocabulary)
         .def_property_readonly("nbytes", &Transformer::bytes)
-        .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a)
+        .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)
         .def("logits",
              [](const Transformer& model, const Array<float>& states, std::size_t threads) {
                  const std::size_t rows = rows_of(model, states);

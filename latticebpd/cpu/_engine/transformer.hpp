@@ -47,13 +47,14 @@ struct Settings {
 
 class Transformer;
 
-// Keys and values of one text. A pass appends its columns after the text; then some are kept, or none.
+// Keys and values of one text. A pass appends its columns after the text, further ones after those; then some are kept,
+// or none.
 class Cache {
   public:
     explicit Cache(const Transformer& model);
 
-    std::size_t length = 0;   // tokens of the text
-    std::size_t pending = 0;  // columns of the last pass
+    std::size_t length = 0;             // tokens of the text
+    std::vector<std::int64_t> pending;  // parents of the columns after it
 
     void reserve(std::size_t positions) {
         if (positions <= capacity_) return;
@@ -67,21 +68,21 @@ class Cache {
         capacity_ = wider;
     }
 
-    // Append the given columns of the last pass, ascending, to the text; drop the others.
+    // Append the given columns after the text, ascending, to the text; drop the others.
     void keep(const std::vector<std::size_t>& columns) {
         for (std::size_t i = 0; i < columns.size(); ++i)
-            if (columns[i] >= pending || (i > 0 && columns[i] <= columns[i - 1]))
-                throw std::invalid_argument("expected ascending columns of the last pass");
+            if (columns[i] >= pending.size() || (i > 0 && columns[i] <= columns[i - 1]))
+                throw std::invalid_argument("expected ascending columns after the text");
         for (std::size_t i = 0; i < columns.size(); ++i)
             if (columns[i] != i) move(length + columns[i], length + i);
         length += columns.size();
-        pending = 0;
+        pending.clear();
     }
 
     // Cut the text to its first tokens.
     void cut(std::size_t tokens) {
         length = std::min(length, tokens);
-        pending = 0;
+        pending.clear();
     }
 
     std::size_t capacity() const { return capacity_; }
@@ -109,11 +110,12 @@ class Cache {
     Numbers keys_, values_;
 };
 
-// A text's columns in a pass. parents: of each column the one before it, smaller than itself; -1: the text's last token.
+// A text's columns in a pass, the first of them number `first` after the text. parents: of each column the one before
+// it, smaller than itself; -1: the text's last token.
 struct Columns {
     Cache* cache;
     const std::int64_t *tokens, *parents;
-    std::size_t count;
+    std::size_t count, first;
 };
 
 class Transformer {
@@ -252,12 +254,12 @@ class Transformer {
         const std::size_t length = text.cache->length;
         std::vector<std::uint32_t> path;
         view.begin.push_back(0);
-        for (std::size_t column = 0; column < text.count; ++column) {
+        for (std::size_t column = text.first; column < text.first + text.count; ++column) {
             const std::size_t position = length + depths[column];
             const std::size_t first = window != 0 && position + 1 > window ? position + 1 - window : 0;
             view.first.push_back(static_cast<std::uint32_t>(std::min(first, length)));
             path.clear();
-            for (std::int64_t at = static_cast<std::int64_t>(column); at >= 0; at = text.parents[at])
+            for (std::int64_t at = static_cast<std::int64_t>(column); at >= 0; at = text.cache->pending[static_cast<std::size_t>(at)])
                 if (length + depths[static_cast<std::size_t>(at)] >= first) path.push_back(static_cast<std::uint32_t>(at));
             view.ancestors.insert(view.ancestors.end(), path.rbegin(), path.rend());
             view.begin.push_back(static_cast<std::uint32_t>(view.ancestors.size()));
@@ -271,17 +273,22 @@ class Transformer {
         std::vector<std::vector<View>> views;
         std::vector<float> positions;
         for (const Columns& text : texts) {
-            std::vector<std::uint32_t> depths(text.count);
+            std::vector<std::int64_t>& pending = text.cache->pending;
+            expect(text.first <= pending.size(), "columns after those of the text");
+            pending.resize(text.first);
+            text.cache->reserve(text.cache->length + text.first + text.count);
             for (std::size_t i = 0; i < text.count; ++i) {
                 expect(text.tokens[i] >= 0 && text.tokens[i] < static_cast<std::int64_t>(embedding_->outputs),
                        "tokens below " + std::to_string(embedding_->outputs) + ", got " + std::to_string(text.tokens[i]));
                 const std::int64_t parent = text.parents[i];
-                expect(parent >= -1 && parent < static_cast<std::int64_t>(i), "parents before their children");
-                depths[i] = parent < 0 ? 0 : depths[static_cast<std::size_t>(parent)] + 1;
-                positions.push_back(static_cast<float>(text.cache->length + depths[i]));
+                expect(parent >= -1 && parent < static_cast<std::int64_t>(pending.size()), "parents before their children");
+                pending.push_back(parent);
             }
-            text.cache->reserve(text.cache->length + text.count);
-            text.cache->pending = text.count;
+            std::vector<std::uint32_t> depths;
+            for (const std::int64_t parent : pending)
+                depths.push_back(parent < 0 ? 0 : depths[static_cast<std::size_t>(parent)] + 1);
+            for (std::size_t i = text.first; i < depths.size(); ++i)
+                positions.push_back(static_cast<float>(text.cache->length + depths[i]));
             std::vector<View> own;
             for (const std::size_t window : windows_) own.push_back(view(text, depths, window));
             views.push_back(std::move(own));
@@ -384,7 +391,7 @@ class Transformer {
             const float* keys = wide + row * step + heads * size;
             Cache& cache = *texts[text].cache;
             for (std::size_t group = 0; group < groups; ++group)
-                cache.write(number, group, cache.length + row - begins[text], keys + group * size,
+                cache.write(number, group, cache.length + texts[text].first + row - begins[text], keys + group * size,
                             keys + (groups + group) * size);
         });
     }
@@ -406,7 +413,7 @@ class Transformer {
             attentions.push_back({wide + begins[text] * step, own.cache->keys(number), own.cache->values(number),
                                   to + begins[text] * settings_.heads * settings_.head_size, step, settings_.heads,
                                   settings_.groups, settings_.head_size, own.cache->capacity(), own.cache->length,
-                                  own.count, view.first.data(), view.begin.data(), view.ancestors.data(),
+                                  own.first + own.count, view.first.data(), view.begin.data(), view.ancestors.data(),
                                   settings_.scale, settings_.attention_softcap});
             for (std::size_t begin = 0; begin < own.count; begin += kColumns)
                 for (std::size_t group = 0; group < settings_.groups; ++group) parts.push_back({text, group, begin});
@@ -414,7 +421,7 @@ class Transformer {
         workers.run(parts.size(), [&](std::size_t i) {
             thread_local Scratch<float> scratch;
             const Attention& own = attentions[parts[i].text];
-            const std::size_t begin = parts[i].begin, end = std::min(own.columns, begin + kColumns);
+            const std::size_t begin = parts[i].begin, end = std::min(texts[parts[i].text].count, begin + kColumns);
             operations_.attend(own, parts[i].group, begin, end, scratch.of(attention_scratch(own, end - begin)));
         });
     }

@@ -1,7 +1,7 @@
 // Row operations, compiled for every instruction set and shared out among threads.
 //
-// A row operation is a struct with `row(i)`, or with `row<isa>(i)` if its code depends on the instruction set. It is
-// inlined into the loops below, and so compiled for each loop's instruction set.
+// A row operation is a struct with `row(i)`, which is inlined into the loops below, and so compiled for each loop's
+// instruction set.
 #pragma once
 
 #include <algorithm>
@@ -25,24 +25,18 @@ inline std::vector<Isa> isas() {
     return supported;
 }
 
-template <Isa kIsa, typename Op>
-[[gnu::always_inline]] inline void each_row(const Op& op, std::size_t begin, std::size_t end) {
-    for (std::size_t i = begin; i < end; ++i) {
-        if constexpr (requires { op.template row<kIsa>(i); }) op.template row<kIsa>(i);
-        else op.row(i);
-    }
-}
-
 template <typename Op>
-void plain_rows(const Op& op, std::size_t begin, std::size_t end) { each_row<Isa::kPlain>(op, begin, end); }
+[[gnu::always_inline]] inline void plain_rows(const Op& op, std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) op.row(i);
+}
 #if defined(__x86_64__)
 template <typename Op>
 [[gnu::target("avx2,fma")]] void avx2_rows(const Op& op, std::size_t begin, std::size_t end) {
-    each_row<Isa::kAvx2>(op, begin, end);
+    plain_rows(op, begin, end);
 }
 template <typename Op>
 [[gnu::target("avx512f,avx2,fma")]] void avx512_rows(const Op& op, std::size_t begin, std::size_t end) {
-    each_row<Isa::kAvx512>(op, begin, end);
+    plain_rows(op, begin, end);
 }
 #endif
 

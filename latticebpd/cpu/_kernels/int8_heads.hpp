@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <vector>
 
 #include "instruction_sets.hpp"
@@ -23,9 +24,10 @@ class Int8Heads {
     // up: [heads, inner, size]; down: [heads, size, inner]; they are copied.
     Int8Heads(const float* up, const float* down, std::size_t heads, std::size_t size, std::size_t inner)
         : size_(size), inner_(inner) {
+        const auto memory = std::make_shared<engine::WeightMemory>();
         for (std::size_t head = 0; head < heads; ++head) {
-            up_.emplace_back(up + head * inner * size, inner, size, 0);
-            down_.emplace_back(down + head * inner * size, size, inner, 0);
+            up_.emplace_back(up + head * inner * size, inner, size, 0, memory);
+            down_.emplace_back(down + head * inner * size, size, inner, 0, memory);
         }
     }
 

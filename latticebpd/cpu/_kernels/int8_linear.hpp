@@ -15,13 +15,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-#include "linear.hpp"
+#include "../_engine/weight_memory.hpp"
+#include "thread_pool.hpp"
 
 namespace cpu_kernels {
 
@@ -115,24 +118,21 @@ inline std::vector<std::vector<PanelSums>> int8_isas() {
 
 class Int8Weights {
   public:
-    // weight: [outputs, inputs], which is copied. isa: index into int8_isas().
-    Int8Weights(const float* weight, std::size_t outputs, std::size_t inputs, std::size_t isa)
+    // weight: [outputs, inputs], which is copied to `memory`. isa: index into int8_isas().
+    Int8Weights(const float* weight, std::size_t outputs, std::size_t inputs, std::size_t isa,
+                std::shared_ptr<engine::WeightMemory> memory = std::make_shared<engine::WeightMemory>())
         : sums_(int8_isas().at(isa)),
           outputs_(outputs),
           inputs_(inputs),
           pairs_((inputs + 1) / 2),
           count_((outputs + kPanel - 1) / kPanel),
-          panels_(std::max<std::size_t>(1, count_ * kPanel * 2 * pairs_)),
+          memory_(std::move(memory)),
+          panels_(reinterpret_cast<std::int8_t*>(memory_->take(std::max<std::size_t>(1, count_ * kPanel * 2 * pairs_)))),
           scales_(outputs) {
         for (std::size_t o = 0; o < outputs; ++o)
             scales_[o] = quantize(weight + o * inputs, inputs, 127.0f, [&](std::size_t i, int number) {
-                panels_.get()[index(o, i)] = static_cast<std::int8_t>(number);
+                panels_[index(o, i)] = static_cast<std::int8_t>(number);
             });
-    }
-
-    // A weight after quantization.
-    double weight(std::size_t output, std::size_t input) const {
-        return static_cast<double>(scales_[output]) * panels_.get()[index(output, input)];
     }
 
     // `most` of x, see above.
@@ -168,7 +168,7 @@ class Int8Weights {
             for (std::size_t panel = part * chunk; panel < std::min(count_, (part + 1) * chunk); ++panel)
                 for (std::size_t block = 0; block < blocks; ++block) {
                     const std::size_t begin = first(block), height = first(block + 1) - begin;
-                    sums_[height - 1](panels_.get() + panel * kPanel * 2 * pairs_, z + begin * pairs_, pairs_, sums);
+                    sums_[height - 1](panels_ + panel * kPanel * 2 * pairs_, z + begin * pairs_, pairs_, sums);
                     for (std::size_t row = 0; row < height; ++row)
                         for (std::size_t o = panel * kPanel; o < std::min(outputs_, (panel + 1) * kPanel); ++o)
                             y[(begin + row) * outputs_ + o] = static_cast<float>(sums[row * kPanel + o % kPanel]) *
@@ -184,7 +184,8 @@ class Int8Weights {
 
     std::vector<PanelSums> sums_;
     std::size_t outputs_, inputs_, pairs_, count_;
-    HugePageArray<std::int8_t> panels_;
+    std::shared_ptr<engine::WeightMemory> memory_;
+    std::int8_t* panels_;
     std::vector<float> scales_;
 };
 

@@ -1,7 +1,6 @@
 // Vectors of 16 floats, which the compiler maps to the registers that the processor has.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -14,12 +13,6 @@ typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 // The 16 floats from an address on, aligned or not.
 [[gnu::always_inline]] inline const Lanes& lanes(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 [[gnu::always_inline]] inline Lanes& lanes(float* from) { return *reinterpret_cast<Lanes*>(from); }
-
-[[gnu::always_inline]] inline float max_lane(const Lanes& x) {
-    float largest = x[0];
-    for (std::size_t lane = 1; lane < kLanes; ++lane) largest = std::max(largest, x[lane]);
-    return largest;
-}
 
 // e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place.
 [[gnu::always_inline]] inline void exponential(Lanes& x) {
@@ -43,27 +36,6 @@ typedef std::int32_t IntLanes __attribute__((vector_size(64)));
     Lanes decay = x > 0.0f ? -x : x;
     exponential(decay);
     x = x * (x > 0.0f ? Lanes{} + 1.0f : decay) / (decay + 1.0f);
-}
-
-// The transpose of 16 floats at each of 16 addresses: to[d * 16 + i] = from[i][d]. Four rounds of interleaving.
-[[gnu::always_inline]] inline void transpose16(const float* const* from, float* to) {
-    Lanes rows[kLanes], next[kLanes];
-#pragma GCC unroll 16
-    for (std::size_t i = 0; i < kLanes; ++i) rows[i] = lanes(from[i]);
-#pragma GCC unroll 4
-    for (int round = 0; round < 4; ++round) {
-#pragma GCC unroll 8
-        for (std::size_t i = 0; i < kLanes / 2; ++i) {
-            const Lanes &a = rows[i], &b = rows[i + 8];
-            Lanes* to = next + 2 * i;
-            to[0] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-            to[1] = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-        }
-#pragma GCC unroll 16
-        for (std::size_t i = 0; i < kLanes; ++i) rows[i] = next[i];
-    }
-#pragma GCC unroll 16
-    for (std::size_t d = 0; d < kLanes; ++d) lanes(to + d * kLanes) = rows[d];
 }
 
 }  // namespace cpu_kernels

@@ -23,7 +23,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.cpu.kernels import use_cpu_kernels
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, Target
 from latticebpd.drafters.pretrained import load_stock, load_tokenizer
@@ -32,8 +31,9 @@ from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.scoring.neural.causal_rescorer import first_kept
 from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
-from latticebpd.target.catalogue import CATALOGUE
+from latticebpd.target.catalogue import CATALOGUE, resolved
 from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.engine import INT8, engine_for
 from latticebpd.target.gguf_file import is_gguf
 from latticebpd.target.stock_model import BaseModel, Model
 
@@ -58,8 +58,8 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     ours, theirs = (vocabulary_fingerprint(each.get_vocab()) for each in (target.tokenizer, load_tokenizer(path)))
     if ours != theirs:
         raise ValueError(f"{path}: expected an assistant over the target's vocabulary ({ours}), got one over {theirs}")
-    if options.cpu_kernels:
-        use_cpu_kernels(assistant)
+    if options.int8:
+        engine_for(assistant, Path(resolved(path)), default=INT8)
     return AssistantLattices(assistant, target.model)
 
 

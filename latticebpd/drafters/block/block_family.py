@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.cpu.kernels import use_cpu_kernels
 from latticebpd.drafters.block.block_cache import BlockFiller
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
@@ -33,8 +32,8 @@ def recognises(path: Path) -> bool:
 def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
     """The block drafter of a directory, for the target that it was trained for."""
     drafter = load_block_drafter(path)
-    if options.cpu_kernels:
-        use_cpu_kernels(drafter)
+    if options.int8:
+        drafter.use_int8()
     check_target(drafter, target.model, vocabulary_fingerprint(target.tokenizer.get_vocab()))
     return BlockLattices(drafter, target.model, heads=DrafterHeads(options.bigram, options.bigram))
 

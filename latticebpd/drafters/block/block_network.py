@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
+from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
 from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.stock_model import BaseModel, Model, Projection
 
@@ -187,7 +188,7 @@ class BlockDrafter(nn.Module):
     ) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.layers.rms_norm_eps
-        self.config = config
+        self.config, self.rounded = config, False
         config.layers._attn_implementation = "sdpa"
         self.fc = nn.Linear(len(config.target_layer_ids) * size, size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(size, eps=eps)
@@ -275,7 +276,15 @@ class BlockDrafter(nn.Module):
         the target's own projection."""
         if self.lm_head is not None:
             return self.lm_head
-        return target if self.draft_tokens is None else target.over(self.draft_tokens)
+        tokens = slice(None) if self.draft_tokens is None else self.draft_tokens
+        if self.rounded:
+            return target.over(tokens, Int8Linear())
+        return target if self.draft_tokens is None else target.over(tokens)
+
+    def use_int8(self) -> None:
+        """Compute with weights rounded to 8 bits, the target's projection, too."""
+        self.rounded = True
+        use_int8_layers(self)
 
     def confidence(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """``[...]`` logits of acceptance, from slot states ``[..., hidden]`` and the tokens before them ``[...]``."""

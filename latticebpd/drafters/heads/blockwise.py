@@ -88,22 +88,21 @@ class BlockwiseLM(nn.Module):
         """``[n]`` int64: the tokens that the heads know, in the order of their logits; None: all tokens."""
         return None if self.heads.shortlist is None else self.heads.shortlist.cpu().numpy()
 
-    def use_cpu_kernels(self) -> None:
-        """Compute the heads in int8 on a CPU; the base model stays as it is."""
+    def use_int8(self) -> None:
+        """Compute heads with weights rounded to 8 bits, since they only draft; the base model stays as it is."""
         self._rounded = True
-        adopt = getattr(self.heads, "use_cpu_kernels", None)
-        if adopt is not None:
-            adopt()
+        if isinstance(self.heads, BlockHeads):
+            self.heads.use_int8()
 
     @property
     def head_projection(self) -> Projection:
-        """From a head's states to logits of the tokens that it knows; int8 with CPU kernels, since heads only draft."""
+        """From a head's states to logits of the tokens that it knows; in int8 after `use_int8`."""
         whole, shortlist, learning = (
             self.projection,
             self.heads.shortlist,
             torch.is_grad_enabled(),
         )  # the embedding may be learning
-        rounded = (self._rounded or whole.has_cpu_kernels) and not learning
+        rounded = self._rounded and not learning
         tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
             return whole

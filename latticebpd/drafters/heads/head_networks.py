@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from latticebpd.cpu.int8_layers import PackedHeads
-from latticebpd.cpu.linear import is_plain
+from latticebpd.cpu.packed_weights import is_plain
 from latticebpd.target.stock_model import Projection
 
 
@@ -98,15 +98,15 @@ class BlockHeads(Heads):
         states = flat + torch.bmm(F.silu(torch.bmm(flat, up)), down)
         return states.transpose(0, 1).reshape(*hidden.shape[:-1], len(up), self.hidden_size)
 
-    def use_cpu_kernels(self) -> None:
-        """Compute in int8 on a CPU, see `latticebpd.cpu.kernels`."""
+    def use_int8(self) -> None:
+        """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
         if type(self) is BlockHeads and self.up.numel() and is_plain(self.up):
             self.__class__ = Int8BlockHeads
             self.packed = PackedHeads()
 
 
 class Int8BlockHeads(BlockHeads):
-    """Feed-forward heads that the kernel computes; `BlockHeads` with CPU kernels."""
+    """Feed-forward heads that the kernel computes."""
 
     packed: PackedHeads
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
+from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.forward import Verified
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.stock_model import BaseModel
@@ -114,6 +115,8 @@ Reader: TypeAlias = "CachedReader | RecomputingReader"
 def reader_for(model: PreTrainedModel, use_cache: bool = True) -> Reader:
     """The fastest reader that is correct for the model; without ``use_cache``, one that reads full texts every time."""
     verifier = verifier_for(model, use_cache=use_cache)
+    if isinstance(verifier, EngineVerifier):
+        return EngineReader(model, verifier)
     return CachedReader(model, verifier.placement) if isinstance(verifier, TreeVerifier) else RecomputingReader(model)
 
 
@@ -125,7 +128,7 @@ class CachedReader:
 
     def __init__(self, model: PreTrainedModel, placement: Placement) -> None:
         self.model, self.placement = model, placement
-        self.verifier: TreeVerifier | None = None
+        self.verifier: Any = None
         self._begin([])
 
     def _begin(self, texts: Sequence[np.ndarray]) -> None:
@@ -148,8 +151,8 @@ class CachedReader:
         self.texts = []  # an interrupted read leaves nothing to build on
         # If little is known, texts are read as prompts are: in one causal pass, where the tree's would be wide.
         if self.verifier is None or 2 * sum(length for _, length in known) < sum(map(len, texts)):
-            self.verifier = TreeVerifier(self.model, self.placement)
-            verified = self.verifier.prefill(texts)  # type: ignore[arg-type]  # arrays of ids are sequences of ids
+            self._begin_cache()
+            verified = self.verifier.prefill(texts)
             if tails is None:
                 self._begin(texts)
                 return self._outputs(verified, range(len(texts)), [0] * len(texts))
@@ -158,7 +161,7 @@ class CachedReader:
             self.verifier.select([row for row, _ in known])
         # Every text's last token is read, again if need be, since its output is asked for.
         read = [min(length, len(text) - 1) for text, (_, length) in zip(texts, known, strict=True)]
-        self.verifier.cache.cut(read)
+        self._cut(read)
         unread = [text[length:] for text, length in zip(texts, read, strict=True)]
         tails = _tails(self.model, texts, tails)
         chains = [DraftTree.from_paths([[*new[1:], *tail]]) for new, tail in zip(unread, tails, strict=True)]
@@ -199,9 +202,46 @@ class CachedReader:
         self._depths = np.concatenate([self._depths[:-1], depths, [ROOT]])
         return self._outputs(verified, rows.tolist(), columns.tolist())
 
+    def _begin_cache(self) -> None:
+        self.verifier = TreeVerifier(self.model, self.placement)
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        """Cut the cached texts."""
+        self.verifier.cache.cut(lengths)
+
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
         projection = None if self.verifier is None else self.verifier.forward.projection
         return Outputs(verified, rows, columns, None if projection is None else projection.linear)
+
+
+class EngineReader(CachedReader):
+    """The same by the CPU engine, in whose caches rows have different lengths."""
+
+    def __init__(self, model: PreTrainedModel, verifier: EngineVerifier) -> None:
+        self.model, self.verifier = model, verifier
+        self._begin([])
+
+    def _begin(self, texts: Sequence[np.ndarray]) -> None:
+        self.texts, self._sizes = list(texts), np.zeros(len(texts), np.int64)  # columns of each text
+        self._columns = np.array([ROOT])
+
+    def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Outputs:
+        order = np.argsort(rows, kind="stable")
+        above, ids = self._columns[parents], _known_ids(self.model, tokens)
+        verified = self.verifier.grow(rows[order], above[order], ids[order])
+        self._columns = np.concatenate([self._columns[:-1], self._sizes[rows] + _index_in_group(rows), [ROOT]])
+        self._sizes += np.bincount(rows, minlength=len(self._sizes))
+        return Outputs(verified, [0] * len(rows), np.argsort(order).tolist())
+
+    def _begin_cache(self) -> None:
+        pass  # prefill does
+
+    def _cut(self, lengths: Sequence[int]) -> None:
+        for cache, length in zip(self.verifier.caches, lengths, strict=True):
+            cache.cut(length)
+
+    def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
+        return Outputs(verified, rows, columns)
 
 
 class RecomputingReader:

@@ -66,7 +66,7 @@ def tiny_directory(tmp_path: Path) -> Path:
     return tmp_path / "gpt2"
 
 
-@pytest.mark.parametrize("options", [(), *(("-s", system) for system in SYSTEMS), FEW_HEADS, ("--narrow",)])
+@pytest.mark.parametrize("options", [(), *(("-s", system) for system in SYSTEMS), FEW_HEADS, ("--weights", "torch")])
 def test_text_streams_as_the_base_model_writes_it(run: Run, expected: str, options: tuple[object, ...]) -> None:
     status, out, err = run("generate", TEXT, "--max-new-tokens", 24, *options)
     assert (status, out) == (0, expected + "\n")

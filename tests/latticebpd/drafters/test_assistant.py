@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from latticebpd import DraftTree, Loaded, load
 from latticebpd.drafters import State, drafter_named
 from latticebpd.drafters.assistant import assistant_family
 from latticebpd.drafters.assistant.assistant_family import AssistantLattices
 from latticebpd.drafters.registry import FAMILIES, family_of
+from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader
+from latticebpd.target.engine import engine_of
 from tests.helpers.commands import Run
 from tests.helpers.tiny_families import VOCABULARY, tiny
 from tests.helpers.tokenizers import letters
@@ -123,6 +126,39 @@ def test_lattices_of_a_text_are_those_of_its_decode(loaded: Loaded) -> None:
         assert expected is not None
         np.testing.assert_array_equal(lattice.tokens, expected.tokens)
         np.testing.assert_allclose(lattice.log_probs, expected.log_probs, atol=1e-4)
+
+
+def test_it_runs_on_an_engine_where_its_target_does(tmp_path: Path) -> None:
+    """Its weights are rounded to 8 bits: drafts need not be exact, and the text is the target's."""
+    sizes = {"hidden_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, intermediate_size=96, num_hidden_layers=2, initializer_range=0.3, **sizes
+    )
+    folders = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        folders.append(saved(LlamaForCausalLM(config), tmp_path / str(seed)))
+    plain, fast = (load(folders[0], drafter=folders[1], weights=weights) for weights in ("torch", None))
+    assert fast.weights == "float32"
+    sources: list[Any] = [each.lattice_source(k=VOCABULARY, slots=3) for each in (plain, fast)]
+    assert [type(each.reader) for each in sources] == [CachedReader, EngineReader]
+    engine = engine_of(sources[1].assistant)
+    assert engine is not None
+    assert engine.weights == "int8"
+    texts = [[3, 1, 4], [2, 7, 1, 8, 2]]
+    for _ in range(2):
+        states = [moment(text, row=row) for row, text in enumerate(texts)]
+        for one, other in zip(*(each.lattices(states) for each in sources), strict=True):
+            np.testing.assert_allclose(dense(other), dense(one), atol=0.1)
+        texts = [[*text, 5, 6] for text in texts]
+    ids = torch.tensor([fast.encode(TEXT)])
+    expected = plain.base.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30)
+    assert fast.generate(TEXT, max_new_tokens=30).sequences.tolist() == expected.tolist()
+
+
+def dense(lattice: Any) -> np.ndarray:
+    """Probabilities by token, ``[slots, vocab]``, of a lattice with all tokens."""
+    return np.exp(np.take_along_axis(lattice.log_probs, np.argsort(lattice.tokens, axis=1), axis=1))
 
 
 def test_every_command_takes_it(folders: tuple[Path, Path], tmp_path: Path, run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from latticebpd import custom_generate, generate
@@ -65,6 +65,24 @@ def greedy(target: PreTrainedModel, new: int) -> list[list[int]]:
         target.generate(torch.tensor([row]), do_sample=False, max_new_tokens=new)[0, len(row) :].tolist()
         for row in PROMPTS
     ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafters_with_weights_rounded_to_8_bits_draft_nearly_the_same(kind: str) -> None:
+    target, text = tiny_target(), [5, 9, 12, 4, 7]
+    plain, rounded = (tiny_drafter(target, **KINDS[kind]) for _ in range(2))
+    rounded.use_int8()
+    assert not [each for each in rounded.modules() if isinstance(each, nn.Linear)]
+    assert rounded.state_dict().keys() == plain.state_dict().keys()
+    states = layer_states(target, text, plain.config.target_layer_ids)[:-1]
+    with torch.inference_mode():
+        found, expected = (
+            drafter.output(BaseModel.of(target).projection)(
+                BlockLattices(drafter, target).filler.states([State(0, text, 2, None, 9, (), states)])
+            )
+            for drafter in (rounded, plain)
+        )
+    assert 0 < (found - expected).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,115 @@
+"""Networks that only draft, with weights rounded to 8 bits: close to float32, and PyTorch's where gradients are asked
+for."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from latticebpd import load
+from latticebpd.cpu.int8_layers import Int8Layer, Int8Linear, use_int8_layers
+from latticebpd.drafters.bundled import load_prompts
+from latticebpd.drafters.heads.head_networks import BlockHeads, Int8BlockHeads
+
+
+def _gap(found: Tensor, expected: Tensor) -> float:
+    """The root mean square of a difference, as a part of what is expected."""
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_heads_are_close_to_float32_in_any_company(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    plain = BlockHeads(96, 5, 40)
+    plain.down.data.normal_()
+    changed = copy.deepcopy(plain)
+    changed.use_int8()
+    assert isinstance(changed, Int8BlockHeads)
+    hidden = torch.randn(2, 3, 96)
+    for slots in (None, 1, 3):
+        with torch.no_grad():
+            found, expected = changed(hidden, slots), plain(hidden, slots)
+            assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.01
+            assert changed.packed.kernels is not None
+            assert torch.equal(changed(hidden[:1], slots), found[:1])
+    with torch.no_grad():
+        plain.up.mul_(2)
+        changed.up.mul_(2)
+        assert _gap(changed(hidden), plain(hidden)) < 0.01
+    changed(hidden).sum().backward()
+    assert changed.up.grad is not None
+    torch.set_num_threads(before)
+
+
+@torch.inference_mode()
+def test_the_bundled_models_heads_draft_what_float32_heads_draft() -> None:
+    """The base model's own projection stays exact."""
+    model, known = (load(weights=weights).model for weights in ("float32", "torch"))
+    loaded = load(weights="torch")
+    ids = [loaded.encode(prompt.text) for prompt in load_prompts()[:6]]
+    hidden = torch.cat([known.base.base_model(torch.tensor([each])).last_hidden_state[0] for each in ids])
+    found, exact = (heads.head_logits(hidden).log_softmax(dim=-1) for heads in (model, known))
+    assert not torch.equal(found, exact)
+    best = exact.topk(16)
+    shared = (found.topk(16).indices[..., None] == best.indices[..., None, :]).any(-1).float().mean()
+    assert shared > 0.97
+    assert (found.argmax(-1) == best.indices[..., 0]).float().mean() > 0.97
+    gaps = (found.gather(-1, best.indices) - best.values).abs()
+    assert gaps.mean() < 0.03
+    assert gaps.max() < 0.3
+    assert isinstance(model.head_projection.embedding.linear, Int8Linear)
+    assert model.projection.embedding is model.base.get_output_embeddings()
+
+
+@torch.no_grad()
+def test_a_product_takes_what_pytorch_takes() -> None:
+    torch.manual_seed(0)
+    weight, bias, layer = torch.randn(6, 40), torch.randn(6), Int8Linear()
+    for x in (torch.randn(40), torch.randn(2, 3, 40), torch.randn(5, 80)[:, ::2], torch.randn(40, 5).T):
+        assert _gap(layer(x, weight, bias), F.linear(x, weight, bias)) < 0.02
+    for empty in (torch.empty(0, 40), torch.empty(2, 0, 40)):
+        assert layer(empty, weight, bias).shape == (*empty.shape[:-1], 6)
+    before = layer(torch.ones(1, 40), weight)
+    weight.mul_(2)
+    assert torch.equal(layer(torch.ones(1, 40), weight), 2 * before)
+    assert torch.equal(copy.deepcopy(layer)(torch.ones(1, 40), weight), 2 * before)
+    for dtype in (torch.float64, torch.bfloat16):
+        assert torch.equal(layer(x.to(dtype), weight.to(dtype)), F.linear(x.to(dtype), weight.to(dtype)))
+    with pytest.raises(RuntimeError, match="shapes"):
+        layer(torch.randn(2, 5), weight)
+    with torch.enable_grad():
+        layer(x, weight.requires_grad_()).sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_weight_at_the_address_of_another_is_packed_again() -> None:
+    rows, product = torch.randn(12, 8), Int8Linear()
+    for outputs, inputs in ((4, 8), (12, 8), (12, 3), (5, 8)):
+        x, weight = torch.randn(2, inputs), rows[:outputs, :inputs]
+        assert _gap(product(x, weight), F.linear(x, weight)) < 0.02
+    layer = Int8Layer(nn.Linear(300, 300, bias=False))
+    x = torch.randn(1, 300)
+    with torch.no_grad():
+        for _ in range(8):  # memory of this size goes back to the system, which gives the same again
+            assert _gap(layer(x), F.linear(x, layer.weight)) < 0.02
+            layer.weight.data = torch.empty(0)
+            layer.weight.data = torch.randn(300, 300)
+
+
+def test_a_networks_linear_layers_are_replaced_with_their_weights_and_names() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(40, 30), nn.Sequential(nn.ReLU(), nn.Linear(30, 20, bias=False)))
+    before, x = {name: each.data_ptr() for name, each in network.state_dict().items()}, torch.randn(3, 40)
+    expected = network(x)
+    use_int8_layers(network)
+    assert not [each for each in network.modules() if isinstance(each, nn.Linear)]
+    assert {name: each.data_ptr() for name, each in network.state_dict().items()} == before
+    with torch.no_grad():
+        assert 0 < _gap(network(x), expected) < 0.03
+    assert torch.equal(network(x), expected)  # with gradients

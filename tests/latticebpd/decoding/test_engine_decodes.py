@@ -1,0 +1,171 @@
+"""Decodes on the CPU engine: the texts of `generate()`, with drafts and without, and what drafters get from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+
+from latticebpd import BlockwiseLM, DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
+from latticebpd.drafters import drafter_named
+from latticebpd.drafters.bundled import load_prompts
+from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.lattices.drafts import ROOT
+from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
+from latticebpd.target.engine import make_engine, use_engine
+from latticebpd.target.engine_verifier import EngineVerifier
+from latticebpd.target.verifier_choice import verifier_for
+from tests.helpers.drafters import DRAFTERS
+from tests.helpers.tiny_families import VOCABULARY
+
+TREE = DraftTree(np.array([5, 6, 7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 0, 1, 2, 3, 4], np.int32))
+
+
+def stock(seed: int = 0) -> LlamaForCausalLM:
+    """Of sizes that the engine computes, with peaked outputs."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=64, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def on_engine(weights: str = "float32", seed: int = 0) -> LlamaForCausalLM:
+    model = stock(seed)
+    use_engine(model, make_engine(model, weights))
+    return model
+
+
+def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
+    torch.manual_seed(1)
+    heads = BlockHeads(32, 5, 16)
+    torch.nn.init.normal_(heads.down, std=0.5)
+    model = BlockwiseLM(base, heads).eval()
+    model.use_int8()
+    return model
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", sorted(DRAFTERS))
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_drafts_change_nothing_in_a_batch(name: str, weights: str, threads: int) -> None:
+    base = on_engine(weights)
+    prompts = torch.tensor([[0, 0, 4, 9, 5], [5, 6, 7, 8, 3]])
+    given = {"max_new_tokens": 30, "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])}
+    expected = generate(base, prompts, NoDrafter(), **given).sequences
+    if weights == "float32":
+        assert torch.equal(base.generate(prompts, do_sample=False, **given), expected)
+    found = generate(with_heads(base), prompts, DRAFTERS[name](with_heads(base), expected[:, 5:].tolist()), **given)
+    assert torch.equal(found.sequences, expected)
+
+
+def test_the_bundled_model_writes_what_its_generate_writes() -> None:
+    loaded = load(weights="float32")
+    assert loaded.weights == "float32"
+    for prompt in load_prompts()[:3]:
+        ids = torch.tensor([loaded.encode(prompt.text)])
+        expected = loaded.base.generate(ids, do_sample=False, max_new_tokens=32)
+        for drafter in (
+            VanillaDrafter(loaded.model),
+            TreeDrafter(loaded.model, loaded.lm, num_nodes=24),
+            drafter_named("copies+8-tree", loaded.source, loaded.lm),
+        ):
+            found = generate(loaded.model, ids, drafter, max_new_tokens=32)
+            assert torch.equal(found.sequences, expected)
+            assert found.block_efficiency > 1
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_processors_and_sampling_are_those_of_generate(do_sample: bool) -> None:
+    model: Any = on_engine()
+    prompt = torch.tensor([[4, 9, 5, 9]])
+    given = {"max_new_tokens": 24, "logits_processor": LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])}
+    texts = []
+    drafters = (NoDrafter(), drafter_named("8-copies", None))
+    for decoding in ({}, *({"custom_generate": custom_generate(each)} for each in drafters)):
+        torch.manual_seed(0)
+        texts.append(model.generate(prompt, do_sample=do_sample, **given, **decoding).tolist())
+    assert texts[1:] == texts[:1] * 2
+
+
+def halved(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(0.5)
+
+
+def hooked(model: Any) -> None:
+    model.model.layers[1].register_forward_hook(lambda module, given, output: output)
+
+
+@pytest.mark.parametrize(("change", "what"), [(halved, "changed weights"), (hooked, "a hook")])
+def test_a_model_that_is_no_longer_its_engines_is_refused(change: Callable[[Any], None], what: str) -> None:
+    model = on_engine()
+    generate(model, [4, 5], NoDrafter(), max_new_tokens=2)
+    change(model)
+    with pytest.raises(ValueError, match=f"expected the model as it was loaded, .* got {what}"):
+        generate(model, [4, 5], NoDrafter(), max_new_tokens=2)
+
+
+def test_columns_that_follow_level_by_level_have_the_bits_of_one_pass() -> None:
+    verifier = verifier_for(on_engine())
+    assert isinstance(verifier, EngineVerifier)
+    verifier.prefill([[3, 4, 5, 6], [9, 8]])
+    expected = verifier.verify([2, 2], [TREE, TREE]).hidden
+    verifier.keep([[], []])  # the columns of the next tokens
+    levels = [[0, 1], [2, 3], [4, 5], [6]]  # the tree's nodes
+    for nodes in levels:
+        rows = np.repeat([0, 1], len(nodes))
+        found = verifier.grow(rows, np.tile(TREE.parents[nodes], 2).astype(np.int64), np.tile(TREE.tokens[nodes], 2))
+        for row, part in zip((0, 1), found.hidden[0].split(len(nodes)), strict=True):
+            assert torch.equal(part, expected[row, [node + 1 for node in nodes]])
+    for cache in verifier.caches:
+        cache.keep([0, 2, 4, 6])
+    after = verifier.verify([1, 1], [DraftTree.empty(), DraftTree.empty()]).hidden
+    verifier.prefill([[3, 4, 5, 6, 2, 5, 7, 9, 11], [9, 8, 2, 5, 7, 9, 11]])
+    assert torch.equal(verifier.verify([1, 1], [DraftTree.empty(), DraftTree.empty()]).hidden, after)
+
+
+def test_a_row_may_be_selected_twice_and_goes_on_by_itself() -> None:
+    verifier = EngineVerifier(make_engine(stock()))
+    verifier.prefill([[3, 4, 5], [9, 8]])
+    verifier.select([1, 0, 1])
+    verifier.verify([1, 2, 3], [DraftTree.empty()] * 3)
+    verifier.keep([[]] * 3)
+    found = verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden
+    verifier.prefill([[9, 8, 1], [3, 4, 5, 2], [9, 8, 3]])
+    assert torch.equal(verifier.verify([4, 4, 4], [DraftTree.empty()] * 3).hidden, found)
+
+
+@torch.inference_mode()
+def test_prefixes_are_read_as_pytorch_reads_them() -> None:
+    own, plain = reader_for(on_engine()), reader_for(stock())
+    assert type(own) is EngineReader
+    assert type(plain) is CachedReader
+    candidates = np.arange(VOCABULARY)
+
+    def agree(*levels: Any) -> None:
+        one, other = (level.log_probs(np.tile(candidates, (len(level.rows), 1))) for level in levels)
+        np.testing.assert_allclose(one, other, atol=1e-3)
+
+    texts = [np.array([3, 1, 4]), np.array([2, 7, 1, 8, 2])]
+    rows, parents, tokens = np.array([1, 0, 1]), np.array([ROOT] * 3), np.array([5, 6, 7])
+    for grown in (texts, [np.array([*text, 9, 9]) for text in texts], [texts[1][:4], texts[1], texts[1]]):
+        agree(own.read(grown), plain.read(grown))
+        agree(own.grow(rows, parents, tokens), plain.grow(rows, parents, tokens))
+        deeper = (np.array([0, 1, 1, 0]), np.array([1, 2, 0, ROOT]), np.array([8, 9, 10, 11]))
+        agree(own.grow(*deeper), plain.grow(*deeper))
+    tails = np.array([[1, 2], [3, 4], [5, 6]])
+    agree(own.read(grown, tails), plain.read(grown, tails))
