@@ -39,7 +39,10 @@ class TextIndexes:
         """An index of each text, ``[tokens]`` int64; two texts never share one."""
         with self._lock:
             taken: set[int] = set()
-            return [self._of(text, taken) for text in texts]
+            indexes = [self._of(text, taken) for text in texts]
+            while len(self._known) > max(self._most, len(taken)):
+                self._known.popitem(last=False)
+            return indexes
 
     def _of(self, text: np.ndarray, taken: set[int]) -> fst.TextIndex:
         free = (number for number in reversed(self._known) if number not in taken)
@@ -52,8 +55,6 @@ class TextIndexes:
         self._known[number] = text.copy(), index
         self._known.move_to_end(number)
         taken.add(number)
-        while len(self._known) > max(self._most, len(taken)):
-            self._known.popitem(last=False)
         return index
 
 

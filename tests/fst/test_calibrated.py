@@ -239,6 +239,56 @@ def test_copies_come_from_the_longest_matches_and_are_few() -> None:
     assert features[1:-1, PLACE["not_drafted"]].tolist() == [1] * 8
 
 
+@pytest.mark.parametrize("length", range(1, 11))
+def test_match_of_each_length_has_its_feature(length: int) -> None:
+    run = list(range(20, 20 + length))
+    features, arcs, _ = fst.describe_arcs([[7]], [[-0.5]], None, index_of([*run, 7, 5, *run]), [7])
+    assert arcs.tolist() == [7, -1]
+    feature = next(name for name, most in MATCHES if length <= most)
+    assert {name for name, _ in MATCHES if features[0, PLACE[name]]} == {feature}
+
+
+def test_the_last_ten_tokens_are_matched_and_no_more() -> None:
+    """The last 11 were followed by 7, the last 10 also by 8, the last 9 also by 9."""
+    run = list(range(20, 31))
+    text = [*run, 7, 1, *run[1:], 8, 2, *run[2:], 9, 3, *run]
+    features, _, _ = fst.describe_arcs([[7]], [[-0.5]], None, index_of(text), [7])
+    assert features[0, PLACE["share_longer"]] == pytest.approx(np.log(1 / 2.5))
+
+
+@pytest.mark.parametrize(("continuations", "copies"), [(64, 8), (65, 0)])
+def test_histories_of_many_continuations_are_not_copied_from(continuations: int, copies: int) -> None:
+    text = [token for other in range(continuations) for token in (7, 20 + other)] + [7]
+    _, arcs, _ = fst.describe_arcs([[1]], [[-0.5]], None, index_of(text), [1])
+    assert len(arcs) == 2 + copies
+
+
+def test_mass_outside_a_slot_is_never_below_a_millionth() -> None:
+    features, _, _ = fst.describe_arcs([[1, 2]], [np.log([0.75, 0.25])], None, fst.TextIndex(), [1])
+    assert features[-1, PLACE["mass"]] == pytest.approx(np.log(1e-6))
+
+
+@pytest.mark.parametrize(
+    ("history", "names"),
+    [
+        ([], []),
+        ([4], ["bigram"]),
+        ([3, 4], ["trigram"]),
+        ([2, 3, 4], ["longer_ngram"]),
+        ([1, 2, 3, 4], ["longer_ngram"]),
+    ],
+)
+def test_ngrams_of_each_order_have_their_feature(history: list[int], names: list[str]) -> None:
+    ngrams = [np.arange(6, dtype=np.int32)[:, None]]
+    ngrams += [
+        np.stack([np.arange(first, first + n, dtype=np.int32) for first in range(1, 7 - n)]) for n in range(2, 6)
+    ]
+    log_probs = [np.full(len(rows), -1.0) for rows in ngrams]
+    lm = fst.NgramModel.from_table(fst.NgramTable(ngrams, log_probs, [0 * rows for rows in log_probs]))
+    features, _, _ = fst.describe_arcs([[5]], [[-0.5]], lm, fst.TextIndex(), [5], history)
+    assert [name for name in ("bigram", "trigram", "longer_ngram") if features[0, PLACE[name]]] == names
+
+
 def test_bad_input_is_refused(lm: fst.NgramModel) -> None:
     tokens, log_probs, text = drawn(0)
     batch, index = (tokens[None], log_probs[None], lm), index_of(text)

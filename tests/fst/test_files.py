@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import multiprocessing
 from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
 
-from fst.files import locked, replacing, replacing_files, require_writable
+from fst.files import (
+    LARGEST_RATIO,
+    LARGEST_SMALL_FILE,
+    locked,
+    refuse_bomb,
+    replacing,
+    replacing_files,
+    require_writable,
+)
 
 
 def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -123,3 +132,30 @@ def test_second_process_is_refused_at_once_until_the_first_ends_however_it_ends(
     with locked(path):
         pass
     assert [found.name for found in tmp_path.iterdir()] == (["held"] if kind == "folder" else [])
+
+
+def test_a_lock_file_that_its_last_holder_deletes_after_it_was_opened_locks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, flock = tmp_path / "held", tmp_path / ".held.lock", fcntl.flock
+    deletions = iter([True, True, False])
+
+    def deleted_before(handle: int, how: int) -> None:
+        if next(deletions):
+            lock.unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", deleted_before)
+    with pytest.raises(ValueError, match="another process is writing it"), locked(path):
+        pass
+    with locked(path, wait=True):  # taken anew
+        assert lock.exists()
+    assert next(deletions, None) is None
+
+
+def test_only_large_contents_of_a_much_smaller_file_are_refused() -> None:
+    for packed in (1, LARGEST_SMALL_FILE):
+        most = max(LARGEST_SMALL_FILE, LARGEST_RATIO * packed)
+        refuse_bomb(packed, most)
+        with pytest.raises(ValueError, match=f"its {packed} bytes would unpack to {most + 1} or more"):
+            refuse_bomb(packed, most + 1)

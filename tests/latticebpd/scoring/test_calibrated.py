@@ -101,6 +101,12 @@ def test_a_growing_text_is_read_once() -> None:
     assert (one is first, other is first) == (True, False)
 
 
+def test_texts_of_one_batch_are_kept_however_many_they_are() -> None:
+    indexes, texts = TextIndexes(most=1), [np.array([1, 2]), np.array([3, 4])]
+    first = indexes.of(texts)
+    assert [again is index for again, index in zip(indexes.of(texts), first, strict=True)] == [True, True]
+
+
 def test_few_texts_are_kept() -> None:
     indexes = TextIndexes(most=3)
     for start in range(10):
@@ -127,6 +133,12 @@ def test_records_come_back_and_are_used(stored: Path) -> None:
     assert isinstance(as_scorer(stored), NgramScorer)  # trees and paths by other names stay as they are
 
 
+def test_a_rewritten_calibration_is_read_again(stored: Path) -> None:
+    assert is_calibrated(stored)
+    calibration_path(stored).unlink()
+    assert not is_calibrated(stored)
+
+
 def test_without_a_calibration_the_name_is_refused(tmp_path: Path) -> None:
     LM.save(tmp_path / "plain.fst")
     for lm in (tmp_path / "plain.fst", LM, None):
@@ -146,7 +158,7 @@ def test_a_weight_is_refused(stored: Path) -> None:
     "text",
     [
         "", "[]", "{}", "\xff", "[" * 100_000,
-        *(json.dumps({"format_version": 1, "features": list(fst.FEATURES), **asdict(WEIGHTS), **change}) for change in (
+        *(json.dumps({"format_version": 2, "features": list(fst.FEATURES), **asdict(WEIGHTS), **change}) for change in (
             {"format_version": 1}, {"features": ["log_prob"]}, {"weights": []}, {"weights": [[1.0]]},
             {"weights": [["a"] * len(fst.FEATURES)]},
             {"weights": [[float("nan")] * len(fst.FEATURES)]}, {"weights": [[1e9] * len(fst.FEATURES)]},

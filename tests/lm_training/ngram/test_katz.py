@@ -117,6 +117,8 @@ def test_unseen_token_never_overtakes_a_seen_one():
     table = estimate(tokens, 1, vocab_size=4, end_of_text=None)
     probs = np.exp(table.log_probs[0])
     assert probs[0] == probs[3] <= probs[2] < probs[1]
+    # D = 1/2 leaves 1/2 to the one unseen token, and 1/6 to each seen one.
+    np.testing.assert_allclose(np.exp(estimate([1, 2, 3], 1, vocab_size=4, end_of_text=None).log_probs[0]), 1 / 4)
 
 
 def test_unigrams_all_seen_are_relative_frequencies():
