@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# The compiled core and the kernels for few tokens under AddressSanitizer and UndefinedBehaviorSanitizer: their tests, and the fuzzers of
+# The compiled core, the kernels and the CPU engine under AddressSanitizer and UndefinedBehaviorSanitizer: their tests, and the fuzzers of
 # the core's readers; the kernels' thread pool under ThreadSanitizer.
 #
 #   bash tests/sanitize.sh            everything, and 100,000 mutated files
-#   bash tests/sanitize.sh --quick    searches, calibrated trees, kernels and a short fuzz run, a few minutes
+#   bash tests/sanitize.sh --quick    searches, calibrated trees, kernels, the engine and a short fuzz run, a few minutes
 #   ROUNDS=1000 bash tests/sanitize.sh    so many mutated files
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 rounds=${ROUNDS:-100000}
+engine=(tests/latticebpd/cpu/test_kernels.py tests/latticebpd/cpu/test_engine_formats.py tests/latticebpd/cpu/test_engine.py)
 selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/fst/test_arpa.py tests/fst/test_const_file.py
-  tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py tests/latticebpd/cpu/test_kernels.py)
+  tests/fst/test_ngram_model.py tests/fst/test_openfst.py tests/fst/test_word_lattices.py "${engine[@]}")
 if [[ "${1:-}" == "--quick" ]]; then
   rounds=${ROUNDS:-3000}
-  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py tests/latticebpd/cpu/test_kernels.py)
+  selection=(tests/fst/test_search.py tests/fst/test_calibrated.py "${engine[@]}")
 elif [[ $# -gt 0 ]]; then
   echo "expected --quick or nothing, got $*" >&2
   exit 2

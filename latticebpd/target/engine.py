@@ -72,19 +72,22 @@ def make_engine(model: PreTrainedModel, weights: str = FLOAT32, file: Path | Non
 def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None, default: str = FLOAT32) -> Engine | None:
     """The engine of a model that was loaded from a path, which its decodes run on from now on; None for PyTorch.
 
-    weights: a name in ``WEIGHTS``; None: the file's where there is one, else ``default``, and PyTorch where the
-    engine cannot compute the model.
+    weights: a name in ``WEIGHTS``; None: the file's where the engine knows its types and it is this model's, else
+    ``default``, and PyTorch where the engine cannot compute the model.
 
     Raises:
         ValueError: the engine cannot compute the model as asked for.
     """
     file = path if path.is_file() else path / GGUF_NAME
     known = file if file.is_file() else None
-    if weights is None:
-        weights = TORCH if objection(model) is not None else default if known is None else FILE
-    if weights == TORCH:
+    if weights == TORCH or (weights is None and objection(model) is not None):
         return None
-    engine = make_engine(model, weights, known)
+    try:
+        engine = make_engine(model, weights or (default if known is None else FILE), known)
+    except ValueError:
+        if weights is not None or known is None:
+            raise
+        engine = make_engine(model, default)
     use_engine(model, engine)
     return engine
 
@@ -115,10 +118,12 @@ def engine_of(model: PreTrainedModel) -> Engine | None:
 
 @torch.no_grad()
 def fingerprint(model: PreTrainedModel) -> tuple[Any, ...]:
-    """Changes when weights are replaced or written, by whatever means: it holds numbers of each of them."""
-    parts: list[Any] = []
+    """Changes when modules or weights are replaced, or weights written: it holds numbers of each of them, and how often
+    PyTorch wrote it."""
+    parts: list[Any] = [type(module) for module in model.modules()]
     for name, weight in model.named_parameters():
-        flat = weight.detach().view(-1)
-        numbers = flat[:: max(1, len(flat) // SAMPLES)]
-        parts.append((name, tuple(weight.shape), numbers.numpy().tobytes()))
+        flat = weight.detach().flatten()
+        numbers = flat[:: max(1, len(flat) // SAMPLES)].float().cpu().numpy()
+        version = None if weight.is_inference() else weight._version
+        parts.append((name, weight.dtype, tuple(weight.shape), version, numbers.tobytes()))
     return tuple(parts)

@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 from latticebpd.cpu import _engine
 
 GELU = frozenset({"gelu_pytorch_tanh"})
+ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+STOCK_MODULES = ("transformers.models.", "transformers.activations", "torch.nn.modules.")
+"""Where the classes of modules are that compute what their weights say."""
 
 
 @dataclass(frozen=True)
@@ -25,25 +28,26 @@ class LayerTraits:
     """What distinguishes a family.
 
     norm_offset: added to norms' weights.  sandwich: norms after attention and feed-forward network, too.
-    fused: queries, keys and values are one matrix, gate and up another.  every_layer_slides: the configuration's window
-    is that of all layers.
+    fused: queries, keys and values are one matrix, gate and up another.  slides: whether the configuration's window is
+    that of all layers; None: ``layer_types`` says of which.  caps: names in the configuration of those that it applies.
     """
 
     norm_offset: float = 0.0
     sandwich: bool = False
     fused: bool = False
-    every_layer_slides: bool = False
+    slides: bool | None = None
+    caps: frozenset[str] = frozenset()
 
 
 FAMILIES = {
-    "LlamaForCausalLM": LayerTraits(),
-    "MistralForCausalLM": LayerTraits(every_layer_slides=True),
+    "LlamaForCausalLM": LayerTraits(slides=False),
+    "MistralForCausalLM": LayerTraits(slides=True),
     "Qwen2ForCausalLM": LayerTraits(),
     "Qwen3ForCausalLM": LayerTraits(),
     "SmolLM3ForCausalLM": LayerTraits(),
-    "Gemma2ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True),
-    "Gemma3ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True),
-    "Phi3ForCausalLM": LayerTraits(fused=True, every_layer_slides=True),
+    "Gemma2ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True, caps=frozenset({ATTENTION_CAP, LOGIT_CAP})),
+    "Gemma3ForCausalLM": LayerTraits(norm_offset=1.0, sandwich=True, caps=frozenset({LOGIT_CAP})),
+    "Phi3ForCausalLM": LayerTraits(fused=True, slides=True),
 }
 """By the class of ``transformers``."""
 
@@ -56,10 +60,12 @@ def objection(model: PreTrainedModel) -> str | None:
     kind, config = type(model).__name__, model.config
     if kind not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"{kind} is none of its families"
-    if model.device.type != "cpu" or model.dtype is not torch.float32:
-        return f"its weights are {model.dtype} on {model.device}, not float32 on a CPU"
-    if any(type(each).__module__.split(".")[0] not in ("transformers", "torch") for each in model.modules()):
-        return "some of its modules are not transformers' own"
+    for weight in model.parameters():
+        if weight.device.type != "cpu" or weight.dtype is not torch.float32:
+            return f"its weights are {weight.dtype} on {weight.device}, not float32 on a CPU"
+    for module in model.modules():
+        if not type(module).__module__.startswith(STOCK_MODULES):
+            return f"{type(module).__name__} is not a module of transformers"
     if (hooked := hooked_module(model)) is not None:
         return f"{hooked or 'the model'} has a hook or a forward of its own"
     activation = getattr(config, "hidden_activation", None) or config.hidden_act
@@ -69,6 +75,8 @@ def objection(model: PreTrainedModel) -> str | None:
         return f"its rotary positions ({rope.pop()}) depend on a text's length"
     if getattr(config, "layer_types", None) and not set(config.layer_types) <= {"full_attention", "sliding_attention"}:
         return "its layers do more than attend to texts and windows"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its tokens attend to later ones"
     sizes = (_head_size(config), config.intermediate_size)
     if any(size % 16 for size in sizes):
         return f"its heads and hidden layers have {sizes[0]} and {sizes[1]} numbers, no multiples of 16"
@@ -100,8 +108,9 @@ def transformer(model: PreTrainedModel, weights: Weights, isa: int = 0) -> Any:
     settings.heads, settings.groups = config.num_attention_heads, config.num_key_value_heads
     settings.head_size, settings.epsilon = _head_size(config), config.rms_norm_eps
     settings.scale = float(decoder.layers[0].self_attn.scaling)
-    settings.attention_softcap = getattr(config, "attn_logit_softcapping", None) or 0.0
-    settings.logit_softcap = getattr(config, "final_logit_softcapping", None) or 0.0
+    settings.attention_softcap, settings.logit_softcap = (
+        (getattr(config, name, None) or 0.0) if name in family.caps else 0.0 for name in (ATTENTION_CAP, LOGIT_CAP)
+    )
     scale = getattr(decoder.embed_tokens, "embed_scale", None)
     settings.embedding_scale = 1.0 if scale is None else float(scale)
     settings.gelu = (getattr(config, "hidden_activation", None) or config.hidden_act) in GELU
@@ -147,8 +156,8 @@ def _layer(layer: Any, number: int, family: LayerTraits, config: Any, rotations:
         if bias is not None:
             matrices[-1].set_bias(bias.detach().tolist())
     own.set_matrices(matrices)
-    types = getattr(config, "layer_types", None)
-    slides = family.every_layer_slides if types is None else types[number] == "sliding_attention"
+    types = getattr(config, "layer_types", None) if family.slides is None else None
+    slides = types[number] == "sliding_attention" if types else bool(family.slides)
     own.window = (getattr(config, "sliding_window", None) or 0) if slides else 0
     kind = types[number] if types and types[number] in rotations else rotations[0]
     own.rotation = rotations.index(kind) if getattr(attention, "use_rope", True) else -1

@@ -16,6 +16,7 @@ ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
 NORMS = {
     "input_norm": "attn_norm", "mlp_norm": "ffn_norm", "query_norm": "attn_q_norm", "key_norm": "attn_k_norm",
 }  # fmt: skip
+MOST = 1 << 30  # of any number of a file
 MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
 
@@ -34,10 +35,11 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
             f"{path}: expected unscaled rotary positions, got {kind}.rope.scaling; load it by transformers"
         )
 
-    def number(name: str, default: float | None = None) -> Any:
+    def number(name: str, default: float | None = None, whole: bool = True) -> Any:
         value = file.fields.get(f"{kind}.{name}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{path}: expected the field {kind}.{name} to be a number above 0, got {value!r}")
+        if (type(value) is not int and (whole or type(value) is not float)) or not 0 < value < MOST:
+            what = "a whole number" if whole else "a number"
+            raise ValueError(f"{path}: expected {what} above 0 as the field {kind}.{name}, got {value!r}")
         return value
 
     def vector(name: str) -> list[float]:
@@ -45,25 +47,29 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
         return [] if tensor is None else dequantized(tensor).reshape(-1).tolist()
 
     settings = _engine.Settings()
-    settings.heads = int(number("attention.head_count"))
-    settings.groups = int(number("attention.head_count_kv", settings.heads))
-    hidden = int(number("embedding_length"))
-    settings.head_size = int(number("attention.key_length", hidden // settings.heads))
-    settings.epsilon = number("attention.layer_norm_rms_epsilon")
+    settings.heads = number("attention.head_count")
+    settings.groups = number("attention.head_count_kv", settings.heads)
+    hidden = number("embedding_length")
+    settings.head_size = number("attention.key_length", hidden // settings.heads)
+    settings.epsilon = number("attention.layer_norm_rms_epsilon", whole=False)
     settings.scale = settings.head_size**-0.5
-    rotated = int(number("rope.dimension_count", settings.head_size))
+    rotated = number("rope.dimension_count", settings.head_size)
+    queries = file.tensors.get("blk.0.attn_q.weight")
+    if rotated != settings.head_size or queries is None or queries.shape[0] != settings.heads * rotated:
+        raise ValueError(f"{path}: expected heads of rows of blk.0.attn_q.weight, rotated as a whole, got {rotated}")
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    frequencies = np.float32(1) / np.float32(number("rope.freq_base", 10_000.0)) ** exponents
+    frequencies = np.float32(1) / np.float32(number("rope.freq_base", 10_000.0, whole=False)) ** exponents
     settings.add_rotation(frequencies.tolist(), 1.0)
     layers = []
-    for index in range(min(int(number("block_count")), len(file.tensors))):
+    for index in range(min(number("block_count"), len(file.tensors))):
         layer = _engine.Layer()
         for name, stored in NORMS.items():
             setattr(layer, name, vector(f"blk.{index}.{stored}.weight"))
         matrices = [weights.stored(index, name) for name in MATRICES]
         for name, matrix in zip(MATRICES, matrices, strict=True):
             if bias := vector(weights.name(index, name).replace(".weight", ".bias")):
-                matrix.set_bias(bias)
+                order = weights.order(name, matrix.outputs)
+                matrix.set_bias([bias[row] for row in order] if len(bias) == len(order) else bias)
         layer.set_matrices(matrices)
         layers.append(layer)
     embedding = weights.stored(-1, "embedding")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from latticebpd.cpu import _engine
-from latticebpd.target.gguf_file import GgufFile
+from latticebpd.target.gguf_file import GgufFile, GgufTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,12 @@ NAMES = {
     "query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output",
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
 }  # fmt: skip
-INTERLEAVED = frozenset({"llama", "mistral", "smollm3"})
+FUSED = {
+    "query": ("attn_qkv", 0), "key": ("attn_qkv", -2), "value": ("attn_qkv", -1), "gate": ("ffn_up", 0),
+    "up": ("ffn_up", -1),
+}  # fmt: skip
+"""Of Phi-3: the matrix that holds another one's rows, and where they begin, in heights of that one."""
+INTERLEAVED = frozenset({"llama"})
 """Architectures whose rotated numbers lie next to each other in the file, in ``transformers`` half a head apart."""
 
 
@@ -27,38 +32,61 @@ class GgufWeights:
     def __init__(self, path: Path, memory: Any) -> None:
         self.path, self.memory = path, memory
         self.file = GgufFile.open(path)
-        architecture = str(self.file.fields.get("general.architecture"))
-        self.interleaved = architecture in INTERLEAVED
-        self.heads = {
-            "query": int(self.file.fields.get(f"{architecture}.attention.head_count", 0)),
-            "key": int(self.file.fields.get(f"{architecture}.attention.head_count_kv", 0)),
-        }
+        self.architecture = str(self.file.fields.get("general.architecture"))
 
     def matrix(self, layer: int, name: str, weight: Tensor) -> Any:
-        """layer, name: see `engine_families.Weights`.  weight: of the model, whose shape must be the file's."""
-        return self.stored(layer, name, tuple(weight.shape))
+        """layer, name: see `engine_families.Weights`.  weight: of the model, which the file must be of."""
+        made, wanted = self.stored(layer, name, tuple(weight.shape)), weight.detach().numpy()
+        for row in {1 % len(wanted), len(wanted) // 2, len(wanted) - 1}:
+            if not np.allclose(made.row(row), wanted[row], rtol=0, atol=0.01 * np.abs(wanted[row]).max()):
+                raise ValueError(f"{self.path}: expected the model's weights as {self.name(layer, name)}, got others")
+        return made
 
     def name(self, layer: int, name: str) -> str:
         """The name in the file."""
         outside = {"embedding": "token_embd.weight", "projection": "output.weight"}
-        return outside[name] if layer < 0 else f"blk.{layer}.{NAMES[name]}.weight"
+        stored = FUSED[name][0] if self._is_fused(name) else NAMES.get(name)
+        return outside[name] if layer < 0 else f"blk.{layer}.{stored}.weight"
 
     def stored(self, layer: int, name: str, shape: tuple[int, ...] | None = None) -> Any:
         """The matrix of a layer (-1: none); ValueError where there is none, or one of another shape."""
-        found = self.file.tensors.get(self.name(layer, name))
+        stored = self.name(layer, name)
+        found = self.file.tensors.get(stored)
+        if found is not None and shape and len(found.shape) == 2 and self._is_fused(name):
+            found = _rows(found, FUSED[name][1] * shape[0], shape[0])
         if found is None or len(found.shape) != 2 or shape not in (None, tuple(found.shape)):
-            wanted = f"the tensor {self.name(layer, name)}" + (
-                f" of {' x '.join(map(str, shape))} weights" if shape else ""
-            )
+            wanted = f"the tensor {stored}" + (f" of {' x '.join(map(str, shape))} weights" if shape else "")
             got = "none" if found is None else " x ".join(map(str, found.shape))
             raise ValueError(f"{self.path}: expected {wanted}, got {got}")
         outputs, inputs = found.shape
-        order = self._order(name, outputs) if self.interleaved and name in self.heads else []
-        return _engine.Matrix.of_blocks(self.memory, int(found.type), found.data.reshape(-1), outputs, inputs, order)
+        order = self.order(name, outputs)
+        try:
+            return _engine.Matrix.of_blocks(
+                self.memory, int(found.type), found.data.reshape(-1), outputs, inputs, order
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {stored} ({found.type.name}): {error}") from None
 
-    def _order(self, name: str, outputs: int) -> list[int]:
-        """For each output of ``transformers``' order its row in the file."""
-        size = outputs // self.heads[name]
-        own = np.arange(size).reshape(2, size // 2).T.reshape(-1)  # file's row -> index in a head
-        inverse = np.argsort(own)
-        return (np.arange(self.heads[name])[:, None] * size + inverse).reshape(-1).tolist()
+    def order(self, name: str, outputs: int) -> list[int]:
+        """For each output of ``transformers``' order its row in the file; empty where they are the same.
+
+        Raises:
+            ValueError: the file's heads do not divide the outputs.
+        """
+        field = {"query": "head_count", "key": "head_count_kv"}.get(name)
+        if field is None or self.architecture not in INTERLEAVED:
+            return []
+        field = f"{self.architecture}.attention.{field}"
+        heads = self.file.fields.get(field)
+        if type(heads) is not int or heads < 1 or outputs % (2 * heads):
+            raise ValueError(f"{self.path}: expected {field} to divide {outputs} rows into even heads, got {heads!r}")
+        return np.arange(outputs).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1).tolist()
+
+    def _is_fused(self, name: str) -> bool:
+        return self.architecture == "phi3" and name in FUSED
+
+
+def _rows(tensor: GgufTensor, begin: int, count: int) -> GgufTensor:
+    """Some rows of a matrix; begin: from its end, if negative."""
+    rows = tensor.data.reshape(tensor.shape[0], -1)[begin % tensor.shape[0] :][:count]
+    return GgufTensor(tensor.name, tensor.type, (len(rows), tensor.shape[1]), rows)

@@ -43,7 +43,7 @@ constexpr Format format_of(Type type) {
         case Type::kQ4K: return {4, 0, true, true, 1, 256, 144};
         case Type::kQ5K: return {5, 0, true, true, 1, 256, 176};
         case Type::kQ6K: return {6, 32, false, true, 2, 256, 210};
-        default: throw std::invalid_argument("expected a quantized type");
+        default: throw std::invalid_argument("expected weights as F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K or Q6_K");
     }
 }
 

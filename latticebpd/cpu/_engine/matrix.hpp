@@ -34,6 +34,8 @@ inline std::uint16_t to_half(float number) {
     return static_cast<std::uint16_t>(half | (std::signbit(number) ? 0x8000 : 0));
 }
 
+constexpr float kLargestWeight = 127.0f * 65504.0f;  // of q8_0
+
 // A matrix [outputs, inputs], perhaps with a bias.
 class Matrix {
   public:
@@ -71,6 +73,8 @@ class Matrix {
                 const float* from = row + group * kGroup;
                 float largest = 0.0f;
                 for (std::size_t i = 0; i < kGroup; ++i) largest = std::max(largest, std::abs(from[i]));
+                if (!(largest < kLargestWeight) || std::any_of(from, from + kGroup, [](float w) { return w != w; }))
+                    throw std::invalid_argument("expected finite weights below 8 million, which 8 bits can hold");
                 Group to{};
                 to.half = to_half(largest / 127.0f);
                 const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;

@@ -39,13 +39,16 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
     expect(caches.size() == counts.size(), "a number of columns for each cache");
     std::vector<Columns> texts;
     std::size_t total = 0;
+    const auto size = static_cast<std::size_t>(tokens.size());
     for (std::size_t i = 0; i < caches.size(); ++i) {
         expect(caches[i] != nullptr && std::count(caches.begin(), caches.end(), caches[i]) == 1, "different caches");
+        expect(caches[i]->fits(model), "caches of the model");
+        expect(counts[i] <= size - total, "as many tokens and parents as columns");
         texts.push_back({caches[i], tokens.data() + total, parents.data() + total, counts[i],
                          grow ? caches[i]->pending.size() : 0});
         total += counts[i];
     }
-    expect(tokens.ndim() == 1 && parents.ndim() == 1 && static_cast<std::size_t>(tokens.size()) == total &&
+    expect(tokens.ndim() == 1 && parents.ndim() == 1 && size == total &&
                static_cast<std::size_t>(parents.size()) == total,
            "as many tokens and parents as columns");
     for (const std::size_t layer : layers)
@@ -95,7 +98,7 @@ PYBIND11_MODULE(_engine, module) {
                  expect(x.ndim() == 2 && static_cast<std::size_t>(x.shape(1)) == matrix.inputs, "rows of the inputs");
                  const auto rows = static_cast<std::size_t>(x.shape(0));
                  Array<float> y({rows, matrix.outputs});
-                 const Workers workers{*operations().at(isa), threads};
+                 const Workers workers{*operations().at(isa), std::max<std::size_t>(1, threads)};
                  float* to = y.mutable_data();
                  {
                      const GilRelease released;

@@ -53,6 +53,8 @@ class Cache {
   public:
     explicit Cache(const Transformer& model);
 
+    bool fits(const Transformer& model) const;
+
     std::size_t length = 0;             // tokens of the text
     std::vector<std::int64_t> pending;  // parents of the columns after it
 
@@ -437,5 +439,10 @@ class Transformer {
 
 inline Cache::Cache(const Transformer& model)
     : layers_(model.num_layers()), groups_(model.settings().groups), size_(model.settings().head_size) {}
+
+inline bool Cache::fits(const Transformer& model) const {
+    const Settings& own = model.settings();
+    return layers_ == model.num_layers() && groups_ == own.groups && size_ == own.head_size;
+}
 
 }  // namespace engine

@@ -82,15 +82,69 @@ def test_blocks_lose_nothing_and_products_are_what_rounding_explains(kind: str, 
         assert (other == products[0]).all()
 
 
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if not kind.endswith("K")])
+def test_one_group_is_enough(kind: str) -> None:
+    blocks = blocks_of(kind, 3, 32)
+    weights, matrix = weights_of(kind, blocks, 3, 32), matrix_of(kind, blocks, 3, 32)
+    assert all((matrix.row(output) == weights[output]).all() for output in range(3))
+    x = np.zeros((32, 32), np.float32)
+    np.fill_diagonal(x, 2.0**-9)  # alone in its group, a number is rounded by nothing
+    for isa in range(_engine.isas()):
+        np.testing.assert_allclose(matrix.multiply(x, 1, isa), x @ weights.T, rtol=3e-4, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_row_of_numbers_has_its_bits_in_any_company(kind: str) -> None:
+    matrix = matrix_of(kind, blocks_of(kind, 37, 256), 37, 256)
+    x = np.random.default_rng(6).standard_normal((70, 256)).astype(np.float32)
+    for isa in range(_engine.isas()):
+        alone = np.concatenate([matrix.multiply(row[None], 1, isa) for row in x])
+        for rows in (*range(2, 16), 24, 63, 64, 65, 70):
+            assert (matrix.multiply(x[-rows:], 1 + rows % 3, isa) == alone[-rows:]).all(), (isa, rows)
+        assert (matrix.multiply(x) == alone).all()
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_small_whole_activations_lose_nothing(kind: str) -> None:
     blocks = blocks_of(kind, 20, 256)
+    rng, own = np.random.default_rng(7), blocks.reshape(-1, BLOCKS[GgmlType[kind]][1])
+    for at in HALVES.get(kind, []):  # scales that are powers of two, and small, so that float32 holds every sum
+        own[:, at : at + 2] = (2.0 ** rng.integers(-1, 1, (len(own), 1))).astype(np.float16).view(np.uint8)
+    if kind == "Q6_K":
+        own[:, 192:208] = rng.integers(-3, 4, (len(own), 16)).astype(np.int8).view(np.uint8)
+    elif kind in ("Q4_K", "Q5_K"):
+        own[:, 4:16] &= 3
+    if kind not in HALVES:
+        blocks = rng.integers(-8, 9, (20, 256)).astype(np.float32)
+        blocks = {
+            "F32": blocks.view(np.uint8), "F16": blocks.astype(np.float16).view(np.uint8),
+            "BF16": np.ascontiguousarray(blocks.view(np.uint16)[:, 1::2]).view(np.uint8),
+        }[kind]  # fmt: skip
     weights = weights_of(kind, blocks, 20, 256).astype(np.float64)
     x = np.random.default_rng(2).integers(-63, 64, (7, 256)).astype(np.float32)
     x[:, ::32], x[:, 17::32] = 127.0, -127.0  # so that scales are 1: one of them decides, whatever the other is
-    exact = x.astype(np.float64) @ weights.T
-    got = matrix_of(kind, blocks, 20, 256).multiply(x)
-    np.testing.assert_allclose(got, exact, atol=1e-4 * np.abs(weights).sum(1).max(), rtol=0)
+    x[6, 40] = 127.0 * 128  # the largest number is as exact, and costs the others nothing
+    for scale in (1.0, 2.0**-40, 2.0**40):
+        got = matrix_of(kind, blocks, 20, 256).multiply(x * np.float32(scale))
+        assert (got == x.astype(np.float64) @ weights.T * scale).all()
+
+
+def test_every_number_of_half_precision_is_read() -> None:
+    """Subnormal, infinite and no numbers too, as weights and as scales. (A zero product may lose its sign, since
+    a minimum of 0 is added.)"""
+    halves = np.arange(65_536, dtype=np.uint16)
+    as_weights = matrix_of("F16", halves.view(np.uint8), 64, 1024)
+    found = np.stack([as_weights.row(i) for i in range(64)]).reshape(-1)
+    np.testing.assert_array_equal(found.view(np.uint32), halves.view(np.float16).astype(np.float32).view(np.uint32))
+    blocks = np.ones((65_536, 34), np.uint8)
+    blocks[:, :2] = halves[:, None].view(np.uint8)
+    as_scales, weights = matrix_of("Q8_0", blocks, 2048, 1024), weights_of("Q8_0", blocks, 2048, 1024)
+    np.testing.assert_array_equal([as_scales.row(i) for i in range(2048)], weights)
+    x = np.ones((1, 32), np.float32)
+    column = matrix_of("Q8_0", blocks, 65_536, 32)
+    with np.errstate(all="ignore"):
+        for isa in range(_engine.isas()):
+            np.testing.assert_allclose(column.multiply(x, 1, isa)[0], weights.reshape(-1, 32)[:, 0] * 32, rtol=1e-6)
 
 
 def test_rows_come_in_the_order_that_is_asked_for() -> None:
@@ -126,7 +180,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows() -> None:
     assert (zero == 0).all()
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-38, 1e30])
+@pytest.mark.parametrize("size", [1e-30, 1e-38, 1e30, 1e36])
 def test_tiny_and_huge_numbers(size: float) -> None:
     blocks = blocks_of("Q4_0", 16, 32)
     weights = weights_of("Q4_0", blocks, 16, 32)
