@@ -62,6 +62,7 @@ def test_wrong_drafts_cost_a_call_per_token_and_nothing_else(model: BlockwiseLM)
     out = generate(model, [7], ScriptedDrafter(wrong), max_new_tokens=NEW)
     assert out.sequences[0, 1:].tolist() == text
     assert out.num_calls == NEW - 1
+    assert out.accept_counts.tolist() == [0, NEW - 1, 0, 0, 0]  # up to what a full draft would have committed
     assert out.block_efficiency == 1.0
 
 
