@@ -49,7 +49,7 @@ setup(
             ],
             include_dirs=["fst/include"],
             cxx_std=20,
-            # No product and sum in one rounding: results are the same bits with every instruction set.
+            # A product and a sum share one rounding only where the code says so: the same bits on every processor.
             extra_compile_args=[*flags, "-ffp-contract=off", "-Wno-psabi"],
             extra_link_args=links,
         ),

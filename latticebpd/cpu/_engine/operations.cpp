@@ -17,7 +17,7 @@ namespace plain {
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2")
+#pragma GCC target("avx2,fma")
 #undef ENGINE_ISA
 #define ENGINE_ISA 1
 namespace avx2 {
@@ -26,7 +26,7 @@ namespace avx2 {
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #undef ENGINE_ISA
 #define ENGINE_ISA 2
 namespace vnni {
@@ -41,7 +41,7 @@ std::vector<const Operations*> operations() {
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         supported.push_back(&vnni::table);
-    if (__builtin_cpu_supports("avx2")) supported.push_back(&avx2::table);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) supported.push_back(&avx2::table);
 #endif
     supported.push_back(&plain::table);
     return supported;

@@ -54,6 +54,14 @@ def accepted(rule: Acceptance, tree: DraftTree, logits: Tensor) -> tuple[list[in
     return paths[0], next_tokens[0]
 
 
+def test_only_the_exact_rule_takes_the_best_tokens_without_logits() -> None:
+    logits = torch.tensor([[[0.0, 2.0, 1.0], [2.0, 1.0, 0.0]]])
+    shown = replace(verified(logits), best_of=lambda rows, columns: logits[rows, columns].argmax(dim=-1).tolist())
+    tree = DraftTree.from_paths([[2]])
+    assert walk(Exact(), [tree], shown) == ([[]], [1])
+    assert walk(TopK(2), [tree], shown) == ([[0]], [0])
+
+
 TREES = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=4), max_size=6).map(DraftTree.from_paths)
 
 

@@ -62,7 +62,16 @@ def test_wrong_drafts_cost_a_call_per_token_and_nothing_else(model: BlockwiseLM)
     out = generate(model, [7], ScriptedDrafter(wrong), max_new_tokens=NEW)
     assert out.sequences[0, 1:].tolist() == text
     assert out.num_calls == NEW - 1
+    assert out.accept_counts.tolist() == [0, NEW - 1, 0, 0, 0]  # up to what a full draft would have committed
     assert out.block_efficiency == 1.0
+
+
+def test_drafts_are_cut_where_the_length_limit_leaves_the_models_own_token(model: BlockwiseLM) -> None:
+    text = greedy(model, [7])
+    deep = ScriptedDrafter(lambda state: DraftTree.from_paths([text[len(state.tokens) - 1 :][:9]]))
+    out = generate(model, [7], deep, max_new_tokens=4)
+    assert out.sequences[0, 1:].tolist() == text[:4]
+    assert (out.verified_tokens, out.accept_counts.tolist()) == (2, [0, 0, 0, 1])  # the prefill's token, then three
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -169,6 +169,14 @@ def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
         assert looks > 0.9 * 400 * min(1, DraftingBudget.SHARE / losses)
 
 
+def test_a_budget_that_is_just_spent_allows_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DraftingBudget, "SHARE", 0.25)
+    budget = DraftingBudget()
+    assert budget.allows(1.0)  # 0.25 at first, 0.25 for the call
+    budget.credit(-0.75)
+    assert [budget.allows(1.0) for _ in range(2)] == [False, True]
+
+
 def test_trees_are_cut_and_texts_stay() -> None:
     lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
     whole = BestTree(NgramScorer(None), 9)

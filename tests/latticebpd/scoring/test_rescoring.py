@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
+from fst.automaton import MAX_ORDER
 from latticebpd import Drafts, DraftTree, PathsDrafter, SausageLattice, TreeDrafter, draft_tree, rescore
 from latticebpd.scoring.rescoring import as_scorer
 from tests.helpers.blockwise_models import tiny_model
@@ -197,3 +198,18 @@ def test_batch_of_several_shapes_is_each_lattice_alone() -> None:
                 alone.parents.tolist(),
             )
             assert trees[row].lattice is lattice
+
+
+def test_lattices_with_and_without_transitions_share_no_batch() -> None:
+    rng = np.random.default_rng(3)
+    tokens, log_probs = rng.permutation(6)[None, :3].repeat(2, 0), -rng.random((2, 3))
+    lattices = [SausageLattice(tokens, log_probs, gains) for gains in (None, rng.normal(0, 2, (1, 3, 3)))]
+    for lattice, drafts in zip(lattices, as_scorer(LM, 0.8).paths(lattices, [[], []], 4), strict=True):
+        assert drafts.scores.tolist() == rescore(lattice, LM, 4, 0.8).scores.tolist()
+
+
+def test_the_end_of_a_long_context_is_the_history() -> None:
+    lattice, context = SausageLattice([[3, 1], [2, 5]], np.zeros((2, 2))), [0, *[4] * MAX_ORDER, 2, 3]
+    expected = rescore(lattice, LM, 4, context=context[-2:]).scores.tolist()
+    assert rescore(lattice, LM, 4, context=context).scores.tolist() == expected
+    assert rescore(lattice, LM, 4, context=context[:2]).scores.tolist() != expected

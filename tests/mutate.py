@@ -1,0 +1,118 @@
+"""Mutations that the tests must notice: ``python -m tests.mutate [part of a file's name ...]``, an hour for all.
+
+``mutations.toml`` lists them by file. One after another, each is made in a copy of the tree, and the file's tests run
+until one fails: the mutation is killed. One that is listed with an explanation changes no result, and must survive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pybind11
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT = 300
+"""Seconds that the tests of one mutation may take: a search that does not end is killed."""
+MEMORY = 12 << 30
+"""Bytes that they may take."""
+
+
+class Tree:
+    """A copy of the tree, whose core is compiled quickly rather than fast."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, objects = root, root / "objects"
+        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
+        built = [str(path.relative_to(ROOT)) for path in ROOT.glob("latticebpd/cpu/*.so")]
+        for name in [*listed.splitlines(), *built]:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, root / name)
+        objects.mkdir()
+        self.sources = {source: objects / f"{source.stem}.o" for source in sorted((root / "fst/_core").glob("*.cpp"))}
+        self.extension = root / f"fst/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+    def compiler(self, *arguments: object) -> str:
+        includes = (self.root / "fst/include", sysconfig.get_path("include"), pybind11.get_include())
+        flags = ("-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", *(f"-I{each}" for each in includes))
+        done = subprocess.run(["g++", *flags, *map(str, arguments)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"expected code that compiles, got\n{done.stderr}")
+        return done.stdout
+
+    def build(self, changed: Path | None = None) -> None:
+        """Compile what depends on a changed file; all without one."""
+        for source, compiled in self.sources.items():
+            includes = changed is not None and changed.suffix == ".hpp" and str(changed) in self.compiler("-MM", source)
+            if changed in (None, source) or includes:
+                self.compiler("-c", source, "-o", compiled)
+        self.extension.unlink(missing_ok=True)
+        self.compiler("-shared", *self.sources.values(), "-o", self.extension)
+
+    def test(self, names: list[str]) -> bool:
+        """Whether the tests pass."""
+        files = [f"tests/{name}" for name in names]
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", *files]
+        try:
+            done = subprocess.run(
+                command, cwd=self.root, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return False
+        return done.returncode == 0
+
+
+def selected(parts: list[str]) -> dict[str, dict[str, Any]]:
+    """The files to mutate, of whose names a part is given; all without one."""
+    listed = tomllib.loads((ROOT / "tests/mutations.toml").read_text(encoding="utf-8"))
+    for name, entry in listed.items():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for old, *_ in entry["mutations"]:
+            if text.count(old) != 1:
+                sys.exit(f"expected {old!r} once in {name}, found it {text.count(old)} times; change mutations.toml")
+    return {name: entry for name, entry in listed.items() if not parts or any(part in name for part in parts)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help="parts of the names of the files to mutate; default: all")
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    entries = selected(parser.parse_args().parts)
+    wrong = total = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        tree.build()
+        for name, entry in entries.items():
+            path = tree.root / name
+            original, is_core = path.read_text(encoding="utf-8"), path.suffix in (".cpp", ".hpp")
+            if not tree.test(entry["tests"]):
+                sys.exit(f"expected tests that pass without a mutation of {name}, got one that fails")
+            for old, new, *explanation in entry["mutations"]:
+                mutated = original.replace(old, new)
+                path.write_text(mutated, encoding="utf-8")
+                if is_core:
+                    tree.build(path)
+                else:
+                    compile(mutated, name, "exec")
+                survived = tree.test(entry["tests"])
+                total, wrong = total + 1, wrong + (survived != bool(explanation))
+                outcome = "survived" if survived else "killed  "
+                print(f"{outcome} {name}: {old!r} -> {new!r}", *explanation, sep="; ", flush=True)
+            path.write_text(original, encoding="utf-8")
+            if is_core:
+                tree.build(path)
+    sys.exit(f"{wrong} of {total} outcomes are not the expected ones" if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
