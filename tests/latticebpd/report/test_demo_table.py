@@ -94,7 +94,8 @@ def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
 
 def test_json_has_the_promised_shape(demo: Demo) -> None:
     record = json.loads(json.dumps(demo.as_json()))
-    assert set(record) == {"signature", "generate_tokens_per_second", "texts_equal", "systems"}
+    assert set(record) == {"signature", "generate_tokens_per_second", "texts_equal", "texts_of_generate", "systems"}
+    assert record["texts_of_generate"] == record["signature"]["prompts"] == 3
     keys = {"name", "block_efficiency", "verified_tokens_per_call", "tokens_per_second", "calls", "tokens"}
     assert all(set(system) == keys for system in record["systems"])
 
@@ -112,7 +113,7 @@ def test_a_text_that_differs_is_told(loaded: Loaded, monkeypatch: pytest.MonkeyP
     status, out, err = run("demo", "--prompts", 1, "--max-new-tokens", 4)
     assert status == 1
     assert "A system's text DIFFERS" in out
-    assert "a system's text differs from that of generate()" in err
+    assert "a system's text differs from greedy decoding's" in err
 
 
 def test_the_text_shown_repeats_itself_least(loaded: Loaded) -> None:
@@ -134,7 +135,7 @@ def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: 
     assert first.startswith("The bundled model is a toy: 6M parameters")
     assert rest[0].startswith(prompts_of(loaded)[shown_prompt(loaded)].text[:40])
     assert out.count("┃") >= 3
-    assert "Every system's text equals that of transformers' greedy generate()" in out
+    assert "Every system's text equals that of greedy decoding with the same weights" in out
 
 
 @pytest.mark.parametrize("with_lm", [True, False])
