@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from latticebpd.cpu import _engine
+from latticebpd.target.stock_model import rope_kinds
 
 GELU = frozenset({"gelu_pytorch_tanh"})
 ATTENTION_CAP, LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
@@ -182,9 +183,7 @@ def _rotations(rotary: Any) -> dict[str, tuple[Tensor, float]]:
 
 
 def _rope_types(config: Any) -> set[str]:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-    return {str(each.get("rope_type", each.get("type", "default"))) for each in kinds}
+    return {str(each.get("rope_type", each.get("type", "default"))) for each in rope_kinds(config)}
 
 
 def _head_size(config: Any) -> int:

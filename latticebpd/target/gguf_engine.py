@@ -9,7 +9,7 @@ import numpy as np
 
 from latticebpd.cpu import _engine
 from latticebpd.target.gguf_blocks import dequantized
-from latticebpd.target.gguf_weights import GgufWeights
+from latticebpd.target.gguf_weights import NAMES, GgufWeights
 
 ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
 """Those whose layers are fully described by the fields that are read here."""
@@ -17,7 +17,6 @@ NORMS = {
     "input_norm": "attn_norm", "mlp_norm": "ffn_norm", "query_norm": "attn_q_norm", "key_norm": "attn_k_norm",
 }  # fmt: skip
 MOST = 1 << 30  # of any number of a file
-MATRICES = ("query", "key", "value", "output", "gate", "up", "down")
 
 
 def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
@@ -27,7 +26,7 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
         ValueError: a damaged file, another architecture, or rotary positions of another kind.
     """
     weights = GgufWeights(path, _engine.WeightMemory())
-    file, kind = weights.file, str(weights.file.fields.get("general.architecture"))
+    file, kind = weights.file, weights.architecture
     if kind not in ARCHITECTURES:
         raise ValueError(f"{path}: expected an architecture among {', '.join(sorted(ARCHITECTURES))}, got {kind!r}")
     if file.fields.get(f"{kind}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in file.tensors:
@@ -65,8 +64,8 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
         layer = _engine.Layer()
         for name, stored in NORMS.items():
             setattr(layer, name, vector(f"blk.{index}.{stored}.weight"))
-        matrices = [weights.stored(index, name) for name in MATRICES]
-        for name, matrix in zip(MATRICES, matrices, strict=True):
+        matrices = [weights.stored(index, name) for name in NAMES]
+        for name, matrix in zip(NAMES, matrices, strict=True):
             if bias := vector(weights.name(index, name).replace(".weight", ".bias")):
                 order = weights.order(name, matrix.outputs)
                 matrix.set_bias([bias[row] for row in order] if len(bias) == len(order) else bias)

@@ -111,6 +111,12 @@ class _Rows(nn.Module):
         return logits
 
 
+def rope_kinds(config: Any) -> list[dict[str, Any]]:
+    """What a configuration says of rotary positions: as a whole, and for each kind of layers."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [rope, *(each for each in rope.values() if isinstance(each, dict))]
+
+
 class HoldsBase(Protocol):
     """A module around a stock model: ``BlockwiseLM`` and ``NonAutoregressiveModel``."""
 
@@ -192,9 +198,7 @@ class BaseModel:
     @property
     def rope_boundary(self) -> int | None:
         """The length above which the rotary factors of all positions change (LongRoPE, as in Phi-3), or None."""
-        rope = getattr(self.config, "rope_parameters", None) or getattr(self.config, "rope_scaling", None) or {}
-        kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
-        longer = [each for each in kinds if each.get("rope_type", each.get("type")) == "longrope"]
+        longer = [each for each in rope_kinds(self.config) if each.get("rope_type", each.get("type")) == "longrope"]
         if not longer:
             return None
         own = getattr(self.config, "original_max_position_embeddings", None)
