@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from latticebpd import NoDrafter, generate
 from latticebpd.cli import app
+from latticebpd.decoding.loop import RowBatch
 from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
@@ -24,6 +26,7 @@ from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, dis
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
+from tests.latticebpd.decoding.test_engine_decodes import on_engine
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
 
@@ -117,6 +120,68 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
             assert tokens[length:] == expected[0, 1 if base.config.is_encoder_decoder else length :].tolist(), index
     assert base.generation_config is config
     assert config.num_beams == 4
+
+
+def ending(weights: str) -> LlamaForCausalLM:
+    """A model on the engine whose texts end at many lengths: a token that it often writes ends them."""
+    model = on_engine(weights)
+    model.generation_config.eos_token_id = 9
+    return model
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("copies", [False, True])
+def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copies: bool, tmp_path: Path) -> None:
+    base, given = ending(weights), uneven(23)
+    options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
+    distill(base, given, tmp_path, options, drafter=PromptNgramDrafter() if copies else None)
+    found = [tokens[length:] for tokens, length in load_distilled(tmp_path).items()]
+    expected = []
+    for number, length in enumerate(given.prompt_lengths.tolist()):
+        out = generate(base, given[number][:length].tolist(), NoDrafter(), max_new_tokens=40, trace=True)
+        expected.append([token for block in out.blocks() for token in block])
+    assert found == expected
+    assert len({*map(len, expected)}) > 5
+    assert json.loads((tmp_path / "distill.json").read_text()).get("weights") == {"int8": "int8"}.get(weights)
+
+
+def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path, monkeypatch: Any) -> None:
+    """Passes stay as wide as there are rows until no prompt is left; a killed run keeps complete shards."""
+    widths: list[int] = []
+    step = RowBatch.step
+
+    def watched(batch: RowBatch) -> Any:
+        widths.append(len(batch.rows))
+        return step(batch)
+
+    monkeypatch.setattr(RowBatch, "step", watched)
+    options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
+    done: list[int] = []
+
+    def killed(prompts: int, tokens: int) -> None:
+        done.append(prompts)
+        if sum(done) >= 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(ending("int8"), uneven(23), tmp_path, options, on_batch=killed)
+    assert set(widths) == {4}
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("shard-*")}
+    assert 1 <= len(kept) < 3
+    widths.clear()
+    distill(ending("int8"), uneven(23), tmp_path, options)
+    narrow = widths.index(3)
+    assert set(widths[:narrow]) == {4}
+    assert widths[narrow:] == sorted(widths[narrow:], reverse=True)
+    assert all((tmp_path / name).read_bytes() == content for name, content in kept.items())
+    distill(ending("int8"), uneven(23), tmp_path / "whole", options)
+    np.testing.assert_array_equal(load_distilled(tmp_path).tokens, load_distilled(tmp_path / "whole").tokens)
+
+
+def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
+    distill(ending("int8"), uneven(), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="holds text made with weights int8, asked for is None"):
+        distill(ending("float32"), uneven(), tmp_path, OPTIONS)
 
 
 @pytest.mark.parametrize("family", ["llama", "marian"])
