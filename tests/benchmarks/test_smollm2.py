@@ -116,7 +116,7 @@ def sources(tmp_path: Path) -> Path:
                 | {
                     "question": f"What is {n}?",
                     "answer": f"number {n}",
-                    "document": f"#Person1#: {n}?",
+                    "document": "\n".join(f"#Person{line % 2 + 1}#: {n}, {line}?" for line in range(6)),
                     "de": f"ein Satz {n}",
                     "en": f"a sentence {n}",
                 }
@@ -147,30 +147,34 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
     monkeypatch.setattr(more_text, "ALL_TASKS", ())
     weights = more_text.MORE["weights"]
     asked = sources / "asked.jsonl"
-    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("How do I make pancakes?", "Old prompt")]
-    asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def written(name: str) -> list[dict[str, Any]]:
-        more_text.save_more_prompts(sources, sources / name, 4 * sum(weights.values()), asked, words)
-        return [json.loads(line) for line in (sources / name).read_text().splitlines()]
+    def written(*before: str) -> list[dict[str, Any]]:
+        rows = [{"messages": [{"role": "user", "content": text}]} for text in ("An old prompt", *before)]
+        asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        more_text.save_more_prompts(sources, sources / "more.jsonl", 4 * sum(weights.values()), asked, words)
+        return [json.loads(line) for line in (sources / "more.jsonl").read_text().splitlines()]
 
-    every = written("every.jsonl")
+    def texts(rows: list[dict[str, Any]]) -> list[str]:
+        return ["\n".join(each["content"] for each in row["messages"]) for row in rows]
+
+    every = written()
     assert {row["kind"] for row in every} == set(weights)
     assert all(words(row["messages"]) <= more_text.MAX_TOKENS for row in every)
     assert {row["messages"][0]["role"] for row in every} == {"user", "system"}
     assert all(row["messages"][-1]["role"] == "user" for row in every)
-    texts = ["\n".join(each["content"] for each in row["messages"]) for row in every]
-    assert len(set(texts)) == len(texts)
-    assert "How do I make pancakes?" not in texts
-    assert written("again.jsonl") == every
-    assert " 0 refused" not in capsys.readouterr().out  # the prompt that was asked before
+    assert len(set(texts(every))) == len(every)
+    assert written() == every
+    assert " 0 refused" in capsys.readouterr().out
+    other = written(texts(every)[5])
+    assert texts(every)[5] not in texts(other)
+    assert texts(every)[4] in texts(other)
     # A test part with the sentence of some documents.
-    shared = "mills, river 7 runs slowly past old mills and quiet fields on its WAY to"
-    assert any("river 7 runs slowly past old mills" in text for text in texts)
+    shared = "the river 7 runs slowly PAST old, mills"
+    assert any("river 7 runs slowly past old mills and quiet" in text for text in texts(every))
     (sources / "qa/xquad-en-test.jsonl").write_text(json.dumps({"id": 1, "context": shared}) + "\n")
-    found = written("clean.jsonl")
-    assert not any("river 7 runs slowly past old mills and quiet" in str(row["messages"]) for row in found)
-    assert any("river 8 runs slowly past old mills and quiet" in str(row["messages"]) for row in found)
+    found = texts(written())
+    assert not any("river 7 runs slowly past old mills and quiet" in text for text in found)
+    assert any("river 8 runs slowly past old mills and quiet" in text for text in found)
 
 
 def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -> None:
