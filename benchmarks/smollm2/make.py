@@ -102,7 +102,12 @@ def own_text(
         missing = sorted(set(range(len(prompts))) - set(ids.tolist()))
         asked = [prompts[number] for number in missing]
         Texts.of_rows(asked, [len(prompt) for prompt in asked], np.uint16).save(work / "asked.npz")
-        latticebpd("distill", work / "asked.npz", f"--model {MODEL} --weights float32 --max-new-tokens 256 -o", work / "written")
+        latticebpd(
+            "distill",
+            work / "asked.npz",
+            f"--model {MODEL} --weights float32 --max-new-tokens 256 -o",
+            work / "written",
+        )
         from lm_training.data.distill import load_distilled
 
         ids, texts = np.concatenate([ids, missing]), Texts.joined([texts, load_distilled(work / "written")])

@@ -29,13 +29,19 @@ from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.engine import EXACT as EXACT_WEIGHTS
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
 from lm_training.data.batching import padded, require_vocabulary, token_dtype
-from lm_training.data.hidden_states import StateOptions, claim_states, save_states, states_directory, states_of
+from lm_training.data.hidden_states import (
+    StateOptions,
+    claim_states,
+    rounded_weights,
+    save_states,
+    states_directory,
+    states_of,
+)
 
 SETTINGS = "distill.json"
 
@@ -266,8 +272,8 @@ def distill(
         else InBatches(Greedy(stock, drafter) if greedy else ByGenerate(stock, options.num_beams), options.batch_size)
     )
     settings: dict[str, Any] = {"options": options.record(), "model": weights_fingerprint(base)}
-    if engine is not None and engine.weights not in EXACT_WEIGHTS:
-        settings["weights"] = engine.weights
+    if engine is not None:
+        settings |= rounded_weights(stock)
     shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = token_dtype(max(stock.source_vocab_size, stock.vocab_size))
     if states is not None:

@@ -26,7 +26,7 @@ from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, dis
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_engine_decodes import on_engine
+from tests.latticebpd.decoding.test_engine_decodes import on_engine, stock
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
 
@@ -124,7 +124,7 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
 
 def ending(weights: str) -> LlamaForCausalLM:
     """A model on the engine whose texts end at many lengths: a token that it often writes ends them."""
-    model = on_engine(weights)
+    model = stock() if weights == "torch" else on_engine(weights)
     model.generation_config.eos_token_id = 9
     return model
 
@@ -422,6 +422,34 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
     for bad in ("3", "2/2", "a/b"):
         with pytest.raises(ValueError, match="i/n"):
             CliRunner().invoke(app, [*command, *sizes, "--part", bad], catch_exceptions=False)
+
+
+def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> None:
+    ending("torch").save_pretrained(tmp_path / "model")
+    uneven().save(tmp_path / "asked.npz")
+    sizes = ["--max-new-tokens", "20", "--shard-prompts", "4", "--batch-size", "3", "--hidden", "--model"]
+    command = ["distill", str(tmp_path / "asked.npz"), *sizes, str(tmp_path / "model"), "-o"]
+    for weights in ("int8", "float32", "torch"):
+        given = [*command, str(tmp_path / weights), "--weights", weights]
+        assert CliRunner().invoke(app, given, catch_exceptions=False).exit_code == 0
+    distill(ending("int8"), uneven(), tmp_path / "expected", DistillOptions(20, shard_prompts=4))
+    texts = {path.name: load_distilled(path) for path in tmp_path.iterdir() if (path / "distill.json").exists()}
+    np.testing.assert_array_equal(texts["int8"].tokens, texts["expected"].tokens)
+    np.testing.assert_array_equal(texts["float32"].tokens, texts["torch"].tokens)
+    assert texts["int8"].tokens.tolist() != texts["torch"].tokens.tolist()
+    # Hidden states that are made afterwards are those that were made with the text.
+    texts["int8"].save(tmp_path / "again.npz")
+    later = ["train", "hidden", str(tmp_path / "again.npz"), "--model", str(tmp_path / "model"), "--weights", "int8"]
+    assert CliRunner().invoke(app, later, catch_exceptions=False).exit_code == 0
+    states = [load_states(path, texts["int8"]) for path in (tmp_path / "int8", tmp_path / "again.npz")]
+    for index in range(len(texts["int8"])):
+        one, other = (each.of_text(index) for each in states if each is not None)
+        assert torch.equal(one, other)
+    for hidden in ("int8/hidden", "again.hidden"):
+        assert json.loads((tmp_path / hidden / "hidden.json").read_text())["weights"] == "int8"
+    beams = [*command, str(tmp_path / "beams"), "--weights", "int8", "--num-beams", "2"]
+    with pytest.raises(ValueError, match="expected --weights torch for --num-beams 2, got int8"):
+        CliRunner().invoke(app, beams, catch_exceptions=False)
 
 
 def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:
