@@ -2,8 +2,8 @@
 
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.more_text --data DIR --work WORK            # prompts, then answers; resumes
-    python -m benchmarks.smollm2.more_text --data DIR --work WORK --store    # answers so far -> more-text.npz
-    python -m benchmarks.smollm2.more_text --data DIR --work WORK --join     # more-text.npz -> WORK/more.npz
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --store    # answers so far -> more-text.npz.xz
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --join     # more-text.npz.xz -> WORK/more.npz
     python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
 
 ``more_prompts.json`` beside this file has kinds and templates besides those of ``prompts.json``.  Prompts take text of
@@ -38,7 +38,7 @@ COUNT = 48_000
 MAX_TOKENS = 300
 """Of a prompt with the chat template."""
 SHARD = 64
-STORED = HERE / "more-text.npz"
+STORED = HERE / "more-text.npz.xz"
 MORE = json.loads((HERE / "more_prompts.json").read_text(encoding="utf-8"))
 EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
 """Files of DIR that are no source of prompts, unless `SOURCES` names them."""
@@ -225,8 +225,7 @@ def store(written: Path, path: Path, digest: str) -> None:
     texts = Texts.joined(parts)
     save_answers(path, np.concatenate(ids), texts, digest)
     size = path.stat().st_size
-    per_million = size / texts.num_labels
-    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size} bytes ({per_million:.2f} a token)")
+    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size / texts.num_labels:.2f} bytes a token")
 
 
 def main() -> None:

@@ -184,8 +184,10 @@ def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -
         rows = [[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in asked[shard * size : (shard + 1) * size]]
         (tmp_path / "written").mkdir(exist_ok=True)
         Texts.of_rows(rows, [3] * size).save(tmp_path / "written" / f"shard-{shard:05d}.npz")
-    more_text.store(tmp_path / "written", tmp_path / "more.npz", "hash")
-    ids, texts = make.load_answers(tmp_path / "more.npz", asked, "hash")
+    more_text.store(tmp_path / "written", tmp_path / "more.npz.xz", "hash")
+    ids, texts = make.load_answers(tmp_path / "more.npz.xz", asked, "hash")
+    with pytest.raises(ValueError, match=r"more\.npz\.xz: expected the answers to the prompts of this data \(other\)"):
+        make.load_answers(tmp_path / "more.npz.xz", asked, "other")
     assert ids.tolist() == [*range(size), *range(2 * size, 3 * size)]
     assert [row.tolist() for row in map(texts.__getitem__, range(len(texts)))] == [
         [*asked[number], 7, 8][: 4 + number % 2] for number in ids
