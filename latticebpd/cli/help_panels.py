@@ -18,7 +18,7 @@ FIRST = {
     "spec-bench": "model system limit max_new_tokens json",
     "jacobi": "model algorithm source target json",
     "ddg": "model output limit json",
-    "distill": "model output prompts max_new_tokens batch_size corpus_output",
+    "distill": "model output prompts max_new_tokens batch_size corpus_output weights",
     "profile": "model output columns weights threads json",
     "lm train": "output order smoothing tokenizer max_ngrams",
     "lm kenlm": "output order prune tokenizer",
