@@ -14,7 +14,7 @@ from latticebpd.decoding.loop import RowBatch
 from latticebpd.decoding.session import Session
 from latticebpd.drafters.drafter import Drafter
 from tests.helpers.drafters import DRAFTERS
-from tests.latticebpd.decoding.test_engine_decodes import on_engine, stock, with_heads
+from tests.helpers.engine_models import on_engine, stock, with_heads
 
 PROMPTS = [np.random.default_rng(size).integers(1, 12, size).tolist() for size in (5, 1, 9, 2, 14, 1)]
 
