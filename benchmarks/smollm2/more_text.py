@@ -45,14 +45,14 @@ EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
 
 
 def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Lists of the same name one after the other; the weights are the other's."""
-    made = {name: [*one.get(name, ()), *other.get(name, ())] for name in {**one, **other} if name not in NESTED}
-    names = {**one["templates"], **other["templates"]}
-    templates = {name: [*one["templates"].get(name, ()), *other["templates"].get(name, ())] for name in names}
-    return made | {"templates": templates, "weights": other["weights"]}
-
-
-NESTED = ("templates", "weights")
+    """Lists of the same name one after the other, and so the templates; the weights are the other's."""
+    made = dict(one)
+    for name, value in other.items():
+        if isinstance(value, dict):
+            made[name] = merged(one[name], value) if name == "templates" else value
+        else:
+            made[name] = [*one.get(name, ()), *value]
+    return made
 
 
 class MoreKinds(Kinds):

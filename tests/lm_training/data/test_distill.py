@@ -25,8 +25,8 @@ from latticebpd.target.stock_model import BaseModel
 from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, distill, load_distilled
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_engine_decodes import on_engine, stock
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
 

@@ -33,8 +33,8 @@ from lm_training.data.training_data import HeadData, load_head_data
 from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.engine_models import on_engine
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_engine_decodes import on_engine
 
 QUICK = HeadTraining(
     steps=5, batch_size=4, warmup_steps=2, validation_every=5, checkpoint_every=5, serving_prompts=0, learning_rate=1e-2
