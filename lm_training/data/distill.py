@@ -35,6 +35,7 @@ from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
 from lm_training.data.batching import padded, require_vocabulary, token_dtype
 from lm_training.data.hidden_states import (
+    LAST,
     StateOptions,
     claim_states,
     rounded_weights,
@@ -118,6 +119,14 @@ def load_distilled(directory: str | os.PathLike[str]) -> Texts:
     return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """tokens: ``[n]``, the end of text included.  states: ``[n, hidden]`` that predicted them, where they are kept."""
+
+    tokens: np.ndarray
+    states: torch.Tensor | None = None
+
+
 class InBatches:
     """Batches of prompts of similar length, one after another.
 
@@ -127,28 +136,31 @@ class InBatches:
     def __init__(self, answer: Callable[[Sequence[np.ndarray], int], list[np.ndarray]], size: int) -> None:
         self.answer, self.size = answer, size
 
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, np.ndarray]]:
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
         """Continuations by their prompts' numbers, batch by batch."""
         rows = list(prompts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for first in range(0, len(order), self.size):
             together = order[first : first + self.size]
             answers = self.answer([rows[row] for row in together], max_new_tokens)
-            yield dict(zip(together, answers, strict=True))
+            yield dict(zip(together, map(Answer, answers), strict=True))
 
 
 class OnEngine:
     """The CPU engine's rows: where a text ends, the next prompt takes its row, so that passes stay wide.
 
     drafter: drafts while it pays off; the text is the same.  size: rows.
+    states: keep those that every token is predicted from; without a drafter only, which commits several at once.
     """
 
-    def __init__(self, model: BaseModel, drafter: Drafter | None, size: int) -> None:
+    def __init__(self, model: BaseModel, drafter: Drafter | None, size: int, states: bool = False) -> None:
         self.model, self.drafter, self.size = model, drafter or NoDrafter(), size
+        self.states = states and drafter is None
 
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, np.ndarray]]:
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
         """Continuations by their prompts' numbers, each as soon as it ends."""
         waiting, batch = enumerate(prompts), None
+        states = defaultdict[int, list[torch.Tensor]](list)
         while True:
             while batch is None or len(batch.rows) < self.size:
                 if (coming := next(waiting, None)) is None:
@@ -162,9 +174,19 @@ class OnEngine:
                 return
             rows = batch.rows
             batch.step()
-            ended = {row.index: np.array(row.text.new_tokens, np.int64) for row in rows if row.text.finished}
+            if self.states:
+                for row in rows:
+                    assert row.hidden is not None
+                    states[row.index].append(row.hidden.to(torch.float16))
+            ended = [row for row in rows if row.text.finished]
             if ended:
-                yield ended
+                yield {
+                    row.index: Answer(
+                        np.array(row.text.new_tokens, np.int64),
+                        torch.stack(states.pop(row.index)) if self.states else None,
+                    )
+                    for row in ended
+                }
 
     def _begin(self, index: int, prompt: np.ndarray, max_new_tokens: int) -> RowBatch:
         """A row whose prompt is read but for its last token."""
@@ -267,7 +289,7 @@ def distill(
     greedy = options.num_beams == 1 and Greedy.suits(stock)
     engine = engine_of(base) if greedy else None
     writer = (
-        OnEngine(stock, drafter, options.batch_size)
+        OnEngine(stock, drafter, options.batch_size, states is not None and not states.layers and not states.whole)
         if engine is not None
         else InBatches(Greedy(stock, drafter) if greedy else ByGenerate(stock, options.num_beams), options.batch_size)
     )
@@ -291,10 +313,11 @@ def distill(
             save_states(kept.file(shard), text, states_of(stock, text, states))
     for shard, written in _write(writer, prompts, missing, options.max_new_tokens, on_batch):
         rows = [prompts[number] for number, _ in written]
-        joined = [np.concatenate([row, answer]) for row, (_, answer) in zip(rows, written, strict=True)]
+        joined = [np.concatenate([row, answer.tokens]) for row, (_, answer) in zip(rows, written, strict=True)]
         text = Texts.of_rows(joined, list(map(len, rows)), dtype)
         if states is not None:
-            save_states(kept.file(shard), text, states_of(stock, text, states))
+            seen = [answer.states for _, answer in written if answer.states is not None]
+            save_states(kept.file(shard), text, {LAST: torch.cat(seen)} if seen else states_of(stock, text, states))
         text.save(shards.file(shard))
 
 
@@ -304,18 +327,18 @@ def _write(
     shards: Sequence[tuple[int, range]],
     max_new_tokens: int,
     on_batch: Callable[[int, int], object] | None,
-) -> Iterator[tuple[int, list[tuple[int, np.ndarray]]]]:
+) -> Iterator[tuple[int, list[tuple[int, Answer]]]]:
     """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
     groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
     for group in groups:
         owners = [(shard, number) for shard, chosen in group for number in chosen]
-        sizes, written = {shard: len(chosen) for shard, chosen in group}, defaultdict[int, dict[int, np.ndarray]](dict)
+        sizes, written = {shard: len(chosen) for shard, chosen in group}, defaultdict[int, dict[int, Answer]](dict)
         for answers in writer((prompts[number].astype(np.int64) for _, number in owners), max_new_tokens):
             for index, answer in answers.items():
                 shard, number = owners[index]
                 written[shard][number] = answer
             if on_batch is not None:
-                on_batch(len(answers), sum(map(len, answers.values())))
+                on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
             for shard in [shard for shard in written if len(written[shard]) == sizes[shard]]:
                 yield shard, sorted(written.pop(shard).items())
 

@@ -22,6 +22,7 @@ from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
+from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, distill, load_distilled
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
@@ -176,6 +177,22 @@ def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path,
     assert all((tmp_path / name).read_bytes() == content for name, content in kept.items())
     distill(ending("int8"), uneven(23), tmp_path / "whole", options)
     np.testing.assert_array_equal(load_distilled(tmp_path).tokens, load_distilled(tmp_path / "whole").tokens)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
+    copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, options, passes = ending("int8"), DistillOptions(20, shard_prompts=5, batch_size=4), []
+    read = distilling.states_of
+    monkeypatch.setattr(distilling, "states_of", lambda *given: passes.append(1) or read(*given))
+    drafter = PromptNgramDrafter() if copies else None
+    distill(base, uneven(), tmp_path, options, states=StateOptions(), drafter=drafter)
+    assert len(passes) == (3 if copies else 0)
+    text = load_distilled(tmp_path)
+    found, expected = load_states(tmp_path, text), read(BaseModel.of(base), text, StateOptions())["last"].half()
+    assert found is not None
+    assert torch.equal(torch.cat([found.of_text(index) for index in range(len(text))]), expected)
 
 
 def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
