@@ -146,6 +146,21 @@ def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copi
     assert json.loads((tmp_path / "distill.json").read_text()).get("weights") == {"int8": "int8"}.get(weights)
 
 
+def test_rows_of_the_engine_honour_the_generation_config(tmp_path: Path) -> None:
+    base, given = ending("float32"), uneven()
+    config: Any = base.generation_config
+    config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
+    distill(base, given, tmp_path, replace(OPTIONS, batch_size=3))
+    for tokens, length in load_distilled(tmp_path).items():
+        prompt = torch.tensor([tokens[:length]])
+        expected = base.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7
+        )  # type: ignore[operator]
+        assert tokens == expected[0].tolist()
+    assert base.generation_config is config
+    assert config.num_beams == 4
+
+
 def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path, monkeypatch: Any) -> None:
     """Passes stay as wide as there are rows until no prompt is left; a killed run keeps complete shards."""
     widths: list[int] = []
