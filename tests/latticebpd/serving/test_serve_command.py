@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 import latticebpd
+from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.serving.server import is_loopback
 from tests.helpers.commands import Run
 
@@ -67,6 +68,15 @@ def test_a_port_that_is_taken_is_one_line(run: Run) -> None:
         status, out, err = run("serve", "--port", taken.getsockname()[1], "--system", "greedy")
     assert (status, out) == (2, "")
     assert "error: expected to listen on 127.0.0.1, port" in err.splitlines()[-1]
+
+
+def test_costs_of_a_file_are_not_measured_again(run: Run, tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+    CostCurve((1,), (1, 9), ((1.0, 2.0),)).save(costs)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        given = ("serve", "--port", taken.getsockname()[1], "--system", "8-tree")
+        assert "measuring what passes cost" in run(*given)[2]
+        assert "measuring" not in run(*given, "--costs", costs)[2]
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
