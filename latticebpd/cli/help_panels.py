@@ -16,6 +16,7 @@ FIRST = {
     "compare": "lm system model json csv",
     "report": "output lm model title",
     "spec-bench": "model system limit max_new_tokens json",
+    "serve": "model host port api_key rows queue max_tokens",
     "jacobi": "model algorithm source target json",
     "ddg": "model output limit json",
     "distill": "model output prompts max_new_tokens batch_size corpus_output",
