@@ -20,6 +20,9 @@ from latticebpd.cli.model_options import (
 )
 from latticebpd.console import err, quiet_transformers
 
+SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
+"""Tokens of the passes that are measured."""
+
 
 def serve(
     model: Path | None = typer.Option(
@@ -48,7 +51,7 @@ def serve(
     ignore_beams: bool = IGNORE_BEAMS,
     weights: str | None = WEIGHTS,
     costs: Path | None = typer.Option(
-        None, help="Costs by `latticebpd profile`: trees are cut to what pays off with as many rows as there are."
+        None, help="Costs by `latticebpd profile`, by which drafts are cut; measured at the start by default."
     ),
 ) -> None:
     """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.
@@ -69,14 +72,25 @@ def serve(
     quiet_transformers()
     from latticebpd.decoding.front_door import load
     from latticebpd.drafters.cost_curve import CostCurve
+    from latticebpd.drafters.drafter import needs_layers
+    from latticebpd.drafters.paying_drafts import PayingDrafter
+    from latticebpd.drafters.system_names import tells_probabilities
+    from latticebpd.measuring.pass_costs import profile
+    from latticebpd.target.engine import TORCH
 
-    cost_curve = None if costs is None else CostCurve.load(costs)
+    curve = None if costs is None else CostCurve.load(costs)
     loaded = load(
         model, lm, drafter=drafter_model, system_prompt=system_prompt, ignore_beams=ignore_beams, weights=weights,
         bigram=bigram,
     )  # fmt: skip
-    system = system or loaded.default_system(alpha, by_cost=costs is not None)
-    drafter = named_drafter(loaded, system, lm, alpha, k=k, costs=cost_curve)
+    on_engine = loaded.weights != TORCH
+    system = system or loaded.default_system(alpha, by_cost=on_engine)
+    drafter = named_drafter(loaded, system, lm, alpha, k=k)
+    if on_engine and tells_probabilities(system):
+        if curve is None:
+            err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
+            curve = profile(loaded.model, SIZES, rounds=2, drafter=None if needs_layers(drafter) else drafter)
+        drafter = PayingDrafter(drafter, curve)
     limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
     service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
     with listen(host, port) as listening:

@@ -7,6 +7,7 @@ verifiers cannot take in rows: there one request is decoded after another.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -94,6 +95,7 @@ class Scheduler:
         self._live: list[Job] = []
         self._batch: RowBatch | None = None
         self._closed = False
+        self._numbers = itertools.count()  # of rows
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
 
     def start(self) -> None:
@@ -220,8 +222,7 @@ class Scheduler:
                 joins = isinstance(self._waiting[0].batch.unread.verifier, EngineVerifier)
                 if len(self._live) < (self.limits.rows if joins else 1):
                     self._reading = self._waiting.popleft()
-                    taken = {job.row.index for job in self._live}
-                    self._reading.row.index = next(index for index in range(len(taken) + 1) if index not in taken)
+                    self._reading.row.index = next(self._numbers)
             return self._reading
 
     def _pass(self) -> None:
