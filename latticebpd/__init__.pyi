@@ -20,6 +20,7 @@ from .decoding.loop import generate as generate
 from .decoding.lossless import Divergence as Divergence
 from .decoding.lossless import Losslessness as Losslessness
 from .decoding.lossless import check_lossless as check_lossless
+from .decoding.session import TextCache as TextCache
 from .decoding.showing import Shown as Shown
 from .decoding.showing import show as show
 from .drafters import BlockLattices as BlockLattices

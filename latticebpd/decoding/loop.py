@@ -19,7 +19,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.decode_rows import Ids, Text
-from latticebpd.decoding.session import Session, UnreadTokens
+from latticebpd.decoding.session import Session, TextCache, UnreadTokens
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.stock_model import Model
@@ -124,6 +124,7 @@ def generate(
     pad_token_id: int | None = None,
     trace: bool = False,
     use_cache: bool = True,
+    text_cache: TextCache | None = None,
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
@@ -144,6 +145,7 @@ def generate(
         pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep a :class:`Step` for every call and row.
         use_cache: False reads the whole texts in every pass: slow, the same for every model; for comparison.
+        text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
 
     Raises:
         ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
@@ -152,7 +154,7 @@ def generate(
     session = Session.begin(
         model, input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
         pad_token_id=pad_token_id, stop_strings=stop_strings, tokenizer=tokenizer, logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria, use_cache=use_cache,
+        stopping_criteria=stopping_criteria, use_cache=use_cache, text_cache=text_cache,
     )  # fmt: skip
     if streamer is not None:
         check_streamer(len(session.texts))
@@ -179,7 +181,7 @@ def decode(
 ) -> Generated:
     """The loop itself, from a new session to the end of its texts; a streamer already has the prompt."""
     session.layers = needs_layers(drafter)
-    unread, texts = UnreadTokens(session.verifier, session.prompts.tokens), session.texts
+    unread, texts = UnreadTokens(session.verifier, session.prompts.tokens, session.read), session.texts
     rows = list(range(len(texts)))  # unfinished ones
     proposed = not needs_hidden(drafter)
     trees = _draft(drafter, session, rows, [None] * len(rows), unread) if proposed else [DraftTree.empty()] * len(rows)
@@ -215,6 +217,8 @@ def decode(
             rows = [rows[i] for i in going_on]
         trees = _draft(drafter, session, rows, hidden, unread)
         is_call, proposed = [True] * len(rows), True
+    if session.text_cache is not None:
+        session.text_cache.tokens = texts[0].tokens[:-1]  # the last token may be unread
     if streamer is not None:
         streamer.end()
 
