@@ -10,6 +10,7 @@ from .decoding.acceptance import Sampling as Sampling
 from .decoding.acceptance import SpeculativeSampling as SpeculativeSampling
 from .decoding.acceptance import TopBeta as TopBeta
 from .decoding.acceptance import TopK as TopK
+from .decoding.conversation import Chat as Chat
 from .decoding.custom_generate import CustomGenerate as CustomGenerate
 from .decoding.custom_generate import custom_generate as custom_generate
 from .decoding.front_door import Loaded as Loaded

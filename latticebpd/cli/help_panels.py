@@ -11,6 +11,7 @@ REST = "More options"
 FIRST = {
     "demo": "model prompts max_new_tokens threads json",
     "generate": "model system max_new_tokens show_blocks trace",
+    "chat": "model system system_prompt max_new_tokens show_blocks",
     "lattices": "output prompts model k max_new_tokens",
     "oracle": "k heads model json plot",
     "compare": "lm system model json csv",
