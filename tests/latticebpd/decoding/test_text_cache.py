@@ -13,8 +13,8 @@ from latticebpd import DraftTree, GoldDrafter, NoDrafter, PromptNgramDrafter, Te
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.tree_attention import TreeVerifier
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
-from tests.latticebpd.decoding.test_engine_decodes import on_engine, stock
 
 PROMPT, TURN = [3, 1, 4, 1, 5], [9, 2, 6]
 MODELS: dict[str, Callable[[], Any]] = {
