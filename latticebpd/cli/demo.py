@@ -53,9 +53,8 @@ def demo(
     greedy decoding.
 
     First one text appears as it is decoded, with the blocks marked that the model accepted, in a terminal next to
-    greedy decoding, on equal time; then the table. The bundled model continues passages of held-out documents and takes
-    half a minute; another model answers questions of several tasks, which takes smollm2-135m a minute and a half on two
-    cores.
+    greedy decoding; then the table. The bundled model continues passages of held-out documents, in half a minute.
+    Another model answers questions of several tasks; smollm2-135m takes up to a minute and a half on two cores.
 
     Example: [bold]latticebpd demo --prompts 4[/bold]
     Example: [bold]latticebpd demo --model smollm2-135m[/bold]

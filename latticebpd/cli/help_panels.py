@@ -3,6 +3,7 @@ are used most."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 LONG = 8
@@ -37,6 +38,7 @@ FIRST = {
 def laid_out(command: Any, words: str, panel: str | None = None) -> Any:
     """The command, or group of them, with its own panel in the list of commands and its options in theirs."""
     command.rich_help_panel = panel
+    command.help = re.sub(r"(?<=\S)\n(?=\w)(?!Example: )", " ", command.help or "")  # paragraphs, whatever the width
     for name, each in getattr(command, "commands", {}).items():
         laid_out(each, f"{words} {name}")
     if words in FIRST:

@@ -110,6 +110,7 @@ class EngineVerifier:
 
     def _verified(self, hidden: np.ndarray) -> Verified:
         """hidden: ``[rows, columns, hidden]``."""
+
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 

@@ -93,6 +93,17 @@ def test_the_walk_finds_the_program() -> None:
     assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
 
 
+def test_help_breaks_lines_where_the_terminal_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the source does; examples stand on lines of their own."""
+    monkeypatch.setenv("COLUMNS", "400")
+    status, out, _ = run("demo", "--help")
+    assert status == 0
+    lines = [line.strip() for line in out.splitlines()]
+    (summary,) = [line for line in lines if line.startswith("Compare drafting systems")]
+    assert summary.endswith("greedy decoding.")
+    assert len([line for line in lines if line.startswith("Example: ")]) == 2
+
+
 def test_the_page_of_quantities_lists_every_command_and_options_that_exist() -> None:
     page = Path(__file__).parents[3] / "docs" / "quantities.md"
     rows = [
