@@ -21,7 +21,7 @@ from typing import Any
 import pybind11
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT = 300
+TIMEOUT = 900
 """Seconds that the tests of one mutation may take: a search that does not end is killed."""
 MEMORY = 12 << 30
 """Bytes that they may take."""
@@ -65,9 +65,11 @@ class Tree:
         try:
             done = subprocess.run(
                 command, cwd=self.root, capture_output=True, text=True, timeout=TIMEOUT, check=False,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+                     "PYTHONPATH": str(self.root)},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
+            print(f"no end within {TIMEOUT} seconds:", end=" ")
             return False
         return done.returncode == 0
 
