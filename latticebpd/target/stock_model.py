@@ -71,7 +71,9 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
-        hidden = hidden.to(self.embedding.weight.dtype)  # type: ignore[arg-type]
+        weight: Any = self.embedding.weight  # of quantized layers a function, or whole numbers
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            hidden = hidden.to(weight.dtype)
         logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
         return self.biased(logits)
 
