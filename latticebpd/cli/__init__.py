@@ -25,7 +25,11 @@ _UsageError: Any = typer.BadParameter.__base__
 
 PANELS = {
     "Try": {"demo": "latticebpd.cli.demo:demo", "models": "latticebpd.cli.models:app"},
-    "Decode": {"generate": "latticebpd.cli.generate:generate", "jacobi": "latticebpd.cli.jacobi:jacobi"},
+    "Decode": {
+        "generate": "latticebpd.cli.generate:generate",
+        "jacobi": "latticebpd.cli.jacobi:jacobi",
+        "serve": "latticebpd.cli.serve:serve",
+    },
     "Measure": {
         "lattices": "latticebpd.cli.lattices:lattices",
         "compare": "latticebpd.cli.compare:compare",

@@ -46,7 +46,8 @@ def generate(
         "-s",
         help=(
             "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
-            " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, else"
+            " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
+            " trees are cut to what pays where weights are rounded, else"
             " copies+16-tree; 16-copies without heads, 16-tree with a drafter model, 16-calibrated with --lm that was"
             " calibrated for it, vanilla with one that fills masks."
         ),
@@ -123,7 +124,6 @@ def generate(
         model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
         weights=weights, bigram=bigram,
     )  # fmt: skip
-    system = system or loaded.default_system(alpha, by_cost=costs is not None)
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
     tokenizer: Any = loaded.tokenizer
@@ -149,7 +149,8 @@ def generate(
 
         calls = read_calls(loaded.model, ids, result, scorer_of(drafter))
         shown = TracedDecode("The decode", text, [token for block in result.blocks() for token in block], calls)
-        how = f"{'bundled model' if model is None else loaded.name} · {system} · {rule_name}"
+        name = system or loaded.default_system(alpha, by_cost=costs is not None)
+        how = f"{'bundled model' if model is None else loaded.name} · {name} · {rule_name}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(

@@ -16,8 +16,6 @@ from latticebpd.target.forward import Verified
 
 BLOCK = 128
 """Tokens of a prompt that are read in one pass."""
-TOGETHER = 16
-"""Columns whose best tokens are computed together: the output embedding is read once for all of them."""
 
 
 class EngineVerifier:
@@ -40,11 +38,21 @@ class EngineVerifier:
         last = np.zeros((len(prompts), 1, self.model.hidden_size), np.float32)
         for row, prompt in enumerate(prompts):
             for begin in range(0, len(prompt), BLOCK):
-                tokens = np.asarray(prompt[begin : begin + BLOCK], np.int64)
-                hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
-                self._keep([row], [states], [range(len(tokens))])
-                last[row, 0] = hidden[-1]
-        return self._verified(last, [1] * len(prompts))
+                last[row, 0] = self.extend(row, prompt[begin : begin + BLOCK])
+        return self._verified(last)
+
+    def extend(self, row: int, text: Sequence[int]) -> np.ndarray:
+        """One pass over more tokens of a row's text; ``[hidden]``, the last one's final hidden state."""
+        tokens = np.asarray(text, np.int64)
+        hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
+        self._keep([row], [states], [range(len(tokens))])
+        last: np.ndarray = hidden[-1]
+        return last
+
+    def join(self, other: EngineVerifier) -> None:
+        """Take over the rows of another verifier of this model and these layers, after the own ones."""
+        self.caches = [*self.caches, *other.caches]
+        self.states = [*self.states, *other.states]
 
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Verified:
         """One more token after each of ``n`` columns behind the rows' texts, which `forget` and `keep` drop.
@@ -57,7 +65,7 @@ class EngineVerifier:
         """
         texts, counts = np.unique(rows, return_counts=True)
         hidden, _ = self._read(texts.tolist(), counts.tolist(), tokens, parents, grow=True)
-        return self._verified(hidden[None], [len(hidden)])
+        return self._verified(hidden[None])
 
     def verify(self, next_tokens: Sequence[int], trees: Sequence[DraftTree]) -> Verified:
         counts = [len(tree) + 1 for tree in trees]
@@ -67,11 +75,11 @@ class EngineVerifier:
         ends = np.cumsum(counts)
         self.pending = np.split(states, ends[:-1])
         if len(trees) == 1:
-            return self._verified(flat[None], counts)
+            return self._verified(flat[None])
         hidden = np.zeros((len(trees), max(counts), flat.shape[1]), np.float32)
         for row, part in enumerate(np.split(flat, ends[:-1])):
             hidden[row, : len(part)] = part
-        return self._verified(hidden, counts)
+        return self._verified(hidden)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._keep(range(len(paths)), self.pending, [[0, *(node + 1 for node in path)] for path in paths])
@@ -104,9 +112,8 @@ class EngineVerifier:
             if self.layers:
                 self.states[row].append(own[list(kept)])
 
-    def _verified(self, hidden: np.ndarray, counts: Sequence[int]) -> Verified:
-        """hidden: ``[rows, columns, hidden]``.  counts: columns of each row."""
-        known: dict[int, list[int]] = {}  # best tokens of a row's first columns
+    def _verified(self, hidden: np.ndarray) -> Verified:
+        """hidden: ``[rows, columns, hidden]``."""
 
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
@@ -115,14 +122,8 @@ class EngineVerifier:
             return torch.from_numpy(self.model.logits(picked(rows, columns), torch.get_num_threads()))
 
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            need = [row for row, column in zip(rows, columns, strict=True) if column >= len(known.get(row, ()))]
-            if need:
-                last = {row: counts[row] if row in known else min(TOGETHER, counts[row]) for row in need}
-                parts = [hidden[row, : last[row]] for row in last]
-                best = self.model.best(np.ascontiguousarray(np.concatenate(parts)), torch.get_num_threads()).tolist()
-                for row, end in zip(last, np.cumsum(list(last.values())).tolist(), strict=True):
-                    known[row] = best[end - last[row] : end]
-                return best_of(rows, columns)
-            return [known[row][column] for row, column in zip(rows, columns, strict=True)]
+            # Only the columns that are asked for: most of a tree's nodes are rejected by a token before them.
+            best: list[int] = self.model.best(picked(rows, columns), torch.get_num_threads()).tolist()
+            return best
 
         return Verified(torch.from_numpy(hidden), logits_of, None, best_of)

@@ -1,6 +1,7 @@
 #include "operations.hpp"
 
 #include <algorithm>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -17,7 +18,7 @@ namespace plain {
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #undef ENGINE_ISA
 #define ENGINE_ISA 1
 namespace avx2 {
@@ -41,7 +42,7 @@ std::vector<const Operations*> operations() {
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         supported.push_back(&vnni::table);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) supported.push_back(&avx2::table);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) supported.push_back(&avx2::table);
 #endif
     supported.push_back(&plain::table);
     return supported;

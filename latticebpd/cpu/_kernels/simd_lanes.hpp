@@ -14,28 +14,32 @@ typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 [[gnu::always_inline]] inline const Lanes& lanes(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 [[gnu::always_inline]] inline Lanes& lanes(float* from) { return *reinterpret_cast<Lanes*>(from); }
 
-// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place.
-[[gnu::always_inline]] inline void exponential(Lanes& x) {
-    const IntLanes underflow = x < -87.0f;
-    x = underflow ? Lanes{} - 87.0f : x;
-    const Lanes shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const Lanes r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats.
+template <typename Numbers>
+[[gnu::always_inline]] inline void exponential(Numbers& x) {
+    const auto underflow = x < -87.0f;
+    typedef decltype(x < x) Whole;
+    x = underflow ? Numbers{} - 87.0f : x;
+    const Numbers shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
+    const Numbers r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    Numbers p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    const IntLanes bits = (__builtin_convertvector(n, IntLanes) + 127) << 23;
-    p *= reinterpret_cast<const Lanes&>(bits);
-    x = underflow ? Lanes{} : p;
+    const Whole bits = (__builtin_convertvector(n, Whole) + 127) << 23;
+    Numbers power;
+    __builtin_memcpy(&power, &bits, sizeof power);
+    x = underflow ? Numbers{} : p * power;
 }
 
 // silu(x) = x / (1 + e^-x), computed from e^-|x|, which never overflows.
-[[gnu::always_inline]] inline void silu(Lanes& x) {
-    Lanes decay = x > 0.0f ? -x : x;
+template <typename Numbers>
+[[gnu::always_inline]] inline void silu(Numbers& x) {
+    Numbers decay = x > 0.0f ? -x : x;
     exponential(decay);
-    x = x * (x > 0.0f ? Lanes{} + 1.0f : decay) / (decay + 1.0f);
+    x = x * (x > 0.0f ? Numbers{} + 1.0f : decay) / (decay + 1.0f);
 }
 
 }  // namespace cpu_kernels

@@ -8,47 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
-from latticebpd import BlockwiseLM, DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
+from latticebpd import DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
 from latticebpd.drafters import drafter_named
 from latticebpd.drafters.bundled import load_prompts
-from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
-from latticebpd.target.engine import make_engine, use_engine
+from latticebpd.target.engine import make_engine
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.drafters import DRAFTERS
+from tests.helpers.engine_models import on_engine, stock, with_heads
 from tests.helpers.tiny_families import VOCABULARY
 
 TREE = DraftTree(np.array([5, 6, 7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 0, 1, 2, 3, 4], np.int32))
-
-
-def stock(seed: int = 0) -> LlamaForCausalLM:
-    """Of sizes that the engine computes, with peaked outputs."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=64, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
-        pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
-def on_engine(weights: str = "float32", seed: int = 0) -> LlamaForCausalLM:
-    model = stock(seed)
-    use_engine(model, make_engine(model, weights))
-    return model
-
-
-def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
-    torch.manual_seed(1)
-    heads = BlockHeads(32, 5, 16)
-    torch.nn.init.normal_(heads.down, std=0.5)
-    model = BlockwiseLM(base, heads).eval()
-    model.use_int8()
-    return model
 
 
 @pytest.fixture(params=[1, 2])

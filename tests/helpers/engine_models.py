@@ -1,0 +1,37 @@
+"""Random models of sizes that the CPU engine computes."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from latticebpd import BlockwiseLM
+from latticebpd.drafters.heads.head_networks import BlockHeads
+from latticebpd.target.engine import make_engine, use_engine
+from tests.helpers.tiny_families import VOCABULARY
+
+
+def stock(seed: int = 0) -> LlamaForCausalLM:
+    """Of sizes that the engine computes, with peaked outputs."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, intermediate_size=64, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def on_engine(weights: str = "float32", seed: int = 0) -> LlamaForCausalLM:
+    model = stock(seed)
+    use_engine(model, make_engine(model, weights))
+    return model
+
+
+def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
+    torch.manual_seed(1)
+    heads = BlockHeads(32, 5, 16)
+    torch.nn.init.normal_(heads.down, std=0.5)
+    model = BlockwiseLM(base, heads).eval()
+    model.use_int8()
+    return model
