@@ -10,6 +10,7 @@ from .decoding.acceptance import Sampling as Sampling
 from .decoding.acceptance import SpeculativeSampling as SpeculativeSampling
 from .decoding.acceptance import TopBeta as TopBeta
 from .decoding.acceptance import TopK as TopK
+from .decoding.conversation import Chat as Chat
 from .decoding.custom_generate import CustomGenerate as CustomGenerate
 from .decoding.custom_generate import custom_generate as custom_generate
 from .decoding.front_door import Loaded as Loaded
@@ -20,6 +21,7 @@ from .decoding.loop import generate as generate
 from .decoding.lossless import Divergence as Divergence
 from .decoding.lossless import Losslessness as Losslessness
 from .decoding.lossless import check_lossless as check_lossless
+from .decoding.session import TextCache as TextCache
 from .decoding.showing import Shown as Shown
 from .decoding.showing import show as show
 from .drafters import BlockLattices as BlockLattices

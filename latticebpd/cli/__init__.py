@@ -27,6 +27,7 @@ PANELS = {
     "Try": {"demo": "latticebpd.cli.demo:demo", "models": "latticebpd.cli.models:app"},
     "Decode": {
         "generate": "latticebpd.cli.generate:generate",
+        "chat": "latticebpd.cli.chat:chat",
         "jacobi": "latticebpd.cli.jacobi:jacobi",
         "serve": "latticebpd.cli.serve:serve",
     },

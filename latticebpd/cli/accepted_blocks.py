@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
+from fst.printable import printable
+from latticebpd.console import out
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def streamer_for(tokenizer: Any, show_blocks: bool, before: str = "") -> Any:
+    """What writes a decode's text on standard output while it grows.
+
+    show_blocks: with the blocks marked.  before: text that then comes first.
+    """
+    if show_blocks:
+        return BlockWriter(out, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True), before)
+    from transformers import TextStreamer
+
+    streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    if sys.stdout.isatty():
+        write = streamer.on_finalized_text
+        streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
+    return streamer
 
 
 class BlockWriter:
@@ -32,7 +52,8 @@ class BlockWriter:
         """Take the prompt, at the first call, or a block."""
         if self._blocks:
             self._tokens += tokens.flatten().tolist()
-            text = Text("┃", style="dim").append(self._new(self._decode(self._tokens).rstrip("\ufffd")), self._style)
+            new = self._new(self._decode(self._tokens).rstrip("\ufffd"))
+            text = Text.assemble(("┃", "dim"), (new, self._style))
         else:
             text = Text(self._before, style="dim")
         self._blocks += 1

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import WEIGHTS
+from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
 from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
@@ -27,7 +28,7 @@ def demo(
         ),
     ),
     prompts: int | None = typer.Option(
-        None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 6 questions."
+        None, min=1, help="Prompts; 8 of the 12 bundled ones by default, with --model 4 of the 6 questions."
     ),
     max_new_tokens: int | None = typer.Option(
         None, min=2, help="Tokens to decode per prompt; 64 by default, with --model 48."
@@ -42,15 +43,18 @@ def demo(
     threads: int | None = typer.Option(
         None, min=1, max=1024, help="Threads for the model; 1 by default, with --model as many as PyTorch takes."
     ),
+    every: bool = typer.Option(
+        False, "--all", help="With --model, every system and question; by default those that say most."
+    ),
     weights: str | None = WEIGHTS,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of
     greedy decoding.
 
-    First one text appears as it is decoded, with the blocks marked that the model accepted; then the table. The bundled
-    model continues passages of held-out documents and takes half a minute; a model of your own answers a question of
-    each of six tasks.
+    First one text appears as it is decoded, with the blocks marked that the model accepted, in a terminal next to
+    greedy decoding; then the table. The bundled model continues passages of held-out documents, in half a minute.
+    Another model answers questions of several tasks; smollm2-135m takes up to a minute and a half on two cores.
 
     Example: [bold]latticebpd demo --prompts 4[/bold]
     Example: [bold]latticebpd demo --model smollm2-135m[/bold]
@@ -60,26 +64,23 @@ def demo(
         import torch
 
         from latticebpd.decoding.front_door import load
-        from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, system_names
+        from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, systems
 
-        chosen = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
-        settings = replace(
-            TOY if model is None else REAL, **{name: value for name, value in chosen.items() if value is not None}
-        )
+        default = TOY if model is None else REAL
+        given = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        settings = replace(default, **chosen, every_system=every or default.every_system)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         loaded = load(model, weights=weights)
     available = len(prompts_of(loaded))
-    count = min(prompts or (8 if model is None else available), available)
+    count = min(prompts or (available if every else settings.num_prompts), available)
+    settings = replace(settings, num_prompts=count)
     if not json:
         _show(loaded, settings)
     with progress() as bar:
-        task = bar.add_task(
-            "decoding", total=count * (len(system_names(loaded, settings)) + 1 + (loaded.source is not None))
-        )
-        result = run_demo(
-            loaded, settings, count, lambda name: bar.update(task, advance=1, description=f"decoding: {name}")
-        )
+        task = bar.add_task("decoding", total=count * (1 + len(systems(loaded, [0], settings))))
+        result = run_demo(loaded, settings, lambda name: bar.update(task, advance=1, description=f"decoding: {name}"))
     if json:
         print_json(result.as_json())
     else:
@@ -91,8 +92,8 @@ def demo(
 
 
 def _show(loaded: Loaded, settings: Settings) -> None:
-    """One decode, block by block."""
-    from latticebpd.report.demo_table import about, prompts_of, show, shown_prompt
+    """One decode, block by block; in a terminal next to greedy decoding."""
+    from latticebpd.report.demo_table import about, flagship, prompts_of, show, shown_prompt, system_names
 
     prompt = prompts_of(loaded)[shown_prompt(loaded)]
     out.print(about(loaded), soft_wrap=True)
@@ -101,29 +102,60 @@ def _show(loaded: Loaded, settings: Settings) -> None:
     if loaded.in_chat:
         out.print(Text(prompt.text, style="dim"), end="\n\n", soft_wrap=True)
     tokenizer: Any = loaded.tokenizer
-    writer = BlockWriter(out, tokenizer.decode, "" if loaded.in_chat else prompt.text)
-    name, result = show(loaded, prompt, settings, writer)
-    cost = f"{result.num_tokens} tokens in {result.num_calls} calls"
-    out.print(f"Each ┃ begins what one call of the model committed ({name}: {cost}).\n", soft_wrap=True)
+    before = "" if loaded.in_chat else prompt.text
+    drafted = flagship(system_names(loaded, settings))
+    if out.is_terminal:
+        names = ["greedy", drafted]
+        show(loaded, prompt, replace(settings, max_new_tokens=2), None, drafted)  # warms up
+        results = show_side_by_side(
+            out,
+            [
+                PausedDecode(
+                    name,
+                    lambda streamer, name=name: show(loaded, prompt, settings, streamer, name)[1],  # type: ignore[misc]
+                    tokenizer.decode,
+                    before,
+                )
+                for name in names
+            ],
+        )
+    else:
+        names = [drafted]
+        results = [show(loaded, prompt, settings, BlockWriter(out, tokenizer.decode, before))[1]]
+    costs = [
+        f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in zip(names, results, strict=True)
+    ]
+    turns = "; the two take turns, each by its own clock" * (len(names) > 1)
+    out.print(f"Each ┃ begins what one call of the model committed ({'; '.join(costs)}{turns}).\n", soft_wrap=True)
 
 
 def _print(result: Demo) -> None:
+    from latticebpd.report.demo_table import flagship
+
     signature = result.signature
-    title = f"{signature['prompts']} prompts, up to {signature['max_new_tokens']} tokens each"
+    count = signature["prompts"]
+    title = f"{count} prompt{'s' * (count > 1)}, up to {signature['max_new_tokens']} tokens each"
     headings = ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
     table = table_of(title, "system", *headings, no_wrap=True)
-    table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
-    for system in result.systems:
+    first = flagship(system.name for system in result.systems)
+    for system in sorted(result.systems, key=lambda system: system.name != first):
         speed_up = system.tokens_per_second / result.generate_tokens_per_second
         table.add_row(
             system.name, f"{system.block_efficiency:.3f}", f"{system.verified_tokens_per_call:.1f}",
             _rate(system.tokens_per_second), f"{speed_up:.2f}×", f"{system.calls}", f"{system.tokens}",
         )  # fmt: skip
+        if system.name == first:
+            table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
     out.print(table)
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
-    count = "all" if result.generate_texts == signature["prompts"] else result.generate_texts
-    same += f"; {count} of {signature['prompts']} are those of transformers' generate() with float32 weights."
+    equal = "all" if result.generate_texts == count else result.generate_texts
+    same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."
     out.print(same if result.exact else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
+    if result.left_out:
+        out.print(f"Left out: {', '.join(result.left_out)}; --all decodes with them too.", soft_wrap=True)
+    if result.machine_busy:
+        took = f"{result.seconds:.0f} s by the clock, {result.processor_seconds:.0f} s of them on a processor"
+        out.print(f"The machine was busy: {took}; tokens per second are too low.", soft_wrap=True)
     out.print(" | ".join(f"{name} {value}" for name, value in signature.items()), style="dim")
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fst.printable import printable
-from latticebpd.cli.accepted_blocks import BlockWriter
+from latticebpd.cli.accepted_blocks import streamer_for
 from latticebpd.cli.model_options import (
     ALPHA,
     BIGRAM,
@@ -17,12 +16,19 @@ from latticebpd.cli.model_options import (
     DRAFTER_MODEL,
     IGNORE_BEAMS,
     LM,
+    SEED,
+    SHOW_BLOCKS,
+    SYSTEM,
     SYSTEM_PROMPT,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
     WEIGHTS,
     K,
     named_drafter,
+    sampling_rule,
 )
-from latticebpd.console import err, out, print_json, quiet_transformers, writable_file
+from latticebpd.console import err, print_json, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
     from latticebpd.decoding.loop import Generated
@@ -40,18 +46,7 @@ def generate(
     ),
     chat: bool | None = CHAT,
     system_prompt: str | None = SYSTEM_PROMPT,
-    system: str | None = typer.Option(
-        None,
-        "--system",
-        "-s",
-        help=(
-            "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
-            " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
-            " trees are cut to what pays where weights are rounded, else"
-            " copies+16-tree; 16-copies without heads, 16-tree with a drafter model, 16-calibrated with --lm that was"
-            " calibrated for it, vanilla with one that fills masks."
-        ),
-    ),
+    system: str | None = SYSTEM,
     accept: str | None = typer.Option(
         None,
         help=(
@@ -72,19 +67,15 @@ def generate(
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
     ignore_beams: bool = IGNORE_BEAMS,
     stop: list[str] = typer.Option([], help="Stop after this string; may be repeated."),
-    temperature: float | None = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy."),
-    top_k: int | None = typer.Option(None, min=1, help="Sample among this many best tokens."),
-    top_p: float | None = typer.Option(
-        None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together."
-    ),
-    seed: int | None = typer.Option(None, help="Seed of the sampling."),
+    temperature: float | None = TEMPERATURE,
+    top_k: int | None = TOP_K,
+    top_p: float | None = TOP_P,
+    seed: int | None = SEED,
     weights: str | None = WEIGHTS,
     costs: Path | None = typer.Option(
         None, help="Costs by `latticebpd profile`: trees are cut to the size that promises most tokens a second."
     ),
-    show_blocks: bool = typer.Option(
-        False, "--show-blocks", help="Mark which tokens each call of the model committed."
-    ),
+    show_blocks: bool = SHOW_BLOCKS,
     trace: Path | None = typer.Option(
         None,
         callback=writable_file,
@@ -108,18 +99,11 @@ def generate(
             "expected --model with --drafter-model, got none; give the verifier that the drafter was trained for"
         )
     quiet_transformers()
-    import torch
-    from transformers import TextStreamer
-
     from latticebpd.decoding.front_door import load
-    from latticebpd.decoding.rule_names import parse_rule
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.target.stock_model import BaseModel
 
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
-    sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
-    rule_name = accept or ("sample" if temperature else "exact")
-    rule = parse_rule(rule_name, **sampling)
+    rule = sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
         model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
         weights=weights, bigram=bigram,
@@ -127,15 +111,8 @@ def generate(
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
     tokenizer: Any = loaded.tokenizer
-    streamer: Any = None
-    if show_blocks and not json:
-        answers = loaded.in_chat or BaseModel.of(loaded.model).is_encoder_decoder
-        streamer = BlockWriter(out, tokenizer.decode, "" if answers else text)
-    elif not json:
-        streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        if sys.stdout.isatty():
-            write = streamer.on_finalized_text
-            streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
+    answers = loaded.in_chat or BaseModel.of(loaded.model).is_encoder_decoder
+    streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)
     ids = loaded.encode(text)
     result = loaded.generate(
         ids, drafter, acceptance=rule, max_new_tokens=max_new_tokens, streamer=streamer, stop_strings=stop or None,
@@ -150,7 +127,8 @@ def generate(
         calls = read_calls(loaded.model, ids, result, scorer_of(drafter))
         shown = TracedDecode("The decode", text, [token for block in result.blocks() for token in block], calls)
         name = system or loaded.default_system(alpha, by_cost=costs is not None)
-        how = f"{'bundled model' if model is None else loaded.name} · {name} · {rule_name}"
+        how = f"{'bundled model' if model is None else loaded.name} · {name}"
+        how += f" · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:
         err.print(

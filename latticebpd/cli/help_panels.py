@@ -3,6 +3,7 @@ are used most."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 LONG = 8
@@ -11,6 +12,7 @@ REST = "More options"
 FIRST = {
     "demo": "model prompts max_new_tokens threads json",
     "generate": "model system max_new_tokens show_blocks trace",
+    "chat": "model system system_prompt max_new_tokens show_blocks",
     "lattices": "output prompts model k max_new_tokens",
     "oracle": "k heads model json plot",
     "compare": "lm system model json csv",
@@ -37,6 +39,7 @@ FIRST = {
 def laid_out(command: Any, words: str, panel: str | None = None) -> Any:
     """The command, or group of them, with its own panel in the list of commands and its options in theirs."""
     command.rich_help_panel = panel
+    command.help = re.sub(r"(?<=\S)\n(?=\w)(?!Example: )", " ", command.help or "")  # paragraphs, whatever the width
     for name, each in getattr(command, "commands", {}).items():
         laid_out(each, f"{words} {name}")
     if words in FIRST:

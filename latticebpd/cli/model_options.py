@@ -9,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from latticebpd.decoding.acceptance import Acceptance
     from latticebpd.decoding.front_door import Loaded
     from latticebpd.drafters.drafter import Drafter
 
@@ -51,6 +52,36 @@ WEIGHTS: Any = typer.Option(
         " default the file's, else float32, and torch for models that the engine does not know."
     ),
 )
+
+SYSTEM: Any = typer.Option(
+    None,
+    "--system",
+    "-s",
+    help=(
+        "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
+        " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
+        " trees are cut to what pays where weights are rounded, else copies+16-tree; 16-copies without heads, 16-tree"
+        " with a drafter model, 16-calibrated with --lm that was calibrated for it, vanilla with one that fills masks."
+    ),
+)
+TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
+TOP_K: Any = typer.Option(None, min=1, help="Sample among this many best tokens.")
+TOP_P: Any = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together.")
+SEED: Any = typer.Option(None, help="Seed of the sampling.")
+SHOW_BLOCKS: Any = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed.")
+
+
+def sampling_rule(
+    name: str | None, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
+) -> Acceptance:
+    """The acceptance rule of a name; without one, sampling where there is a temperature, else the exact rule."""
+    import torch
+
+    from latticebpd.decoding.rule_names import parse_rule
+
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
+    return parse_rule(name or ("sample" if temperature else "exact"), **sampling)
 
 
 def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:

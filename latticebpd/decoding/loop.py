@@ -18,7 +18,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.decode_rows import Ids, Text
-from latticebpd.decoding.session import Session, UnreadTokens
+from latticebpd.decoding.session import Session, TextCache, UnreadTokens
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.stock_model import Model
@@ -125,6 +125,7 @@ def generate(
     pad_token_id: int | None = None,
     trace: bool = False,
     use_cache: bool = True,
+    text_cache: TextCache | None = None,
 ) -> Generated:
     """Decode a batch; under exact acceptance the text is that of ``generate(do_sample=False)``.
 
@@ -145,6 +146,7 @@ def generate(
         pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep a :class:`Step` for every call and row.
         use_cache: False reads the whole texts in every pass: slow, the same for every model; for comparison.
+        text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
 
     Raises:
         ValueError: unusable prompts, limits, processors, generation config or model; the message says what to do.
@@ -153,7 +155,7 @@ def generate(
     session = Session.begin(
         model, input_ids, attention_mask=attention_mask, max_new_tokens=max_new_tokens, eos_token_id=eos_token_id,
         pad_token_id=pad_token_id, stop_strings=stop_strings, tokenizer=tokenizer, logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria, use_cache=use_cache,
+        stopping_criteria=stopping_criteria, use_cache=use_cache, text_cache=text_cache,
     )  # fmt: skip
     if streamer is not None:
         check_streamer(len(session.texts))
@@ -192,6 +194,8 @@ def decode(
         calls = [step for step in done if not step.prefill]
         steps += calls if trace else []
         sizes += [(len(call.committed), len(call.tree), int(call.tree.depths.max(initial=0))) for call in calls]
+    if session.text_cache is not None:
+        session.text_cache.tokens = texts[0].tokens[:-1]  # the last token may be unread
     if streamer is not None:
         streamer.end()
 
@@ -240,7 +244,7 @@ class RowBatch:
     def begin(cls, session: Session, drafter: Drafter, acceptance: Acceptance, first: int = 0) -> RowBatch:
         """The rows of a new session, with indices from ``first``."""
         session.layers = needs_layers(drafter)
-        unread = UnreadTokens(session.verifier, session.prompts.tokens)
+        unread = UnreadTokens(session.verifier, session.prompts.tokens, session.read)
         texts = zip(session.texts, session.prompts.sources, strict=True)
         rows = [Row(index, text, acceptance, source) for index, (text, source) in enumerate(texts, first)]
         return cls(unread, drafter, session.base.vocab_size, rows)

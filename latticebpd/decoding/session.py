@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingC
 from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_texts, prepare
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.forward import Verified
 from latticebpd.target.stock_model import BaseModel, Model
@@ -38,6 +40,34 @@ class SessionOptions(TypedDict, total=False):
     stopping_criteria: StoppingCriteriaList | None
     tokenizer: PreTrainedTokenizerBase | None
     use_cache: bool
+    text_cache: TextCache | None
+
+
+class TextCache:
+    """What a model has read of one text, kept from decode to decode: of a prompt that begins with it, only the rest is
+    read. A model with changed weights needs another one.
+
+    tokens: of the text, as far as they are known to be read.
+    shared: how many tokens of the last prompt were not read again.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.shared = 0
+        self._verifier: Verifier | None = None
+        self._owner: tuple[object, ...] = ()
+
+    def verifier(self, base: BaseModel, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]) -> Verifier:
+        """One that has read the first ``shared`` tokens of a prompt, never all of them; new if that is none."""
+        owner = (base.model, engine_of(base.model), use_cache, layers)
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False))
+        self.shared = sum(1 for _ in same) if owner == self._owner else 0
+        self.tokens, self._owner = [], owner  # an interrupted decode leaves nothing to build on
+        if self._verifier is None or not self.shared:
+            self._verifier = verifier_for(base, None, use_cache, layers)
+        else:
+            self._verifier.cut([self.shared])
+        return self._verifier
 
 
 @dataclass(eq=False)
@@ -48,6 +78,7 @@ class Session:
     prompts, texts: one of each for every row.
     use_cache: whether the verifier may keep a key-value cache.
     layers: the model's layers whose states are kept, from 0; set before the first use of ``verifier``.
+    text_cache: what earlier decodes have read.
     """
 
     base: BaseModel
@@ -56,6 +87,7 @@ class Session:
     texts: list[Text]
     use_cache: bool = True
     layers: tuple[int, ...] = ()
+    text_cache: TextCache | None = None
 
     @classmethod
     def begin(cls, model: Model, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
@@ -66,12 +98,23 @@ class Session:
         prompts = prepare(base, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
         texts = begin_texts(base, settings, prompts, processors, criteria, options.get("tokenizer"))
-        return cls(base, settings, prompts, texts, options.get("use_cache", True))
+        cache = options.get("text_cache")
+        if cache is not None and (len(texts) > 1 or base.is_encoder_decoder):
+            got = "an encoder–decoder" if base.is_encoder_decoder else f"{len(texts)} prompts"
+            raise ValueError(f"expected one prompt of a causal model with text_cache, got {got}; leave text_cache out")
+        return cls(base, settings, prompts, texts, options.get("use_cache", True), text_cache=cache)
 
     @cached_property
     def verifier(self) -> Verifier:
         """The fastest verifier that is correct for the model."""
+        if self.text_cache is not None:
+            return self.text_cache.verifier(self.base, self.prompts.tokens[0], self.use_cache, self.layers)
         return verifier_for(self.base, self.prompts.encoded, self.use_cache, self.layers)
+
+    @property
+    def read(self) -> int:
+        """Tokens of the prompt that ``verifier`` has read."""
+        return self.text_cache.shared if self.verifier and self.text_cache else 0
 
     @property
     def sequences(self) -> Tensor:
@@ -86,14 +129,15 @@ class UnreadTokens:
     """Each row's tokens that are final but not yet read by the model: the full prompt, later the token chosen last.
 
     A pass reads them together with the draft that follows them; the first one is a prefill if no row has a draft.
-    ``verifier`` must be new.
+    ``verifier`` must be new, but for ``read`` tokens of a single prompt.
     """
 
-    def __init__(self, verifier: Verifier, prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(self, verifier: Verifier, prompts: Sequence[Sequence[int]], read: int = 0) -> None:
         self.verifier = verifier
-        self.tokens = [list(prompt) for prompt in prompts]
-        self._prefill = True  # whether the next pass may be one
-        verifier.begin(len(prompts))
+        self.tokens = [list(prompt)[read:] for prompt in prompts]
+        self._prefill = not read  # whether the next pass may be one
+        if not read:
+            verifier.begin(len(prompts))
 
     @property
     def max_nodes(self) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class Settings:
     """How to decode.
 
     max_new_tokens: per prompt. k: arcs per slot. p: drafts of the p-best systems; None leaves these out. num_nodes: of
-    the tree. threads: for the model; None takes what PyTorch would.
+    the tree. threads: for the model; None takes what PyTorch would. num_prompts: of those that there are, the first.
+    every_system: False leaves out those that say least.
     """
 
     max_new_tokens: int
@@ -45,12 +46,16 @@ class Settings:
     p: int | None
     num_nodes: int
     threads: int | None
+    num_prompts: int
+    every_system: bool
 
 
-TOY = Settings(max_new_tokens=64, k=16, p=16, num_nodes=64, threads=1)
+TOY = Settings(max_new_tokens=64, k=16, p=16, num_nodes=64, threads=1, num_prompts=8, every_system=True)
 """For the bundled model, which is so small that one thread is as fast as two."""
-REAL = Settings(max_new_tokens=48, k=64, p=None, num_nodes=SMALL, threads=None)
-"""For any other."""
+REAL = Settings(
+    max_new_tokens=48, k=64, p=None, num_nodes=SMALL, threads=None, num_prompts=4, every_system=False
+)  # fmt: skip
+"""For any other: what a model of 135M parameters decodes in a minute and a half on two cores."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class Demo:
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
     exact: whether every system's text was that of greedy decoding with the same weights, token for token.
     generate_texts: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
+    left_out: systems that took no part.
+    seconds, processor_seconds: of all decodes: by the clock, and of the thread that decodes.
     """
 
     signature: dict[str, Any]
@@ -120,6 +127,14 @@ class Demo:
     generate_tokens_per_second: float
     exact: bool
     generate_texts: int
+    left_out: tuple[str, ...]
+    seconds: float
+    processor_seconds: float
+
+    @property
+    def machine_busy(self) -> bool:
+        """Whether the decodes waited for the processor for more than a fifth of the time that they ran."""
+        return self.seconds > 1.2 * self.processor_seconds
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -127,23 +142,25 @@ class Demo:
             "generate_tokens_per_second": self.generate_tokens_per_second,
             "texts_equal": self.exact,
             "texts_of_generate": self.generate_texts,
+            "left_out": list(self.left_out),
+            "seconds": self.seconds,
+            "processor_seconds": self.processor_seconds,
             "systems": [asdict(system) for system in self.systems],
         }
 
 
 def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
-    """The systems of the table, as readers and as `drafter_named` call them; the oracle comes behind them.
+    """The systems of the table, as readers and as `drafter_named` call them; the oracle comes after them.
 
     Those of the bundled model's table draft from the heads alone, but for "copies + tree", which also copies from the
-    text so
-    far: no part of blockwise decoding, but what one would run.
+    text so far: no part of blockwise decoding, but what one would run.
     """
     if loaded.source is None:
         return {"greedy": "greedy", "copies": f"{SMALL}-copies"}
-    names = {"greedy": "greedy", "vanilla BPD": "vanilla"}
+    names = {"greedy": "greedy"} | ({"vanilla BPD": "vanilla"} if settings.every_system else {})
     suffix, p = "" if loaded.lm else ":0-gram", settings.p
     order = f"{_ngram_model(loaded.lm).order}-gram" if loaded.lm else None
-    if order:
+    if order and settings.every_system:
         names[order] = "1-best"
     if p:
         names[f"{p}-best 0-gram"] = f"{p}-best:0-gram"
@@ -153,31 +170,37 @@ def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
         names[f"{nodes}-node tree"] = f"{nodes}-tree{suffix}"
     if loaded.name != BUNDLED:
         names["copies"] = f"{SMALL}-copies"
-    names["copies + tree"] = f"copies+{SMALL}-tree{suffix}"
+    if settings.every_system:
+        names["copies + tree"] = f"copies+{SMALL}-tree{suffix}"
     if is_calibrated(loaded.lm):
         names["calibrated tree"] = f"{SMALL}-calibrated"
     return names
+
+
+def flagship(names: Iterable[str]) -> str:
+    """The one of the table's systems that one would run: calibrated trees, else the widest trees, else copies."""
+    names = list(names)
+    trees = (name for name in names if name.endswith("-node tree"))
+    return "calibrated tree" if "calibrated tree" in names else next(trees, "copies")
 
 
 def systems(loaded: Loaded, continuation: list[int], settings: Settings) -> dict[str, Drafter]:
     """The demo's drafters by name; ``continuation`` is greedy's text after the prompt, for the oracle."""
     names = system_names(loaded, settings)
     drafters = {label: loaded.drafter(name, k=settings.k) for label, name in names.items()}
-    if loaded.source is not None:
+    if loaded.source is not None and settings.every_system:
         drafters["oracle"] = HindsightDrafter(loaded.lattice_source(settings.k), continuation)
     return drafters
 
 
-def show(loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any) -> tuple[str, Generated]:
-    """Decode one prompt, block by block into ``streamer``; returns the system's name and the decode.
-
-    Drafts are a calibrated tree, else the widest one, or copies.
-    """
-    names = system_names(loaded, settings)
-    widest = next((name for name in names if name.endswith("-node tree")), "copies")
-    name = "calibrated tree" if "calibrated tree" in names else widest
-    drafter = systems(loaded, [0], settings)[name]
-    return name, loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens, streamer=streamer)
+def show(
+    loaded: Loaded, prompt: DemoPrompt, settings: Settings, streamer: Any, name: str | None = None
+) -> tuple[str, Generated]:
+    """Decode one prompt, block by block into ``streamer``, by default with the flagship system; returns the system's
+    name and the decode."""
+    drafters = systems(loaded, [0], settings)
+    name = name or flagship(drafters)
+    return name, loaded.generate(prompt.ids, drafters[name], max_new_tokens=settings.max_new_tokens, streamer=streamer)
 
 
 def shown_prompt(loaded: Loaded) -> int:
@@ -185,9 +208,7 @@ def shown_prompt(loaded: Loaded) -> int:
     return SHOWN if loaded.name == BUNDLED else 0
 
 
-def run_demo(
-    loaded: Loaded, settings: Settings, num_prompts: int | None = None, on_run: Callable[[str], None] | None = None
-) -> Demo:
+def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] | None = None) -> Demo:
     """Decode the prompts with every system.
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
@@ -195,10 +216,9 @@ def run_demo(
     Args:
         loaded: the model, and what drafts for it.
         settings: lengths and sizes.
-        num_prompts: how many prompts, all by default.
         on_run: called with the system's name before each decode, for progress.
     """
-    prompts, tell = prompts_of(loaded)[:num_prompts], on_run or (lambda _: None)
+    prompts, tell = prompts_of(loaded)[: settings.num_prompts], on_run or (lambda _: None)
     base = BaseModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
@@ -207,6 +227,7 @@ def run_demo(
     _reference(loaded, prompts[0], 4)  # warms up, as the next line does
     for drafter in systems(loaded, [0], settings).values():
         loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
+    begun, begun_processor = time.perf_counter(), time.thread_time()
     for prompt in prompts:
         tell("generate()")
         started = time.perf_counter()
@@ -224,10 +245,15 @@ def run_demo(
             greedy = out.sequences if name == "greedy" else greedy
             exact &= torch.equal(out.sequences, greedy)
         generate_texts += torch.equal(greedy, reference)
+    took = (time.perf_counter() - begun, time.thread_time() - begun_processor)
+    every = system_names(loaded, replace(settings, every_system=True)) | dict.fromkeys(
+        [] if loaded.source is None else ["oracle"]
+    )
+    left_out = tuple(name for name in every if name not in results)
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
     exact &= generate_texts == len(prompts) or loaded.weights not in engine.EXACT
     speed = generate_tokens / generate_seconds
-    return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts)
+    return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts, left_out, *took)
 
 
 def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:

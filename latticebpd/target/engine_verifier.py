@@ -88,6 +88,12 @@ class EngineVerifier:
         for cache in self.caches:
             cache.keep([])
 
+    def cut(self, lengths: Sequence[int]) -> None:
+        for row, length in enumerate(lengths):
+            self.caches[row].cut(length)
+            if self.layers:
+                self.states[row] = [np.concatenate(self.states[row])[:length]]
+
     def select(self, rows: Sequence[int]) -> None:
         caches = self.caches
         self.caches = [copy(caches[row]) if row in rows[:i] else caches[row] for i, row in enumerate(rows)]

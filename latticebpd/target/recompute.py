@@ -82,6 +82,10 @@ class RecomputingVerifier:
     def forget(self) -> None:
         self.pending = []
 
+    def cut(self, lengths: Sequence[int]) -> None:
+        self.texts = [text[:length] for text, length in zip(self.texts, lengths, strict=True)]
+        self.states = [states[:length] for states, length in zip(self.states, lengths, strict=bool(self.states))]
+
     def select(self, rows: Sequence[int]) -> None:
         self.texts = [self.texts[row] for row in rows]
         self.states = [self.states[row] for row in rows] if self.states else []

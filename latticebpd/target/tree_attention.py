@@ -92,6 +92,9 @@ class TreeVerifier:
     def forget(self) -> None:
         self.cache.cut()
 
+    def cut(self, lengths: Sequence[int]) -> None:
+        self.cache.cut(lengths)
+
     def select(self, rows: Sequence[int]) -> None:
         self.cache.select(rows)
         self.forward = self.forward.select(rows)

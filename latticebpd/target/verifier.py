@@ -41,6 +41,9 @@ class Verifier(Protocol):
     def forget(self) -> None:
         """Undo the last pass."""
 
+    def cut(self, lengths: Sequence[int]) -> None:
+        """Keep the first so many tokens of each row's text; what comes next is a ``verify``."""
+
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""
 

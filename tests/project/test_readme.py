@@ -15,7 +15,6 @@ import pytest
 import typer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fst import NgramModel
 from latticebpd.cli import COMMANDS
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
@@ -54,19 +53,6 @@ def test_ten_line_example_runs(example: tuple[dict[str, Any], str]) -> None:
     assert len(names["best"]) == 3
     assert names["out"].sequences.shape[1] == len(names["loaded"].encode("The history of the city")) + 32
     assert printed.startswith("The history of the city")
-
-
-def test_a_pynini_lattice_and_a_kenlm_model_make_drafts(
-    example: tuple[dict[str, Any], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("kenlm")
-    pynini = pytest.importorskip("pynini")
-    monkeypatch.chdir(tmp_path)
-    NgramModel.load(ASSETS / "lm.fst").to_arpa("lm.arpa", markers=True)
-    pynini.union(pynini.accep("ab"), pynini.accep("b", weight=0.5)).optimize().write("lattice.fst")
-    names = dict(example[0])
-    exec(python_blocks(README)[1], names)
-    assert sorted(map(tuple, names["drafts"].tokens.tolist())) == [(96, 97), (97, -1)]
 
 
 def prepare_files(guide: str, names: dict[str, Any]) -> None:
@@ -115,7 +101,7 @@ def test_examples_of_guides_run_on_the_bundled_model(
 
 
 def test_the_readme_is_short_and_the_page_of_commands_names_them_all() -> None:
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 120
     page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for name, place in COMMANDS.items():
         module, attribute = place.split(":")

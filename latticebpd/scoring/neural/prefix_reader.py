@@ -161,7 +161,7 @@ class CachedReader:
             self.verifier.select([row for row, _ in known])
         # Every text's last token is read, again if need be, since its output is asked for.
         read = [min(length, len(text) - 1) for text, (_, length) in zip(texts, known, strict=True)]
-        self._cut(read)
+        self.verifier.cut(read)
         unread = [text[length:] for text, length in zip(texts, read, strict=True)]
         tails = _tails(self.model, texts, tails)
         chains = [DraftTree.from_paths([[*new[1:], *tail]]) for new, tail in zip(unread, tails, strict=True)]
@@ -205,10 +205,6 @@ class CachedReader:
     def _begin_cache(self) -> None:
         self.verifier = TreeVerifier(self.model, self.placement)
 
-    def _cut(self, lengths: Sequence[int]) -> None:
-        """Cut the cached texts."""
-        self.verifier.cache.cut(lengths)
-
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
         projection = None if self.verifier is None else self.verifier.forward.projection
         return Outputs(verified, rows, columns, None if projection is None else projection.linear)
@@ -235,10 +231,6 @@ class EngineReader(CachedReader):
 
     def _begin_cache(self) -> None:
         pass  # prefill does
-
-    def _cut(self, lengths: Sequence[int]) -> None:
-        for cache, length in zip(self.verifier.caches, lengths, strict=True):
-            cache.cut(length)
 
     def _outputs(self, verified: Verified, rows: Sequence[int], columns: Sequence[int]) -> Outputs:
         return Outputs(verified, rows, columns)

@@ -70,7 +70,7 @@ def parameters(function: Any) -> list[Parameter]:
 def missing_inputs(words: tuple[str, ...], given: list[Parameter], but: str, directory: Path) -> list[str]:
     """A command line whose required files do not exist; without the parameter ``but``."""
     line = [*words]
-    if words in (("generate",), ("lattices",), ("profile",), ("serve",)):  # which take the bundled one
+    if words in (("generate",), ("chat",), ("lattices",), ("profile",), ("serve",)):  # which take the bundled one
         line += ["--model", str(directory / "missing")]
     for each in given:
         if not each.required or each.name == but:
@@ -91,6 +91,17 @@ def test_the_walk_finds_the_program() -> None:
     found = {" ".join(words): {each.flag for each in given} for words, given in COMMAND_LIST}
     assert {"demo", "lm train", "train heads", "generate", "models get"} <= set(found)
     assert {"--order", "--prune-theta", "--output", "--work-dir"} <= found["lm train"]
+
+
+def test_help_breaks_lines_where_the_terminal_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where the source does; examples stand on lines of their own."""
+    monkeypatch.setenv("COLUMNS", "400")
+    status, out, _ = run("demo", "--help")
+    assert status == 0
+    lines = [line.strip() for line in out.splitlines()]
+    (summary,) = [line for line in lines if line.startswith("Compare drafting systems")]
+    assert summary.endswith("greedy decoding.")
+    assert len([line for line in lines if line.startswith("Example: ")]) == 2
 
 
 def test_the_page_of_quantities_lists_every_command_and_options_that_exist() -> None:

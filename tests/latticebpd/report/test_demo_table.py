@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +17,21 @@ from rich.console import Console
 
 from latticebpd import Loaded, load
 from latticebpd.cli.accepted_blocks import BlockWriter
+from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
 from latticebpd.drafters.bundled import LM, MODEL
-from latticebpd.drafters.pretrained import load_stock, load_tokenizer
 from latticebpd.report.demo_table import (
     REAL,
     TOY,
     Demo,
+    flagship,
     prompts_of,
     run_demo,
     show,
     shown_prompt,
     system_names,
 )
+from tests.helpers.chat_models import save_chat_model
 from tests.helpers.commands import Run
-from tests.helpers.tokenizers import TEMPLATE
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +41,13 @@ def loaded() -> Loaded:
 
 @pytest.fixture(scope="module")
 def demo(loaded: Loaded) -> Demo:
-    return run_demo(loaded, replace(TOY, max_new_tokens=40), num_prompts=3)
+    return run_demo(loaded, replace(TOY, max_new_tokens=40, num_prompts=3))
 
 
 @pytest.fixture(scope="module")
 def without_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A chat model without heads."""
-    directory = tmp_path_factory.mktemp("chat") / "stock"
-    load_stock(MODEL).save_pretrained(directory)
-    tokenizer: Any = load_tokenizer(MODEL)
-    tokenizer.add_special_tokens({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"})
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_chat_model(tmp_path_factory.mktemp("chat") / "stock")
 
 
 def test_every_system_writes_what_generate_writes(demo: Demo) -> None:
@@ -79,7 +76,7 @@ def test_every_system_writes_what_generate_writes(demo: Demo) -> None:
 @pytest.mark.slow
 def test_every_prompt_is_decoded_losslessly_and_in_order_of_quality(loaded: Loaded) -> None:
     """The demo's promises on all prompts at full length, one system against the next."""
-    result = run_demo(loaded, replace(TOY, max_new_tokens=128))
+    result = run_demo(loaded, replace(TOY, max_new_tokens=128, num_prompts=12))
     assert result.exact
     efficiency = {system.name: system.block_efficiency for system in result.systems}
     order = ["greedy", "vanilla BPD", "16-best 0-gram", "16-best 4-gram", "64-node tree", "oracle"]
@@ -94,7 +91,8 @@ def test_better_drafting_takes_fewer_calls(demo: Demo) -> None:
 
 def test_json_has_the_promised_shape(demo: Demo) -> None:
     record = json.loads(json.dumps(demo.as_json()))
-    assert set(record) == {"signature", "generate_tokens_per_second", "texts_equal", "texts_of_generate", "systems"}
+    keys = {"signature", "generate_tokens_per_second", "texts_equal", "texts_of_generate", "systems"}
+    assert set(record) == keys | {"left_out", "seconds", "processor_seconds"}
     assert record["texts_of_generate"] == record["signature"]["prompts"] == 3
     keys = {"name", "block_efficiency", "verified_tokens_per_call", "tokens_per_second", "calls", "tokens"}
     assert all(set(system) == keys for system in record["systems"])
@@ -135,6 +133,9 @@ def test_the_demo_shows_the_model_a_marked_text_and_the_table(run: Run, loaded: 
     assert first.startswith("The bundled model is a toy: 6M parameters")
     assert rest[0].startswith(prompts_of(loaded)[shown_prompt(loaded)].text[:40])
     assert out.count("┃") >= 3
+    assert "1 prompt, up to 8 tokens each" in out
+    rows = [line.split("  ")[1] for line in out.splitlines() if re.search(r"\d×", line)]
+    assert rows[:3] == ["calibrated tree", "generate()", "greedy"]
     assert "Every system's text equals that of greedy decoding with the same weights" in out
 
 
@@ -147,15 +148,19 @@ def test_a_model_with_heads_answers_a_question_of_each_task(tmp_path: Path, with
     assert [prompt.title for prompt in prompts_of(loaded)] == [
         "instruction", "summary", "question", "translation", "arithmetic", "continuation",
     ]  # fmt: skip
-    settings = replace(REAL, max_new_tokens=8, p=4)
-    result = run_demo(loaded, settings, num_prompts=2)
+    settings = replace(REAL, max_new_tokens=8, p=4, num_prompts=2, every_system=True)
+    result = run_demo(loaded, settings)
     assert result.exact
     names = [system.name for system in result.systems]
     best = ["4-gram", "4-best 0-gram", "4-best 4-gram"] if with_lm else ["4-best 0-gram"]
     calibrated = ["calibrated tree"] if with_lm else []
     assert names == ["greedy", "vanilla BPD", *best, "16-node tree", "copies", "copies + tree", *calibrated, "oracle"]
     assert ("4-gram" in result.signature["lm"]) == with_lm
-    assert "4-best 0-gram" not in system_names(loaded, REAL)
+    assert result.left_out == ()
+    few = run_demo(loaded, replace(REAL, max_new_tokens=8, num_prompts=1))
+    assert [system.name for system in few.systems] == ["greedy", "16-node tree", "copies", *calibrated]
+    assert few.left_out == ("vanilla BPD", *(["4-gram"] if with_lm else []), "copies + tree", "oracle")
+    assert flagship(system_names(loaded, REAL)) == ("calibrated tree" if with_lm else "16-node tree")
 
 
 def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> None:
@@ -169,6 +174,7 @@ def test_a_model_without_heads_shows_copies(run: Run, without_heads: Path) -> No
     assert status == 0, err
     assert "5M parameters, no heads, so that all drafts are copies." in out
     assert "(copies: " in out
+    assert "Left out" not in out
 
 
 def test_questions_go_through_the_chat_template(without_heads: Path) -> None:
@@ -186,3 +192,75 @@ def test_a_character_waits_for_its_last_byte() -> None:
         writer.put(torch.tensor([block]))
     writer.end()
     assert console.file.getvalue() == "before ┃a┃┃€b\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("share", "busy"), [(1.0, False), (0.9, False), (0.5, True)])
+def test_a_busy_machine_is_told(
+    demo: Demo, run: Run, monkeypatch: pytest.MonkeyPatch, share: float, busy: bool
+) -> None:
+    found = replace(demo, seconds=10.0, processor_seconds=10.0 * share)
+    assert found.machine_busy == busy
+    monkeypatch.setattr("latticebpd.report.demo_table.run_demo", lambda *_: found)
+    status, out, _ = run("demo", "--max-new-tokens", 4)
+    assert status == 0
+    assert ("The machine was busy: 10 s by the clock, 5 s of them on a processor" in out) == busy
+
+
+def test_waiting_counts_as_time_by_the_clock_alone(loaded: Loaded) -> None:
+    result = run_demo(loaded, replace(TOY, max_new_tokens=4, num_prompts=1), lambda name: time.sleep(0.2))
+    assert result.seconds - result.processor_seconds > 0.2 * len(result.systems)
+
+
+def test_in_a_terminal_greedy_decoding_is_shown_next_to_the_drafted_text(
+    loaded: Loaded, run: Run, monkeypatch: pytest.MonkeyPatch, demo: Demo
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr("latticebpd.cli.demo.out", Console(file=file, force_terminal=True, width=100, height=50))
+    monkeypatch.setattr("latticebpd.report.demo_table.run_demo", lambda *_: demo)
+    status, _, err = run("demo", "--max-new-tokens", 16)
+    assert status == 0, err
+    written = file.getvalue()
+    assert "\x1b[32m" in written
+    assert "\x1b[36m" in written
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written)
+    name, result = show(loaded, prompts_of(loaded)[shown_prompt(loaded)], replace(TOY, max_new_tokens=16), None)
+    assert f"(greedy: 16 tokens in 15 calls; {name}: 16 tokens in {result.num_calls} calls; the two take turns" in plain
+    heading = next(line for line in reversed(plain.splitlines()) if line.startswith("greedy "))
+    assert re.fullmatch(rf"greedy +[\d.]+ tokens/s +{name} +[\d.]+ tokens/s *", heading)
+    last = plain[plain.rindex(heading) + len(heading) : plain.rindex("Each ┃")]
+    assert last.count("┃") == 16 + 1 + result.num_calls
+
+
+def test_the_decode_that_has_run_for_the_shortest_time_goes_on() -> None:
+    order: list[str] = []
+
+    def decode(name: str, seconds: float, blocks: int) -> PausedDecode:
+        def run(streamer: Any) -> Any:
+            streamer.put(torch.tensor([[0]]))
+            for block in range(blocks):
+                time.sleep(seconds)
+                order.append(name)
+                streamer.put(torch.tensor([block]))
+            streamer.end()
+            return name
+
+        return PausedDecode(name, run, lambda tokens: " ".join(map(str, tokens)))
+
+    decodes = [decode("slow", 0.3, 2), decode("fast", 0.05, 5)]
+    console = Console(file=io.StringIO(), force_terminal=True, width=40)
+    assert show_side_by_side(console, decodes) == ["slow", "fast"]  # type: ignore[comparison-overlap]
+    assert order.index("fast") <= 1
+    assert order[-1] == "slow"
+    assert [each.tokens for each in decodes] == [2, 5]
+    assert decodes[1].column().plain.endswith("┃0┃ 1┃ 2┃ 3┃ 4")
+    assert decodes[0].seconds >= 0.6  # and none of what the other one took
+    assert decodes[0].seconds + decodes[1].seconds < 10
+
+
+def test_what_a_decode_raises_is_raised_where_it_is_watched() -> None:
+    def failing(streamer: Any) -> Any:
+        streamer.put(torch.tensor([[0]]))
+        raise ValueError("expected better")
+
+    with pytest.raises(ValueError, match="expected better"):
+        show_side_by_side(Console(file=io.StringIO()), [PausedDecode("one", failing, str)])

@@ -1,0 +1,178 @@
+"""``latticebpd chat``: several turns with a chat model."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from latticebpd.cli.accepted_blocks import streamer_for
+from latticebpd.cli.model_options import (
+    DRAFTER_MODEL,
+    LM,
+    SEED,
+    SHOW_BLOCKS,
+    SYSTEM,
+    SYSTEM_PROMPT,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    WEIGHTS,
+    named_drafter,
+    sampling_rule,
+)
+from latticebpd.console import err, quiet_transformers
+
+if TYPE_CHECKING:
+    from latticebpd.decoding.conversation import Chat
+    from latticebpd.decoding.loop import Generated
+
+COMMANDS = "/new, /system TEXT, /save FILE, /quit"
+
+
+def chat(
+    model: Path | None = typer.Option(
+        None,
+        help=(
+            "A model with a chat template: directory, .gguf file, name of `latticebpd models` or of a hub; the bundled"
+            " one has none."
+        ),
+    ),
+    system_prompt: str | None = SYSTEM_PROMPT,
+    system: str | None = SYSTEM,
+    lm: Path | None = LM,
+    drafter_model: Path | None = DRAFTER_MODEL,
+    max_new_tokens: int = typer.Option(512, min=1, help="Length limit of an answer."),
+    temperature: float | None = TEMPERATURE,
+    top_k: int | None = TOP_K,
+    top_p: float | None = TOP_P,
+    seed: int | None = SEED,
+    weights: str | None = WEIGHTS,
+    show_blocks: bool = SHOW_BLOCKS,
+) -> None:
+    """Talk with a chat model, turn by turn; only what is new in the conversation is read.
+
+    Answers appear as their tokens are accepted; after each one stand its tokens per call of the model and per second.
+    Ctrl-C ends an answer; Ctrl-D or /quit ends the chat. /new begins another conversation, /system TEXT one with that
+    system prompt, or the model's own without TEXT; /save FILE writes the conversation as one line of JSON.
+
+    Without a terminal, every line of standard input is a turn.
+
+    Example: [bold]latticebpd chat --model smollm2-135m --show-blocks[/bold]
+    Example: [bold]printf 'Name a river.\\nAnd another one.\\n' | latticebpd chat --model smollm2-135m[/bold]
+    """
+    with err.status("loading the model") if err.is_terminal else err.capture():
+        quiet_transformers()
+        from latticebpd.decoding.conversation import Chat
+        from latticebpd.decoding.front_door import load
+
+        rule = sampling_rule(None, temperature, top_k, top_p, seed)
+        loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
+        drafter = named_drafter(loaded, system, lm, None)
+        conversation = Chat(loaded, drafter)
+    in_terminal = _in_terminal()
+    if in_terminal:
+        with suppress(ImportError):
+            import_module("readline")  # input() then edits lines and recalls them
+        err.print(f"{loaded.name}, weights: {loaded.weights}. Ctrl-C ends an answer, Ctrl-D the chat; {COMMANDS}")
+    for line in _lines(in_terminal):
+        try:
+            if line.startswith("/"):
+                if _obey(conversation, *line.partition(" ")[::2]):
+                    break
+            elif line:
+                streamer = streamer_for(loaded.tokenizer, show_blocks)
+                with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
+                    _answer(
+                        conversation, line, pressed, streamer=streamer, acceptance=rule, max_new_tokens=max_new_tokens
+                    )
+        except (ValueError, OSError) as error:
+            if not in_terminal:
+                raise
+            err.print(f"latticebpd: error: {error}", soft_wrap=True)
+        except KeyboardInterrupt:
+            if not in_terminal:
+                raise
+            err.print("interrupted; the turn is dropped", style="dim")
+
+
+def _in_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _lines(in_terminal: bool) -> Iterator[str]:
+    """What the user types, or what standard input holds, up to its end; Ctrl-C drops a line."""
+    while True:
+        try:
+            yield input("> " if in_terminal else "").strip()
+        except EOFError:
+            if in_terminal:
+                print()
+            return
+        except KeyboardInterrupt:
+            if not in_terminal:
+                raise
+            print()
+
+
+def _obey(conversation: Chat, command: str, argument: str) -> bool:
+    """Do what a line with a slash asks for; returns whether it ends the chat."""
+    argument = argument.strip()
+    if command == "/system":
+        conversation.begin(argument or None)
+    elif command == "/save" and argument:
+        path = Path(argument).expanduser()
+        conversation.save(path)
+        err.print(f"{len(conversation.turns)} turns in {path}", style="dim", soft_wrap=True)
+    elif command == "/new" and not argument:
+        conversation.begin(conversation.system_prompt)
+    elif command != "/quit" or argument:
+        raise ValueError(f"expected one of {COMMANDS}, got {command} {argument}".rstrip())
+    return command == "/quit"
+
+
+def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: Any) -> None:
+    """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
+    import torch
+    from transformers import StoppingCriteriaList
+
+    def interrupted(ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return torch.full((len(ids),), pressed.is_set())
+
+    stop: Any = StoppingCriteriaList([interrupted])
+    begun = time.perf_counter()
+    out = conversation.answer(text, stopping_criteria=stop, **options)
+    seconds = time.perf_counter() - begun
+    err.print(_cost(out, seconds, conversation.cache.shared, pressed.is_set()), style="dim", soft_wrap=True)
+
+
+def _cost(out: Generated, seconds: float, known: int, interrupted: bool) -> str:
+    per_call = f", {out.block_efficiency:.2f} a call" if out.num_calls else ""
+    read = f"{out.prompt_length - known} of {out.prompt_length} tokens of the conversation read"
+    end = "; interrupted" if interrupted else ""
+    return f"{out.num_tokens} tokens{per_call}, {out.num_tokens / seconds:.1f} a second; {read}{end}"
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """What the first Ctrl-C sets; the second one is a KeyboardInterrupt."""
+    pressed = threading.Event()
+
+    def handle(*_: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,72 @@
+"""Several turns with a model, in its chat template; what was read in earlier turns is not read again."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from fst.files import replacing
+from latticebpd.decoding.front_door import Loaded
+from latticebpd.decoding.loop import Generated
+from latticebpd.decoding.session import TextCache
+from latticebpd.drafters.drafter import Drafter
+from latticebpd.target.chat import ASSISTANT, USER, ChatTemplate
+
+
+class Chat:
+    """A conversation with a loaded model.
+
+    An answer is the one that ``loaded.generate`` writes after the whole conversation. The model's cache goes from turn
+    to turn, so that only what is new is read.
+
+    turns: the user's and the model's, alternating.
+    cache: of the model; ``cache.shared`` tokens of the last prompt were not read again.
+
+    Args:
+        loaded: the model.
+        drafter: by default the loaded one's.
+        system_prompt: by default the loaded one's, if any, else the template's own.
+
+    Raises:
+        ValueError: the model has no chat template, or its template takes no system prompt.
+    """
+
+    def __init__(self, loaded: Loaded, drafter: Drafter | None = None, system_prompt: str | None = None) -> None:
+        if not loaded.in_chat:
+            raise ValueError(
+                f"expected a model with a chat template, got {loaded.name} without one; `latticebpd models get"
+                " smollm2-135m` downloads one that has it"
+            )
+        self.loaded, self.cache = loaded, TextCache()
+        self.drafter = loaded.drafter() if drafter is None else drafter
+        self.begin(loaded.system_prompt if system_prompt is None else system_prompt)
+
+    def begin(self, system_prompt: str | None = None) -> None:
+        """Begin anew, with another system prompt or, if it is None, the template's own."""
+        prompts = ChatTemplate(self.loaded.tokenizer, self.loaded.model, system_prompt)
+        prompts.prompt(["?"])  # which a template without system prompts refuses
+        self.system_prompt, self.prompts, self.turns = system_prompt, prompts, list[str]()
+
+    def answer(self, text: str, **options: Any) -> Generated:
+        """Answer a user's turn; ``options`` are those of :func:`latticebpd.generate`. An error leaves the conversation
+        as it was."""
+        ids = self.prompts.prompt([*self.turns, text])
+        given = {"eos_token_id": self.prompts.eos_ids, "text_cache": self.cache, **options}
+        out = self.loaded.generate(ids, self.drafter, **given)
+        self.turns += [text, self.prompts.text(out.sequences[0, out.prompt_length :].tolist())]
+        return out
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat templates and data sets have it, from the system prompt on, if one was given."""
+        speakers = (USER, ASSISTANT)
+        opening = [] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}]
+        return opening + [{"role": speakers[i % 2], "content": turn} for i, turn in enumerate(self.turns)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON object, one line: the model's name and the messages. Data sets of conversations are such
+        lines."""
+        with replacing(path) as temporary:
+            record = {"model": self.loaded.name, "messages": self.messages}
+            temporary.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
