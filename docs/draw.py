@@ -24,6 +24,7 @@ ROOMS = {
     "latticebpd/jacobi": "Jacobi decoding, trajectories, dependency graphs",
     "latticebpd/measuring": "oracle, comparisons, tuning, calibration, timing",
     "latticebpd/report": "pages, plots, the demo's table",
+    "latticebpd/serving": "an OpenAI-compatible server: scheduler, endpoints, limits",
     "latticebpd/cli": "one file per command",
     "latticebpd": "console, version, public names",
     "lm_training": "makes what latticebpd loads",

@@ -141,8 +141,8 @@ class Kinds:
     The order in which a method draws random numbers decides the file: keep it.
     """
 
-    def __init__(self, rng: random.Random, data: Path) -> None:
-        self.rng = rng
+    def __init__(self, rng: random.Random, data: Path, templates: Mapping[str, Any] = TEMPLATES) -> None:
+        self.rng, self.templates = rng, templates
         news, docs, code = (load(data, name) for name in ("news", "docs", "code"))
         cpp, other = ([each for each in docs if ("cpp-docs" in each["source"]) == wanted] for wanted in (True, False))
         textbooks = [each for each in news if each["source"].startswith(("openstax/", "philschatz/"))]
@@ -173,7 +173,7 @@ class Kinds:
         self.countries = pool(name for name in names if ".json" not in name and "Ocean" not in name)
         self.country_documents = pool(factbook)
         self.topics, self.persons, self.names, self.things = (
-            pool(TEMPLATES[name]) for name in ("topics", "persons", "names", "things")
+            pool(templates[name]) for name in ("topics", "persons", "names", "things")
         )
         self.dialogues, self.squad, self.policy = (pool(load(data, name)) for name in ("dialogsum", "squad", "policy"))
         self.tatoeba, self.cppdocs = pool(load(data, "tatoeba", 3)), pool(load(data, "cppdocs", 5))
@@ -187,7 +187,7 @@ class Kinds:
 
     def choose(self, name: str) -> Any:
         """One of the templates, or of the other lists, of this name."""
-        return self.rng.choice(TEMPLATES["templates"].get(name) or TEMPLATES[name])
+        return self.rng.choice(self.templates["templates"].get(name) or self.templates[name])
 
     def topic(self) -> str:
         """Titles mostly: everyday topics and countries would come too often."""
@@ -244,6 +244,11 @@ class Kinds:
             return template.format(f'"{getattr(self, TITLED[kind])()}"')
         made: str | None = getattr(self, kind)()
         return made
+
+    def messages(self, kind: str) -> list[dict[str, str]] | None:
+        """A conversation of a kind, up to the answer."""
+        text = self.ask(kind)
+        return None if text is None else [{"role": "user", "content": text}]
 
     def code_given(self) -> str:
         body, _ = self.functions()
@@ -308,16 +313,22 @@ class Kinds:
 
 def prompts(data: Path, count: int, length: Callable[[list[dict[str, str]]], int]) -> list[dict[str, Any]]:
     """``count`` prompts of at most ``MAX_TOKENS`` tokens; ``length`` counts those of a conversation."""
-    rng = random.Random(SEED)
-    kinds, seen, made = Kinds(rng, data), set[str](), list[dict[str, Any]]()
+    return drawn(Kinds(random.Random(SEED), data), count, lambda messages: length(messages) <= MAX_TOKENS)
+
+
+def drawn(kinds: Kinds, count: int, suits: Callable[[list[dict[str, str]]], bool]) -> list[dict[str, Any]]:
+    """``count`` different conversations that suit, in rounds of all kinds as often as their weights say."""
+    seen, made = set[str](), list[dict[str, Any]]()
     while len(made) < count:
-        order = [kind for kind, weight in TEMPLATES["weights"].items() for _ in range(weight)]
-        rng.shuffle(order)
+        order = [kind for kind, weight in kinds.templates["weights"].items() for _ in range(weight)]
+        kinds.rng.shuffle(order)
         for kind in order:
             for _ in range(60):
-                text = kinds.ask(kind)
-                messages = [{"role": "user", "content": text}]
-                if text is not None and text not in seen and length(messages) <= MAX_TOKENS:
+                messages = kinds.messages(kind)
+                if messages is None:
+                    continue
+                text = "\n".join(each["content"] for each in messages)
+                if text not in seen and suits(messages):
                     seen.add(text)
                     made.append({"id": len(made), "kind": kind, "messages": messages})
                     break

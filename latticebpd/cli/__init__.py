@@ -29,6 +29,7 @@ PANELS = {
         "generate": "latticebpd.cli.generate:generate",
         "chat": "latticebpd.cli.chat:chat",
         "jacobi": "latticebpd.cli.jacobi:jacobi",
+        "serve": "latticebpd.cli.serve:serve",
     },
     "Measure": {
         "lattices": "latticebpd.cli.lattices:lattices",

@@ -76,7 +76,7 @@ def chat(
 
         rule = sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
-        drafter = named_drafter(loaded, system or loaded.default_system(), lm, None)
+        drafter = named_drafter(loaded, system, lm, None)
         conversation = Chat(loaded, drafter)
     in_terminal = _in_terminal()
     if in_terminal:

@@ -108,7 +108,6 @@ def generate(
         model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
         weights=weights, bigram=bigram,
     )  # fmt: skip
-    system = system or loaded.default_system(alpha, by_cost=costs is not None)
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
     tokenizer: Any = loaded.tokenizer
@@ -127,7 +126,8 @@ def generate(
 
         calls = read_calls(loaded.model, ids, result, scorer_of(drafter))
         shown = TracedDecode("The decode", text, [token for block in result.blocks() for token in block], calls)
-        how = f"{'bundled model' if model is None else loaded.name} · {system}"
+        name = system or loaded.default_system(alpha, by_cost=costs is not None)
+        how = f"{'bundled model' if model is None else loaded.name} · {name}"
         how += f" · {accept or ('sample' if temperature else 'exact')}"
         write_trace(trace, "A decode, call by call", how, [shown], tokenizer)
     if not json:

@@ -59,9 +59,10 @@ SYSTEM: Any = typer.Option(
     "-s",
     help=(
         "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
-        " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, else"
-        " copies+16-tree; 16-copies without heads, 16-tree with a drafter model, 16-calibrated with --lm that was"
-        " calibrated for it, vanilla with one that fills masks."
+        " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
+        " trees are cut to what pays where weights are rounded, else copies+16-tree; 16-copies without heads,"
+        " 16-tree with a drafter model, 16-calibrated with --lm that was calibrated for it, vanilla with one that"
+        " fills masks."
     ),
 )
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
@@ -84,18 +85,18 @@ def sampling_rule(
     return parse_rule(name or ("sample" if temperature else "exact"), **sampling)
 
 
-def named_drafter(loaded: Loaded, system: str, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:
-    """The drafter of a system; ``--lm`` and ``--alpha`` are refused where they have no effect."""
+def named_drafter(loaded: Loaded, system: str | None, lm: Path | None, alpha: float | None, **options: Any) -> Drafter:
+    """The drafter of a system, by default the model's; ``--lm`` and ``--alpha`` are refused where they do nothing."""
     from latticebpd.drafters.system_names import rescores
 
+    name = system or loaded.default_system(alpha, by_cost=options.get("costs") is not None)
     if loaded.source is None and lm is not None:
         raise ValueError(
             "expected a model with heads for --lm to rescore, got one without; leave --lm out or train heads"
         )
     for option, value in (("--lm", lm), ("--alpha", alpha)):
-        if value is not None and not rescores(system):
+        if value is not None and not rescores(name):
             raise ValueError(
-                f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {system!r}; leave"
-                " it out"
+                f"expected {option} with a system that rescores, such as 16-best or 64-tree, got {name!r}; leave it out"
             )
     return loaded.drafter(system, alpha=alpha, **options)

@@ -48,7 +48,7 @@ def profile(
 
     from latticebpd.cli.tables import table_of
     from latticebpd.decoding.front_door import load
-    from latticebpd.measuring.pass_costs import profile as profiled
+    from latticebpd.decoding.pass_costs import profile as profiled
 
     widths, batches = (
         sorted(set(positive_numbers(name, text, MOST))) for name, text in (("--columns", columns), ("--rows", rows))

@@ -277,12 +277,15 @@ Adjust = Callable[[int, list[int], Tensor], Tensor]
 
 
 def walk(
-    rule: Acceptance, trees: Sequence[DraftTree], verified: Verified, adjust: Adjust | None = None
+    rule: Acceptance | Sequence[Acceptance],
+    trees: Sequence[DraftTree],
+    verified: Verified,
+    adjust: Adjust | None = None,
 ) -> tuple[list[list[int]], list[int]]:
     """Walk down every row's tree by the rule.
 
     Args:
-        rule: picks a token at each node.
+        rule: picks a token at each node; one for all rows, or one for each.
         trees: one for each row.
         verified: the target model's output for them.
         adjust: applied to a node's logits before the rule.
@@ -291,9 +294,11 @@ def walk(
         For each row the accepted nodes, a path from the root, and the token that follows them.
     """
 
+    rules = rule if isinstance(rule, Sequence) else [rule] * len(trees)
+
     def choose(rows: list[int], nodes: list[int]) -> list[int]:
         columns = [node + 1 for node in nodes]
-        if verified.best_of is not None and adjust is None and type(rule) is Exact:
+        if verified.best_of is not None and adjust is None and all(type(rules[row]) is Exact for row in rows):
             return verified.best_of(rows, columns)
         logits = verified.logits_of(rows, columns)
         if adjust is not None:
@@ -301,7 +306,17 @@ def walk(
                 [adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)]
             )
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
-        return rule.choose(logits, NodeDrafts([trees[row] for row in rows], nodes), depths)
+        groups: dict[int, list[int]] = {}  # rows with the same rule choose together
+        for i, row in enumerate(rows):
+            groups.setdefault(id(rules[row]), []).append(i)
+        tokens = [0] * len(rows)
+        for group in groups.values():
+            own = logits if len(groups) == 1 else logits[group]
+            drafts = NodeDrafts([trees[rows[i]] for i in group], [nodes[i] for i in group])
+            chosen_here = rules[rows[group[0]]].choose(own, drafts, [depths[i] for i in group])
+            for i, token in zip(group, chosen_here, strict=True):
+                tokens[i] = token
+        return tokens
 
     chosen: dict[tuple[int, int], int] = {}
     if adjust is None and verified.hidden.device.type != "cpu":

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCrite
 
 from latticebpd.decoding.generation_config import ignore_beams as without_beams
 from latticebpd.decoding.loop import Generated, generate
+from latticebpd.decoding.pass_costs import profile
 from latticebpd.decoding.showing import Shown, show
 from latticebpd.drafters import bundled
 from latticebpd.drafters.cost_curve import CostCurve
@@ -25,7 +26,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.heads.head_family import HeadLattices
 from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
 from latticebpd.drafters.registry import check_decodes, load_source
-from latticebpd.drafters.system_names import drafter_named
+from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated
@@ -39,6 +40,8 @@ BUNDLED = "bundled"
 """Name of the bundled model."""
 FIRST = 64
 """Tokens that a first draft has room for."""
+COLUMNS, CONTEXT = (1, 3, 9, 17), 32
+"""Tokens of the passes whose costs are measured for default trees, and of the text before them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,14 @@ class Loaded:
         """Of calibrated trees; None: the language model has none."""
         return calibrated_scorer(self.lm).calibration if is_calibrated(self.lm) else None
 
+    @cached_property
+    def costs(self) -> CostCurve | None:
+        """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
+        rounded weights costs; None: they are not cut."""
+        if self.weights not in (engines.INT8, engines.FILE) or self.calibration is None or self.source is None:
+            return None
+        return profile(self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=self.drafter(self.default_system()))
+
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.
 
@@ -131,12 +142,15 @@ class Loaded:
             k: arcs per slot; by default what a calibration was fitted to, else 16.
             slots: the first so many slots only; by default what a calibration says that its trees need, else all.
             alpha: weight of the language model; by default the stored one.
-            costs: of passes: trees are cut to the size that promises the most tokens a second.
+            costs: of passes: trees are cut to the size that promises the most tokens a second; by default
+                :attr:`costs` for a calibrated default system of no given size.
 
         Raises:
             ValueError: no such system, or one that needs heads, a language model or a calibration that is missing.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
+        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED):
+            costs = self.costs
         source = None if self.source is None else self.source.with_shape(*lattice_shape(k, slots, name, self.lm))
         return drafter_named(name, source, self.lm, alpha, costs=costs)
 
@@ -171,6 +185,7 @@ class Loaded:
         """The first draft after a text and, where the drafter reads hidden states, after the next token, which the
         model chooses itself; empty where the drafter has no guess."""
         ids = self.encode(text)
+        drafter = self.drafter(self.default_system()) if drafter is None else drafter
         begun = 1 if BaseModel.of(self.model).is_encoder_decoder else len(ids)
 
         def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # the first call with a draft is over

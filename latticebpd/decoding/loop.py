@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -36,6 +35,7 @@ class Step:
     tree: the drafts that were verified; ``tree.lattice`` is what they were drawn from.
     accepted: ``tree``'s accepted nodes, a path from the root.
     committed: the tokens added to the text: those of the accepted nodes and the one after them, up to the text's end.
+    prefill: whether the pass read the row's prompt without a draft, and so is no call.
     """
 
     call: int
@@ -43,6 +43,7 @@ class Step:
     tree: DraftTree
     accepted: list[int]
     committed: list[int]
+    prefill: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,43 +181,19 @@ def decode(
     session: Session, drafter: Drafter, acceptance: Acceptance, streamer: Any = None, trace: bool = False
 ) -> Generated:
     """The loop itself, from a new session to the end of its texts; a streamer already has the prompt."""
-    session.layers = needs_layers(drafter)
-    unread, texts = UnreadTokens(session.verifier, session.prompts.tokens, session.read), session.texts
-    rows = list(range(len(texts)))  # unfinished ones
-    proposed = not needs_hidden(drafter)
-    trees = _draft(drafter, session, rows, [None] * len(rows), unread) if proposed else [DraftTree.empty()] * len(rows)
-    is_call = [len(tree) > 0 for tree in trees]
-    prefilled = tuple(not called for called in is_call)
+    batch, texts = RowBatch.begin(session, drafter, acceptance), session.texts
+    prefilled = [False] * len(texts)
     steps: list[Step] = []
     sizes: list[tuple[int, int, int]] = []  # of each call: committed tokens, drafted nodes, depth of the tree
-    num_passes = 0
-    while True:
-        verified = unread.verify(trees)
-        unfinished = [texts[row] for row in rows]
-        paths, next_tokens = walk(acceptance, trees, verified, _adjust(unfinished, trees))
-        unread.keep(paths, next_tokens)
-        committed = [
-            text.commit([*tree.tokens[path].tolist(), token])
-            for text, tree, path, token in zip(unfinished, trees, paths, next_tokens, strict=True)
-        ]
-        if proposed:
-            drafter.observe(rows, committed)
+    while batch.rows:
+        done = batch.step()
         if streamer is not None:
-            streamer.put(torch.tensor(committed[0]))
-        calls = [Step(num_passes, *each) for each in compress(zip(rows, trees, paths, committed, strict=True), is_call)]
+            streamer.put(torch.tensor(done[0].committed))
+        for step in done:
+            prefilled[step.row] |= step.prefill
+        calls = [step for step in done if not step.prefill]
         steps += calls if trace else []
         sizes += [(len(call.committed), len(call.tree), int(call.tree.depths.max(initial=0))) for call in calls]
-        num_passes += bool(calls)
-
-        going_on = [i for i, text in enumerate(unfinished) if not text.finished]
-        if not going_on:
-            break
-        hidden = [verified.hidden[i, paths[i][-1] + 1 if paths[i] else 0] for i in going_on]
-        if len(going_on) < len(rows):  # rows that have ended cost nothing more
-            unread.select(going_on)
-            rows = [rows[i] for i in going_on]
-        trees = _draft(drafter, session, rows, hidden, unread)
-        is_call, proposed = [True] * len(rows), True
     if session.text_cache is not None:
         session.text_cache.tokens = texts[0].tokens[:-1]  # the last token may be unread
     if streamer is not None:
@@ -228,34 +205,101 @@ def decode(
         prompt_length=session.prompts.prefix.shape[1],
         accept_counts=np.bincount(committed_counts, minlength=int(depths.max(initial=0)) + 2),
         num_calls=len(sizes),
-        num_passes=num_passes,
+        num_passes=batch.num_passes,
         num_tokens=sum(len(text.new_tokens) for text in texts),
         verified_tokens=int(nodes.sum()),
-        prefilled=prefilled,
+        prefilled=tuple(prefilled),
         trace=steps if trace else None,
     )
 
 
-def _draft(
-    drafter: Drafter, session: Session, rows: list[int], hidden: Sequence[Tensor | None], unread: UnreadTokens
-) -> list[DraftTree]:
-    """One tree for each row, cut at its text's limit; empty where only the model's own token fits into the text."""
-    vocabulary, sources = session.base.vocab_size, session.prompts.sources
-    texts = [session.texts[row] for row in rows]
-    drafted = [i for i, text in enumerate(texts) if text.max_depth]
-    trees = [DraftTree.empty()] * len(rows)
-    if not drafted:
+@dataclass(eq=False)
+class Row:
+    """One text of a batch.
+
+    index: by which its drafter and its steps know it, one of its own in the batch.
+    rule: bound to the text's settings.
+    source: an encoder–decoder's source tokens, else empty.
+    hidden: ``[hidden]``, the state that predicted the last token; None before the prompt is read.
+    """
+
+    index: int
+    text: Text
+    rule: Acceptance
+    source: Sequence[int] = ()
+    hidden: Tensor | None = None
+
+
+class RowBatch:
+    """Texts that share passes. A row leaves when its text ends; on the CPU engine, rows join between passes.
+
+    rows: unfinished ones, in the verifier's order.
+    num_passes: those that were a call for some row.
+    """
+
+    def __init__(self, unread: UnreadTokens, drafter: Drafter, vocabulary: int, rows: list[Row]) -> None:
+        self.unread, self.drafter, self.vocabulary, self.rows, self.num_passes = unread, drafter, vocabulary, rows, 0
+
+    @classmethod
+    def begin(cls, session: Session, drafter: Drafter, acceptance: Acceptance, first: int = 0) -> RowBatch:
+        """The rows of a new session, with indices from ``first``."""
+        session.layers = needs_layers(drafter)
+        unread = UnreadTokens(session.verifier, session.prompts.tokens, session.read)
+        texts = zip(session.texts, session.prompts.sources, strict=True)
+        rows = [Row(index, text, acceptance, source) for index, (text, source) in enumerate(texts, first)]
+        return cls(unread, drafter, session.base.vocab_size, rows)
+
+    def step(self) -> list[Step]:
+        """Draft, verify, accept, commit: one pass, and what it did for each row."""
+        rows = self.rows
+        drafting = [i for i, row in enumerate(rows) if row.hidden is not None or not needs_hidden(self.drafter)]
+        trees = self._draft(drafting)
+        verified = self.unread.verify(trees)
+        texts = [row.text for row in rows]
+        paths, next_tokens = walk([row.rule for row in rows], trees, verified, _adjust(texts, trees))
+        self.unread.keep(paths, next_tokens)
+        steps = []
+        for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
+            committed = row.text.commit([*tree.tokens[path].tolist(), token])
+            prefill = row.hidden is None and not len(tree)
+            steps.append(Step(self.num_passes, row.index, tree, path, committed, prefill))
+            row.hidden = verified.hidden[i, path[-1] + 1 if path else 0]
+        if drafting:
+            self.drafter.observe([rows[i].index for i in drafting], [steps[i].committed for i in drafting])
+        self.num_passes += not all(step.prefill for step in steps)
+        self.keep([i for i, text in enumerate(texts) if not text.finished])
+        return steps
+
+    def join(self, other: RowBatch) -> None:
+        """Take in another batch's rows, after this one's; both have unfinished rows of one engine."""
+        self.unread.join(other.unread)
+        self.rows = [*self.rows, *other.rows]
+
+    def keep(self, positions: Sequence[int]) -> None:
+        """Go on with the rows at these positions only, in ascending order; the others cost nothing more."""
+        if 0 < len(positions) < len(self.rows):
+            self.unread.select(positions)
+        self.rows = [self.rows[i] for i in positions]
+
+    def _draft(self, drafting: Sequence[int]) -> list[DraftTree]:
+        """One tree for each row, cut at its text's limit; empty where a row has nothing to draft from, or only the
+        model's own token fits into the text."""
+        trees, unread = [DraftTree.empty()] * len(self.rows), self.unread
+        drafted = [i for i in drafting if self.rows[i].text.max_depth]
+        if not drafted:
+            return trees
+        states = [
+            State(
+                row.index, row.text.tokens, row.text.prompt_length, row.hidden, row.text.max_depth, row.source, layers
+            )
+            for row, layers in ((self.rows[i], unread.layer_states(i)) for i in drafted)
+        ]
+        for i, tree in zip(drafted, propose(self.drafter, states), strict=True):
+            trees[i] = tree.pruned(self.rows[i].text.max_depth).first(unread.max_nodes)
+            if len(tree) and (largest := int(tree.tokens.max())) >= self.vocabulary:
+                got = f"{largest} from {type(self.drafter).__name__}; is it made for this model?"
+                raise ValueError(f"expected drafted tokens below {self.vocabulary} (the model's vocabulary), got {got}")
         return trees
-    states = [
-        State(rows[i], text.tokens, text.prompt_length, hidden[i], text.max_depth, sources[rows[i]], layers)
-        for i, text, layers in ((i, texts[i], unread.layer_states(i)) for i in drafted)
-    ]
-    for i, tree in zip(drafted, propose(drafter, states), strict=True):
-        trees[i] = tree.pruned(texts[i].max_depth).first(unread.max_nodes)
-        if len(tree) and (largest := int(tree.tokens.max())) >= vocabulary:
-            got = f"{largest} from {type(drafter).__name__}; is it made for this model?"
-            raise ValueError(f"expected drafted tokens below {vocabulary} (the model's vocabulary), got {got}")
-    return trees
 
 
 def propose(drafter: Drafter, states: Sequence[State]) -> list[DraftTree]:

@@ -21,6 +21,7 @@ from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_text
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.target.engine import engine_of
+from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.forward import Verified
 from latticebpd.target.stock_model import BaseModel, Model
 from latticebpd.target.verifier import Verifier
@@ -175,6 +176,25 @@ class UnreadTokens:
             )
         self._prefill = False
         self.tokens = [[token] for token in next_tokens]
+
+    def read_ahead(self, most: int) -> bool:
+        """Read up to ``most`` tokens of a single row's prompt in a pass of their own; whether more than one is left.
+
+        Engine only: on PyTorch the first pass reads the whole prompt."""
+        (tokens,) = self.tokens
+        if isinstance(self.verifier, EngineVerifier) and len(tokens) > 1:
+            count = min(most, len(tokens) - 1)
+            self.verifier.extend(0, tokens[:count])
+            self.tokens, self._prefill = [tokens[count:]], False
+            return len(tokens) - count > 1
+        return False
+
+    def join(self, other: UnreadTokens) -> None:
+        """Go on with another's rows too, after these; ValueError unless both are on an engine."""
+        if not (isinstance(self.verifier, EngineVerifier) and isinstance(other.verifier, EngineVerifier)):
+            raise ValueError("expected rows on the CPU engine to join, got PyTorch's; decode them one after another")
+        self.verifier.join(other.verifier)
+        self.tokens, self._prefill = [*self.tokens, *other.tokens], False
 
     def layer_states(self, row: int) -> Tensor | None:
         """``[tokens, layers * hidden]`` states after the verifier's layers for the tokens read of a row, if any."""

@@ -116,6 +116,12 @@ def rescores(name: str) -> bool:
     return match is not None and match[3] != NO_MODEL
 
 
+def tells_probabilities(name: str) -> bool:
+    """Whether the trees of a drafter of that name tell their nodes' probabilities."""
+    match = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
+    return _COPIES.fullmatch(name) is not None or (match is not None and match[2] in (TREE, CALIBRATED))
+
+
 def drafter_named(
     name: str,
     source: LatticeSource | None,

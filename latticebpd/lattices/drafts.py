@@ -140,14 +140,14 @@ class DraftTree(ArrayValues):
 
     def pruned(self, max_depth: int) -> DraftTree:
         """The tree without the nodes deeper than ``max_depth``."""
-        return self._subtree(self.depths <= max_depth)
+        return self.subtree(self.depths <= max_depth)
 
     def first(self, num_nodes: int | None) -> DraftTree:
         """The tree of the first ``num_nodes`` nodes; None keeps all."""
-        return self if num_nodes is None else self._subtree(np.arange(len(self)) < num_nodes)
+        return self if num_nodes is None else self.subtree(np.arange(len(self)) < num_nodes)
 
-    def _subtree(self, keep: np.ndarray) -> DraftTree:
-        """keep: ``[n]`` bool, with every node its ancestors."""
+    def subtree(self, keep: np.ndarray) -> DraftTree:
+        """The tree of some nodes.  keep: ``[n]`` bool, with every node its ancestors."""
         if keep.all():
             return self
         new_index = np.append(np.cumsum(keep) - 1, ROOT)

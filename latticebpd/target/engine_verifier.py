@@ -38,11 +38,21 @@ class EngineVerifier:
         last = np.zeros((len(prompts), 1, self.model.hidden_size), np.float32)
         for row, prompt in enumerate(prompts):
             for begin in range(0, len(prompt), BLOCK):
-                tokens = np.asarray(prompt[begin : begin + BLOCK], np.int64)
-                hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
-                self._keep([row], [states], [range(len(tokens))])
-                last[row, 0] = hidden[-1]
+                last[row, 0] = self.extend(row, prompt[begin : begin + BLOCK])
         return self._verified(last)
+
+    def extend(self, row: int, text: Sequence[int]) -> np.ndarray:
+        """One pass over more tokens of a row's text; ``[hidden]``, the last one's final hidden state."""
+        tokens = np.asarray(text, np.int64)
+        hidden, states = self._read([row], [len(tokens)], tokens, np.arange(-1, len(tokens) - 1))
+        self._keep([row], [states], [range(len(tokens))])
+        last: np.ndarray = hidden[-1]
+        return last
+
+    def join(self, other: EngineVerifier) -> None:
+        """Take over the rows of another verifier of this model and these layers, after the own ones."""
+        self.caches = [*self.caches, *other.caches]
+        self.states = [*self.states, *other.states]
 
     def grow(self, rows: np.ndarray, parents: np.ndarray, tokens: np.ndarray) -> Verified:
         """One more token after each of ``n`` columns behind the rows' texts, which `forget` and `keep` drop.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file, writable_folder
 from lm_training.cli.options import DEVICE, LAYERS, PART, WRITER
 
@@ -35,12 +36,14 @@ def distill(
     tokenizer: Path | None = typer.Option(None, help="tokenizer.json for text; the model directory's by default."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     seed: int = typer.Option(0, help="Seed of the choice of prompts."),
+    weights: str | None = WEIGHTS,
     device: str = DEVICE,
 ) -> None:
     """Let a model continue prompts, or translate sources; its text is what its heads should learn to predict.
 
     Sequence-level distillation (Stern 2018). Each sequence is stored with the length of its prompt, so that training
-    takes its labels from what the model wrote. A stopped run keeps its finished shards.
+    takes its labels from what the model wrote. A stopped run keeps its finished shards. On a CPU the engine writes
+    greedy text; with its rounded weights the model writes some texts otherwise, so they belong to the settings.
 
     Example: [bold]latticebpd distill corpus.npy --model model -o distilled --prompts 16384[/bold]
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
@@ -55,6 +58,7 @@ def distill(
     from latticebpd.lattices.shards import parse_part
     from latticebpd.lattices.texts import Texts
     from latticebpd.target.catalogue import resolved
+    from latticebpd.target.engine import engine_for, engine_of
     from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.corpus import corpus_ids
@@ -84,6 +88,10 @@ def distill(
         raise ValueError(f"{model}: expected a model with an end-of-text token to write --corpus, found none")
     options = DistillOptions(max_new_tokens, num_beams, shard_prompts, batch_size)
     move(base, device)
+    if num_beams == 1 or weights is not None:
+        engine_for(base, Path(resolved(model)), weights)
+    if num_beams > 1 and engine_of(base) is not None:
+        raise ValueError(f"expected --weights torch for --num-beams {num_beams}, got {weights}; the engine is greedy")
     copying = PromptNgramDrafter() if copies else None
     with token_progress("prompts", options.prompts_of(len(sequences), mine)) as report:
         write(base, sequences, output, options, mine, report, states, copying)

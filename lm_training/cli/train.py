@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.console import err, load_tokenizer, quiet_transformers, writable_file
 from lm_training.cli import block_drafter, drafter, encode, rescorer, translation
 from lm_training.cli.options import (
@@ -177,12 +178,14 @@ def hidden(
     part: str | None = PART,
     batch_tokens: int = typer.Option(4096, min=1, help="Tokens read at a time, padding included; at least one text."),
     base_dtype: str = BASE_DTYPE,
+    weights: str | None = WEIGHTS,
     device: str = DEVICE,
 ) -> None:
     """Store the hidden states that texts were written from, so that training drafters never runs the model.
 
     One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written
-    token (with --whole, every token) and layer. The same command resumes a stopped run.
+    token (with --whole, every token) and layer. The same command resumes a stopped run. On a CPU the engine computes
+    them: to the last bit those that drafters get in decodes with the same weights.
 
     Example: [bold]latticebpd train hidden written --model model[/bold]
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]
@@ -191,6 +194,8 @@ def hidden(
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.pretrained import load_stock
     from latticebpd.lattices.shards import parse_part
+    from latticebpd.target.catalogue import resolved
+    from latticebpd.target.engine import engine_for
     from lm_training.cli.training_run import move, token_progress
     from lm_training.data.hidden_states import StateOptions, add_states, states_directory
     from lm_training.data.training_data import load_texts
@@ -203,6 +208,7 @@ def hidden(
     texts = [load_texts(path, 0) for path in data]
     base = load_stock(model, dtype)
     move(base, device)
+    engine_for(base, Path(resolved(model)), weights)
     for path, each in zip(data, texts, strict=True):
         ModelTexts.of(base, each, str(path))
         directory = states_directory(path)

@@ -12,7 +12,8 @@ form a directory::
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,26 @@ import torch
 from transformers import PreTrainedModel
 
 from latticebpd.decoding.generation_config import GenerationSettings, beams_ignored
-from latticebpd.decoding.loop import generate
+from latticebpd.decoding.loop import EXACT, RowBatch, generate
+from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.engine import engine_of
+from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.verifier_choice import tree_placement
 from lm_training.data.batching import padded, require_vocabulary, token_dtype
-from lm_training.data.hidden_states import StateOptions, claim_states, save_states, states_directory, states_of
+from lm_training.data.hidden_states import (
+    LAST,
+    StateOptions,
+    claim_states,
+    rounded_weights,
+    save_states,
+    states_directory,
+    states_of,
+)
 
 SETTINGS = "distill.json"
 
@@ -41,8 +53,8 @@ class DistillOptions:
 
     max_new_tokens: most tokens written after each prompt.
     num_beams: 1 decodes greedily; with more, the best beam is stored.
-    shard_prompts: prompts per shard; a killed run loses one shard.
-    batch_size: prompts decoded together, of similar length; not part of the stored settings.
+    shard_prompts: prompts per shard; a killed run loses those that it has begun.
+    batch_size: prompts decoded together; not part of the stored settings.
     """
 
     max_new_tokens: int = 96
@@ -107,6 +119,87 @@ def load_distilled(directory: str | os.PathLike[str]) -> Texts:
     return Texts.joined([Texts.load(path) for path in distilled_directory(directory).files()])
 
 
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """tokens: ``[n]``, the end of text included.  states: ``[n, hidden]`` that predicted them, where they are kept."""
+
+    tokens: np.ndarray
+    states: torch.Tensor | None = None
+
+
+class InBatches:
+    """Batches of prompts of similar length, one after another.
+
+    answer: prompts, and the most tokens after each -> the continuation of each, including its end of text.
+    """
+
+    def __init__(self, answer: Callable[[Sequence[np.ndarray], int], list[np.ndarray]], size: int) -> None:
+        self.answer, self.size = answer, size
+
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
+        """Continuations by their prompts' numbers, batch by batch."""
+        rows = list(prompts)
+        order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
+        for first in range(0, len(order), self.size):
+            together = order[first : first + self.size]
+            answers = self.answer([rows[row] for row in together], max_new_tokens)
+            yield dict(zip(together, map(Answer, answers), strict=True))
+
+
+class OnEngine:
+    """The CPU engine's rows: where a text ends, the next prompt takes its row, so that passes stay wide.
+
+    drafter: drafts while it pays off; the text is the same.  size: rows.
+    states: keep those that every token is predicted from; without a drafter only, which commits several at once.
+    """
+
+    def __init__(self, model: BaseModel, drafter: Drafter | None, size: int, states: bool = False) -> None:
+        self.model, self.drafter, self.size = model, drafter or NoDrafter(), size
+        self.states = states and drafter is None
+
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
+        """Continuations by their prompts' numbers, each as soon as it ends."""
+        waiting, batch = enumerate(prompts), None
+        states = defaultdict[int, list[torch.Tensor]](list)
+        while True:
+            while batch is None or len(batch.rows) < self.size:
+                if (coming := next(waiting, None)) is None:
+                    break
+                begun = self._begin(*coming, max_new_tokens)
+                if batch is not None and batch.rows:
+                    batch.join(begun)
+                else:
+                    batch = begun
+            if batch is None or not batch.rows:
+                return
+            rows = batch.rows
+            batch.step()
+            if self.states:
+                for row in rows:
+                    assert row.hidden is not None
+                    states[row.index].append(row.hidden.to(torch.float16))
+            ended = [row for row in rows if row.text.finished]
+            if ended:
+                yield {
+                    row.index: Answer(
+                        np.array(row.text.new_tokens, np.int64),
+                        torch.stack(states.pop(row.index)) if self.states else None,
+                    )
+                    for row in ended
+                }
+
+    def _begin(self, index: int, prompt: np.ndarray, max_new_tokens: int) -> RowBatch:
+        """A row whose prompt is read but for its last token."""
+        with beams_ignored(self.model):
+            session = Session.begin(
+                self.model, prompt.tolist(), attention_mask=[[1] * len(prompt)], max_new_tokens=max_new_tokens
+            )
+        row = RowBatch.begin(session, self.drafter, EXACT, first=index)
+        while row.unread.read_ahead(BLOCK):
+            pass
+        return row
+
+
 class Greedy:
     """Our own loop: finished rows cost nothing, and no step copies the cache.
 
@@ -125,7 +218,7 @@ class Greedy:
                 GenerationSettings(model)
         except ValueError:
             return False
-        return tree_placement(model.model) is not None
+        return engine_of(model.model) is not None or tree_placement(model.model) is not None
 
     def __call__(self, prompts: Sequence[np.ndarray], max_new_tokens: int) -> list[np.ndarray]:
         """The continuation of each prompt, including its end of text."""
@@ -171,6 +264,10 @@ def distill(
 ) -> None:
     """Fill ``directory`` with shards; existing ones are left unchanged.
 
+    Greedy text is written by the model's CPU engine, if it has one (`latticebpd.target.engine`): rows that end make
+    room for the next prompts, those of the next shard included. Rounded weights write other texts: they are among the
+    settings.
+
     Args:
         base: any causal LM or encoder-decoder of ``transformers``.
         prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
@@ -189,40 +286,61 @@ def distill(
     prompts, stock = prompts.prompts(), BaseModel.of(base)
     _check_fit(stock, prompts, options)
     shards, kept = distilled_directory(directory), states_directory(directory)
-    settings: dict[str, Any] = {"options": options.record(), "model": weights_fingerprint(base)}
-    shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     greedy = options.num_beams == 1 and Greedy.suits(stock)
-    answer = Greedy(stock, drafter) if greedy else ByGenerate(stock, options.num_beams)
+    engine = engine_of(base) if greedy else None
+    writer = (
+        OnEngine(stock, drafter, options.batch_size, states is not None and not states.layers and not states.whole)
+        if engine is not None
+        else InBatches(Greedy(stock, drafter) if greedy else ByGenerate(stock, options.num_beams), options.batch_size)
+    )
+    settings: dict[str, Any] = {"options": options.record(), "model": weights_fingerprint(base)}
+    if engine is not None:
+        settings |= rounded_weights(stock)
+    shards.claim(settings | {"prompts": len(prompts), "prompts_hash": prompts.fingerprint()})
     dtype = token_dtype(max(stock.source_vocab_size, stock.vocab_size))
     if states is not None:
         states = replace(states, shard_texts=options.shard_prompts)
         claim_states(kept, stock, len(prompts), states)
+    missing: list[tuple[int, range]] = []
     for shard, chosen in shares(len(prompts), options.shard_prompts, part):
-        path = shards.file(shard)
-        exists = path.exists()
-        lacks_states = states is not None and not (exists and kept.file(shard).exists())
-        if exists:
-            if on_batch is not None:
-                on_batch(len(chosen), 0)
-            if not lacks_states:
-                continue
-            text = Texts.load(path)
-        else:
-            rows = [prompts[number].astype(np.int64) for number in chosen]
-            order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
-            written: dict[int, np.ndarray] = {}
-            for first in range(0, len(order), options.batch_size):
-                together = order[first : first + options.batch_size]
-                answers = answer([rows[row] for row in together], options.max_new_tokens)
-                written |= zip(together, answers, strict=True)
-                if on_batch is not None:
-                    on_batch(len(together), sum(map(len, answers)))
-            joined = [np.concatenate([row, written[number]]) for number, row in enumerate(rows)]
-            text = Texts.of_rows(joined, [len(row) for row in rows], dtype)
-        if states is not None and lacks_states:
+        if not shards.file(shard).exists():
+            missing.append((shard, chosen))
+            continue
+        if on_batch is not None:
+            on_batch(len(chosen), 0)
+        if states is not None and not kept.file(shard).exists():
+            text = Texts.load(shards.file(shard))
             save_states(kept.file(shard), text, states_of(stock, text, states))
-        if not exists:
-            text.save(path)
+    for shard, written in _write(writer, prompts, missing, options.max_new_tokens, on_batch):
+        rows = [prompts[number] for number, _ in written]
+        joined = [np.concatenate([row, answer.tokens]) for row, (_, answer) in zip(rows, written, strict=True)]
+        text = Texts.of_rows(joined, list(map(len, rows)), dtype)
+        if states is not None:
+            seen = [answer.states for _, answer in written if answer.states is not None]
+            save_states(kept.file(shard), text, {LAST: torch.cat(seen)} if seen else states_of(stock, text, states))
+        text.save(shards.file(shard))
+
+
+def _write(
+    writer: InBatches | OnEngine,
+    prompts: Texts,
+    shards: Sequence[tuple[int, range]],
+    max_new_tokens: int,
+    on_batch: Callable[[int, int], object] | None,
+) -> Iterator[tuple[int, list[tuple[int, Answer]]]]:
+    """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
+    groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
+    for group in groups:
+        owners = [(shard, number) for shard, chosen in group for number in chosen]
+        sizes, written = {shard: len(chosen) for shard, chosen in group}, defaultdict[int, dict[int, Answer]](dict)
+        for answers in writer((prompts[number].astype(np.int64) for _, number in owners), max_new_tokens):
+            for index, answer in answers.items():
+                shard, number = owners[index]
+                written[shard][number] = answer
+            if on_batch is not None:
+                on_batch(len(answers), sum(len(answer.tokens) for answer in answers.values()))
+            for shard in [shard for shard in written if len(written[shard]) == sizes[shard]]:
+                yield shard, sorted(written.pop(shard).items())
 
 
 def _check_fit(stock: BaseModel, prompts: Texts, options: DistillOptions) -> None:

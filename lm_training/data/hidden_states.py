@@ -2,7 +2,7 @@
 
 The states of ``written.npz``, or of a directory of texts ``written``, are in ``written.hidden`` or ``written/hidden``::
 
-    hidden.json               which model, which of its layers, and how many texts a shard has
+    hidden.json               which model and weights, which of its layers, and how many texts a shard has
     shard-00042.safetensors   ``last`` and ``layer-12``, ...: ``[tokens, hidden]`` float16, for each token after a
                               prompt the state that it was predicted from
 
@@ -26,9 +26,12 @@ from torch import Tensor
 
 from fst.files import replacing
 from fst.printable import plain_words
+from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
+from latticebpd.target.engine import EXACT, engine_of
+from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import padded
 
@@ -216,8 +219,14 @@ def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, option
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}
-    settings |= {"model": weights_fingerprint(model.model), "layers": sorted(set(layers))}
+    settings |= {"model": weights_fingerprint(model.model), "layers": sorted(set(layers)), **rounded_weights(model)}
     directory.claim(settings | {"shard_texts": options.shard_texts} | ({"whole": True} if options.whole else {}))
+
+
+def rounded_weights(model: BaseModel) -> dict[str, str]:
+    """The name of the engine's weights as a setting, where they are not the float model's."""
+    engine = engine_of(model.model)
+    return {} if engine is None or engine.weights in EXACT else {"weights": engine.weights}
 
 
 def save_states(path: Path, texts: Texts, states: dict[str, Tensor]) -> None:
@@ -252,7 +261,12 @@ def read_states(
 def states_of(
     stock: BaseModel, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] | None = None
 ) -> dict[str, Tensor]:
-    """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name."""
+    """``[tokens, hidden]`` each, on the CPU: the states that predict the tokens after prompts, by layer name.
+
+    A model with a CPU engine has the engine's: to the last bit those of its decodes.
+    """
+    if (engine := engine_of(stock.model)) is not None:
+        return _engine_states(engine.transformer, texts, options, on_text)
     names = [LAST, *map(layer_name, options.layers)]
     states: list[dict[str, Tensor]] = [{} for _ in range(len(texts))]
     order = np.argsort(texts.lengths, kind="stable").tolist()
@@ -276,3 +290,25 @@ def states_of(
             on_text(len(together), sum(map(len, rows)))
     empty = torch.empty(0, stock.hidden_size)
     return {name: torch.cat([each[name] for each in states]) if states else empty for name in names}
+
+
+def _engine_states(
+    model: _engine.Transformer, texts: Texts, options: StateOptions, on_text: Callable[[int, int], object] | None
+) -> dict[str, Tensor]:
+    layers = [layer - 1 for layer in options.layers]
+    parts: list[list[np.ndarray]] = [[np.empty((0, model.hidden_size), np.float32)] for _ in range(1 + len(layers))]
+    for text, prompt in texts.items():
+        cache, tokens = _engine.Cache(model), np.array(text[:-1], np.int64)
+        for begin in range(0, len(tokens), BLOCK):
+            block = tokens[begin : begin + BLOCK]
+            parents = np.arange(-1, len(block) - 1)
+            last, others = model.read([cache], [len(block)], block, parents, layers, torch.get_num_threads())
+            cache.keep(list(range(len(block))))
+            wanted = slice(max(0, prompt - 1 - begin), None)
+            each = (last, *np.split(others, len(layers), axis=1)) if layers else (last,)
+            for part, states in zip(parts, each, strict=True):
+                part.append(states[wanted])
+        if on_text is not None:
+            on_text(1, len(text))
+    names = [LAST, *map(layer_name, options.layers)]
+    return {name: torch.from_numpy(np.concatenate(part)) for name, part in zip(names, parts, strict=True)}

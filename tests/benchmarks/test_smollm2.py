@@ -7,11 +7,12 @@ import json
 import lzma
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.smollm2 import make, run
+from benchmarks.smollm2 import make, more_text, run
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, filled, prompts
 from latticebpd.drafters import bundled
 from latticebpd.drafters.cost_curve import CostCurve
@@ -81,6 +82,11 @@ def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_p
         wanted = [texts[number].tolist() for number in range(expected)]
         assert found[held] == wanted[:: make.HELD_OUT]
         assert found[train] == [row for number, row in enumerate(wanted) if number % make.HELD_OUT]
+    texts.chosen([3, 64]).save(tmp_path / "more.npz")
+    train, held = make.own_text(tmp_path / "further", tmp_path, False, 40, [tmp_path / "more.npz"])
+    rows = [row for row, _ in Texts.load(train).items()]
+    assert rows[-2:] == [texts[3].tolist(), texts[64].tolist()]
+    assert len(rows) + len(Texts.load(held)) == 42
 
 
 @pytest.fixture
@@ -109,7 +115,8 @@ def sources(tmp_path: Path) -> Path:
                 row
                 | {
                     "question": f"What is {n}?",
-                    "document": f"#Person1#: {n}?",
+                    "answer": f"number {n}",
+                    "document": "\n".join(f"#Person{line % 2 + 1}#: {n}, {line}?" for line in range(6)),
                     "de": f"ein Satz {n}",
                     "en": f"a sentence {n}",
                 }
@@ -128,6 +135,65 @@ def test_prompts_are_balanced_distinct_and_the_same_every_time(sources: Path) ->
     assert len(set(texts)) == len(texts)
     assert not any("{" in text for row, text in zip(made, texts, strict=True) if row["kind"] in ("maths", "reason"))
     assert prompts(sources, 30, lambda messages: len(messages[0]["content"].split())) == made[:30]
+
+
+def words(messages: list[dict[str, str]]) -> int:
+    return sum(len(each["content"].split()) for each in messages)
+
+
+def test_more_prompts_share_no_eight_words_with_evaluation_texts(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(more_text, "ALL_TASKS", ())
+    weights = more_text.MORE["weights"]
+    asked = sources / "asked.jsonl"
+
+    def written(*before: str) -> list[dict[str, Any]]:
+        rows = [{"messages": [{"role": "user", "content": text}]} for text in ("An old prompt", *before)]
+        asked.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        more_text.save_more_prompts(sources, sources / "more.jsonl", 4 * sum(weights.values()), asked, words)
+        return [json.loads(line) for line in (sources / "more.jsonl").read_text().splitlines()]
+
+    def texts(rows: list[dict[str, Any]]) -> list[str]:
+        return ["\n".join(each["content"] for each in row["messages"]) for row in rows]
+
+    every = written()
+    assert {row["kind"] for row in every} == set(weights)
+    assert all(words(row["messages"]) <= more_text.MAX_TOKENS for row in every)
+    assert {row["messages"][0]["role"] for row in every} == {"user", "system"}
+    assert all(row["messages"][-1]["role"] == "user" for row in every)
+    assert len(set(texts(every))) == len(every)
+    assert written() == every
+    assert " 0 refused" in capsys.readouterr().out
+    other = written(texts(every)[5])
+    assert texts(every)[5] not in texts(other)
+    assert texts(every)[4] in texts(other)
+    # A test part with the sentence of some documents.
+    shared = "the river 7 runs slowly PAST old, mills"
+    assert any("river 7 runs slowly past old mills and quiet" in text for text in texts(every))
+    (sources / "qa/xquad-en-test.jsonl").write_text(json.dumps({"id": 1, "context": shared}) + "\n")
+    found = texts(written())
+    assert not any("river 7 runs slowly past old mills and quiet" in text for text in found)
+    assert any("river 8 runs slowly past old mills and quiet" in text for text in found)
+
+
+def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -> None:
+    size = more_text.SHARD
+    asked = [[5, 6, number] for number in range(3 * size)]
+    for shard in (0, 2):
+        rows = [[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in asked[shard * size : (shard + 1) * size]]
+        (tmp_path / "written").mkdir(exist_ok=True)
+        Texts.of_rows(rows, [3] * size).save(tmp_path / "written" / f"shard-{shard:05d}.npz")
+    more_text.store(tmp_path / "written", tmp_path / "more.npz.xz", "hash")
+    ids, texts = make.load_answers(tmp_path / "more.npz.xz", asked, "hash")
+    with pytest.raises(ValueError, match=r"more\.npz\.xz: expected the answers to the prompts of this data \(other\)"):
+        make.load_answers(tmp_path / "more.npz.xz", asked, "other")
+    assert ids.tolist() == [*range(size), *range(2 * size, 3 * size)]
+    assert [row.tolist() for row in map(texts.__getitem__, range(len(texts)))] == [
+        [*asked[number], 7, 8][: 4 + number % 2] for number in ids
+    ]
+    with pytest.raises(ValueError, match="expected shards of answers, found none"):
+        more_text.store(tmp_path / "empty", tmp_path / "more.npz", "hash")
 
 
 def test_templates_hold_expressions_of_their_values() -> None:

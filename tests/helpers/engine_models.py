@@ -1,10 +1,12 @@
-"""A Llama small enough for a test, of sizes that the CPU engine computes."""
+"""Random models of sizes that the CPU engine computes."""
 
 from __future__ import annotations
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from latticebpd import BlockwiseLM
+from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.target.engine import make_engine, use_engine
 from tests.helpers.tiny_families import VOCABULARY
 
@@ -23,4 +25,13 @@ def stock(seed: int = 0) -> LlamaForCausalLM:
 def on_engine(weights: str = "float32", seed: int = 0) -> LlamaForCausalLM:
     model = stock(seed)
     use_engine(model, make_engine(model, weights))
+    return model
+
+
+def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
+    torch.manual_seed(1)
+    heads = BlockHeads(32, 5, 16)
+    torch.nn.init.normal_(heads.down, std=0.5)
+    model = BlockwiseLM(base, heads).eval()
+    model.use_int8()
     return model

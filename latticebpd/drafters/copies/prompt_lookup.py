@@ -54,6 +54,8 @@ class PromptNgramDrafter:
         self._indexes: dict[int, SuffixIndex] = {}
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        rows = {state.row for state in states}  # those of rows that have left are forgotten
+        self._indexes = {row: index for row, index in self._indexes.items() if row in rows}
         return [self._tree(state) for state in states]
 
     def _tree(self, state: State) -> DraftTree:

@@ -70,7 +70,7 @@ def parameters(function: Any) -> list[Parameter]:
 def missing_inputs(words: tuple[str, ...], given: list[Parameter], but: str, directory: Path) -> list[str]:
     """A command line whose required files do not exist; without the parameter ``but``."""
     line = [*words]
-    if words in (("generate",), ("chat",), ("lattices",), ("profile",)):  # which take the bundled one
+    if words in (("generate",), ("chat",), ("lattices",), ("profile",), ("serve",)):  # which take the bundled one
         line += ["--model", str(directory / "missing")]
     for each in given:
         if not each.required or each.name == but:

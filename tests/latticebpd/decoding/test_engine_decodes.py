@@ -8,31 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM, LogitsProcessorList, NoRepeatNGramLogitsProcessor
+from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
-from latticebpd import BlockwiseLM, DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
+from latticebpd import DraftTree, NoDrafter, TreeDrafter, VanillaDrafter, custom_generate, generate, load
 from latticebpd.drafters import drafter_named
 from latticebpd.drafters.bundled import load_prompts
-from latticebpd.drafters.heads.head_networks import BlockHeads
 from latticebpd.lattices.drafts import ROOT
 from latticebpd.scoring.neural.prefix_reader import CachedReader, EngineReader, reader_for
 from latticebpd.target.engine import make_engine
 from latticebpd.target.engine_verifier import EngineVerifier
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.drafters import DRAFTERS
-from tests.helpers.engine_models import on_engine, stock
+from tests.helpers.engine_models import on_engine, stock, with_heads
 from tests.helpers.tiny_families import VOCABULARY
 
 TREE = DraftTree(np.array([5, 6, 7, 8, 9, 10, 11], np.int32), np.array([-1, -1, 0, 1, 2, 3, 4], np.int32))
-
-
-def with_heads(base: LlamaForCausalLM) -> BlockwiseLM:
-    torch.manual_seed(1)
-    heads = BlockHeads(32, 5, 16)
-    torch.nn.init.normal_(heads.down, std=0.5)
-    model = BlockwiseLM(base, heads).eval()
-    model.use_int8()
-    return model
 
 
 @pytest.fixture(params=[1, 2])

@@ -12,7 +12,7 @@ import torch
 
 from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDrafter, load
 from latticebpd.drafters import LatticeDrafter, bundled
-from latticebpd.drafters.strategies import BestTree
+from latticebpd.drafters.strategies import BestTree, Sized
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -70,6 +70,23 @@ def test_the_bundled_models_parts_are_there_with_the_weight_of_the_default_syste
     assert isinstance(default.strategy, BestTree)
     assert isinstance(default.strategy.scorer, CalibratedScorer)
     assert isinstance(toy.drafter("16-best"), LatticeDrafter)
+
+
+def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) -> None:
+    assert toy.costs is None
+    rounded = load(weights="int8")
+    default = rounded.drafter()
+    assert isinstance(default, LatticeDrafter)
+    assert isinstance(default.strategy, Sized)
+    assert default.strategy.costs is rounded.costs
+    assert rounded.costs is not None
+    assert rounded.costs.drafting[0] > 0
+    for named in (rounded.drafter("16-calibrated"), rounded.drafter(num_nodes=16)):
+        assert isinstance(named, LatticeDrafter)
+        assert isinstance(named.strategy, BestTree)
+    assert len(rounded.draft(TEXT)) == 16
+    greedy = rounded.generate(TEXT, NoDrafter(), max_new_tokens=24)
+    assert rounded.generate(TEXT, max_new_tokens=24).sequences.tolist() == greedy.sequences.tolist()
 
 
 def test_text_is_greedy_decodings(toy: Loaded) -> None:

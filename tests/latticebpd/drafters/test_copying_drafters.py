@@ -47,6 +47,14 @@ def brute_force_matches(
     return sorted(lengths.items(), reverse=True)
 
 
+def test_texts_of_rows_that_have_left_are_forgotten() -> None:
+    """A server's rows come and go, for ever."""
+    drafter = PromptNgramDrafter()
+    for row in range(5):
+        drafter.propose([state([1, 2, 1], 3, row=row), state([3, 3], 2, row=row + 1)])
+    assert sorted(drafter._indexes) == [4, 5]
+
+
 @given(pieces=st.lists(TEXT, max_size=4), text=TEXT, max_length=st.integers(1, 5), data=st.data())
 def test_index_grown_in_pieces_finds_what_brute_force_finds(
     pieces: list[list[int]], text: list[int], max_length: int, data: st.DataObject

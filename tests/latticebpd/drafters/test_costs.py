@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from latticebpd import DraftTree, SausageLattice
+from latticebpd.decoding.pass_costs import profile
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.strategies import BestTree, DraftingBudget, Sized, best_size
-from latticebpd.measuring.pass_costs import profile
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.commands import Run

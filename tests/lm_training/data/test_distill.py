@@ -15,14 +15,18 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from latticebpd import NoDrafter, generate
 from latticebpd.cli import app
+from latticebpd.decoding.loop import RowBatch
 from latticebpd.drafters import PromptNgramDrafter
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
+from lm_training.data import distill as distilling
 from lm_training.data.distill import DistillOptions, Greedy, corpus_prompts, distill, load_distilled
 from lm_training.data.hidden_states import StateOptions, load_states
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.engine_models import on_engine, stock
 from tests.helpers.tiny_families import tiny
 
 OPTIONS = DistillOptions(max_new_tokens=7, shard_prompts=4)
@@ -117,6 +121,99 @@ def test_text_is_that_of_generate_whatever_its_config_asks_for(family: str, tmp_
             assert tokens[length:] == expected[0, 1 if base.config.is_encoder_decoder else length :].tolist(), index
     assert base.generation_config is config
     assert config.num_beams == 4
+
+
+def ending(weights: str) -> LlamaForCausalLM:
+    """A model on the engine whose texts end at many lengths: a token that it often writes ends them."""
+    model = stock() if weights == "torch" else on_engine(weights)
+    model.generation_config.eos_token_id = 9
+    return model
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("copies", [False, True])
+def test_rows_of_the_engine_write_what_each_prompt_gets_alone(weights: str, copies: bool, tmp_path: Path) -> None:
+    base, given = ending(weights), uneven(23)
+    options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
+    distill(base, given, tmp_path, options, drafter=PromptNgramDrafter() if copies else None)
+    found = [tokens[length:] for tokens, length in load_distilled(tmp_path).items()]
+    expected = []
+    for number, length in enumerate(given.prompt_lengths.tolist()):
+        out = generate(base, given[number][:length].tolist(), NoDrafter(), max_new_tokens=40, trace=True)
+        expected.append([token for block in out.blocks() for token in block])
+    assert found == expected
+    assert len({*map(len, expected)}) > 5
+    assert json.loads((tmp_path / "distill.json").read_text()).get("weights") == {"int8": "int8"}.get(weights)
+
+
+def test_rows_of_the_engine_honour_the_generation_config(tmp_path: Path) -> None:
+    base, given = ending("float32"), uneven()
+    config: Any = base.generation_config
+    config.num_beams, config.repetition_penalty, config.no_repeat_ngram_size, config.do_sample = 4, 1.3, 2, True
+    distill(base, given, tmp_path, replace(OPTIONS, batch_size=3))
+    for tokens, length in load_distilled(tmp_path).items():
+        prompt = torch.tensor([tokens[:length]])
+        expected = base.generate(
+            prompt, attention_mask=torch.ones_like(prompt), do_sample=False, num_beams=1, max_new_tokens=7
+        )  # type: ignore[operator]
+        assert tokens == expected[0].tolist()
+    assert base.generation_config is config
+    assert config.num_beams == 4
+
+
+def test_prompts_of_the_next_shards_take_the_rows_of_ended_texts(tmp_path: Path, monkeypatch: Any) -> None:
+    """Passes stay as wide as there are rows until no prompt is left; a killed run keeps complete shards."""
+    widths: list[int] = []
+    step = RowBatch.step
+
+    def watched(batch: RowBatch) -> Any:
+        widths.append(len(batch.rows))
+        return step(batch)
+
+    monkeypatch.setattr(RowBatch, "step", watched)
+    options = DistillOptions(max_new_tokens=40, shard_prompts=5, batch_size=4)
+    done: list[int] = []
+
+    def killed(prompts: int, tokens: int) -> None:
+        done.append(prompts)
+        if sum(done) >= 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distill(ending("int8"), uneven(23), tmp_path, options, on_batch=killed)
+    assert set(widths) == {4}
+    kept = {path.name: path.read_bytes() for path in tmp_path.glob("shard-*")}
+    assert 1 <= len(kept) < 3
+    widths.clear()
+    distill(ending("int8"), uneven(23), tmp_path, options)
+    narrow = widths.index(3)
+    assert set(widths[:narrow]) == {4}
+    assert widths[narrow:] == sorted(widths[narrow:], reverse=True)
+    assert all((tmp_path / name).read_bytes() == content for name, content in kept.items())
+    distill(ending("int8"), uneven(23), tmp_path / "whole", options)
+    np.testing.assert_array_equal(load_distilled(tmp_path).tokens, load_distilled(tmp_path / "whole").tokens)
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_states_that_rows_are_decoded_from_are_kept_without_another_pass(
+    copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, options, passes = ending("int8"), DistillOptions(20, shard_prompts=5, batch_size=4), []
+    read = distilling.states_of
+    monkeypatch.setattr(distilling, "states_of", lambda *given: passes.append(1) or read(*given))
+    drafter = PromptNgramDrafter() if copies else None
+    distill(base, uneven(), tmp_path, options, states=StateOptions(), drafter=drafter)
+    assert len(passes) == (3 if copies else 0)
+    text = load_distilled(tmp_path)
+    found, expected = load_states(tmp_path, text), read(BaseModel.of(base), text, StateOptions())["last"].half()
+    assert found is not None
+    assert torch.equal(torch.cat([found.of_text(index) for index in range(len(text))]), expected)
+
+
+def test_texts_of_other_weights_are_other_texts(tmp_path: Path) -> None:
+    distill(ending("int8"), uneven(), tmp_path, OPTIONS)
+    with pytest.raises(ValueError, match="holds text made with weights int8, asked for is None"):
+        distill(ending("float32"), uneven(), tmp_path, OPTIONS)
 
 
 @pytest.mark.parametrize("family", ["llama", "marian"])
@@ -357,6 +454,34 @@ def test_command_writes_and_goes_on(model: BlockwiseLM, tmp_path: Path, monkeypa
     for bad in ("3", "2/2", "a/b"):
         with pytest.raises(ValueError, match="i/n"):
             CliRunner().invoke(app, [*command, *sizes, "--part", bad], catch_exceptions=False)
+
+
+def test_command_writes_by_the_weights_that_are_asked_for(tmp_path: Path) -> None:
+    ending("torch").save_pretrained(tmp_path / "model")
+    uneven().save(tmp_path / "asked.npz")
+    sizes = ["--max-new-tokens", "20", "--shard-prompts", "4", "--batch-size", "3", "--hidden", "--model"]
+    command = ["distill", str(tmp_path / "asked.npz"), *sizes, str(tmp_path / "model"), "-o"]
+    for weights in ("int8", "float32", "torch"):
+        given = [*command, str(tmp_path / weights), "--weights", weights]
+        assert CliRunner().invoke(app, given, catch_exceptions=False).exit_code == 0
+    distill(ending("int8"), uneven(), tmp_path / "expected", DistillOptions(20, shard_prompts=4))
+    texts = {path.name: load_distilled(path) for path in tmp_path.iterdir() if (path / "distill.json").exists()}
+    np.testing.assert_array_equal(texts["int8"].tokens, texts["expected"].tokens)
+    np.testing.assert_array_equal(texts["float32"].tokens, texts["torch"].tokens)
+    assert texts["int8"].tokens.tolist() != texts["torch"].tokens.tolist()
+    # Hidden states that are made afterwards are those that were made with the text.
+    texts["int8"].save(tmp_path / "again.npz")
+    later = ["train", "hidden", str(tmp_path / "again.npz"), "--model", str(tmp_path / "model"), "--weights", "int8"]
+    assert CliRunner().invoke(app, later, catch_exceptions=False).exit_code == 0
+    states = [load_states(path, texts["int8"]) for path in (tmp_path / "int8", tmp_path / "again.npz")]
+    for index in range(len(texts["int8"])):
+        one, other = (each.of_text(index) for each in states if each is not None)
+        assert torch.equal(one, other)
+    for hidden in ("int8/hidden", "again.hidden"):
+        assert json.loads((tmp_path / hidden / "hidden.json").read_text())["weights"] == "int8"
+    beams = [*command, str(tmp_path / "beams"), "--weights", "int8", "--num-beams", "2"]
+    with pytest.raises(ValueError, match="expected --weights torch for --num-beams 2, got int8"):
+        CliRunner().invoke(app, beams, catch_exceptions=False)
 
 
 def test_command_writes_a_corpus_for_ngrams(tmp_path: Path) -> None:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
+from latticebpd import DraftTree, generate
 from latticebpd.cli import app
+from latticebpd.drafters.drafter import State
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.hidden_states import HiddenStates, StateOptions, add_states, load_states, states_directory
+from lm_training.data.hidden_states import (
+    HiddenStates,
+    StateOptions,
+    add_states,
+    load_states,
+    states_directory,
+    states_of,
+    unprompted,
+)
 from lm_training.data.shortlist import coverage, shortlist_of
 from lm_training.data.training_data import HeadData, load_head_data
 from lm_training.families.heads import train_heads
 from lm_training.training.training_options import HeadTraining
 from tests.helpers.blockwise_models import tiny_model
+from tests.helpers.engine_models import on_engine
 from tests.helpers.tiny_families import tiny
 
 QUICK = HeadTraining(
@@ -63,6 +76,56 @@ def test_states_are_those_that_each_written_token_was_chosen_from(family: str, t
             states = found.of_text(index, name)
             assert states.dtype == torch.float16
             torch.testing.assert_close(states.float(), expected[0, begin:], atol=2e-2, rtol=2e-3)
+
+
+class Watching:
+    """Drafts one wrong token, and keeps the states that it gets."""
+
+    needs_layers = (0, 1)
+
+    def __init__(self) -> None:
+        self.last: dict[int, Tensor] = {}
+        self.layers: Tensor | None = None
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        for state in states:
+            assert state.hidden is not None
+            self.last[len(state.tokens) - 2] = state.hidden  # the position whose next token it predicts
+            self.layers = state.layers
+        return [DraftTree(np.array([1, 2], np.int32), np.array([-1, 0], np.int32)) for _ in states]
+
+    def observe(self, rows: Sequence[int], committed: Sequence[Sequence[int]]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_states_by_the_engine_are_those_of_the_decode_bit_for_bit(weights: str, whole: bool, tmp_path: Path) -> None:
+    base, prompts = on_engine(weights), [[5, 6, 7, 8, 3], [9], list(range(1, 12))]
+    watching, rows = [], []
+    for prompt in prompts:
+        watching.append(Watching())
+        rows.append(generate(base, prompt, watching[-1], max_new_tokens=30).sequences[0].numpy())
+    data = Texts.of_rows(rows, list(map(len, prompts)))
+    texts = unprompted(data) if whole else data
+    found = states_of(BaseModel.of(base), texts, StateOptions([1, 2]))
+    begin = 0
+    for row, prompt, seen in zip(rows, texts.prompt_lengths.tolist(), watching, strict=True):
+        count = len(row) - prompt
+        last, one, two = (found[name][begin : begin + count] for name in ("last", "layer-1", "layer-2"))
+        begin += count
+        assert len(seen.last) > 5
+        for position, state in seen.last.items():
+            assert torch.equal(last[position - prompt + 1], state)
+        assert seen.layers is not None
+        known = seen.layers[prompt - 1 :]
+        assert torch.equal(torch.cat([one, two], dim=1)[: len(known)], known)
+        assert torch.equal(two, last)  # of the last layer, normalised
+    assert begin == len(found["last"])
+    stored = kept(base, tmp_path / "t.npz", data, whole=whole)
+    assert torch.equal(torch.cat([stored._read(index, "last", 0) for index in range(3)]), found["last"].half())
+    recorded = json.loads((tmp_path / "t.hidden" / "hidden.json").read_text()).get("weights")
+    assert recorded == {"int8": "int8"}.get(weights)
 
 
 @pytest.mark.parametrize("family", ["llama", "marian"])

@@ -1,0 +1,110 @@
+"""Servers with one client and with several: tokens a second of all together, and seconds to the first token.
+
+    latticebpd serve --model smollm2-135m --port 8001 &
+    llama-server -m model.gguf --port 8002 --parallel 16 --ctx-size 32768 --no-cache-prompt &
+    python -m benchmarks.engine.throughput -o throughput.csv --questions question.jsonl \
+        --server latticebpd=http://127.0.0.1:8001/v1 --server llama.cpp=http://127.0.0.1:8002/v1
+
+Every client asks one question after another and reads greedy answers as streams; servers take turns. ``same`` counts
+answers that have the text of the run with one client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from benchmarks.common import options, read_csv, run, signature, table, write_csv
+from latticebpd.measuring.spec_bench import read_questions
+
+Row = dict[str, Any]
+
+
+def server(text: str) -> tuple[str, str]:
+    """``NAME=URL``."""
+    name, equals, url = text.partition("=")
+    if not (name and equals and url.startswith("http")):
+        raise argparse.ArgumentTypeError(f"expected NAME=URL, got {text!r}")
+    return name, url
+
+
+async def answer(client: AsyncOpenAI, model: str, question: str, limit: int) -> Row:
+    """One answer: its text, tokens, and seconds to the first one."""
+    begin, first, parts, tokens = time.perf_counter(), None, list[str](), 0
+    chunks = await client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], max_tokens=limit, temperature=0, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    async for chunk in chunks:
+        if chunk.choices and chunk.choices[0].delta.content:
+            first = first or time.perf_counter() - begin
+            parts.append(chunk.choices[0].delta.content)
+        tokens = chunk.usage.completion_tokens if chunk.usage else tokens
+    if not tokens:
+        raise ValueError(f"{client.base_url}: expected the usage after a stream, got none")
+    return {"text": "".join(parts), "tokens": tokens, "first": first or time.perf_counter() - begin}
+
+
+async def load(url: str, clients: int, questions: list[str], limit: int) -> tuple[float, list[Row]]:
+    """Seconds that so many clients take for all questions, and the answers in their order."""
+    answers: list[Row] = [{} for _ in questions]
+    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=3600) as client:
+        model = (await client.models.list()).data[0].id
+
+        async def ask(first: int) -> None:
+            for number in range(first, len(questions), clients):
+                answers[number] = await answer(client, model, questions[number], limit)
+
+        begin = time.perf_counter()
+        await asyncio.gather(*map(ask, range(clients)))
+        return time.perf_counter() - begin, answers
+
+
+def measured(servers: dict[str, str], clients: list[int], questions: list[str], limit: int, rounds: int) -> list[Row]:
+    """A row for each round of each server with each number of clients; the first round warms up."""
+    rows, texts = list[Row](), dict[str, list[str]]()
+    for turn in range(rounds + 1):
+        for count in clients:
+            for name, url in servers.items():
+                seconds, answers = asyncio.run(load(url, count, questions, limit))
+                found = [each["text"] for each in answers]
+                same = sum(one == other for one, other in zip(found, texts.setdefault(name, found), strict=True))
+                tokens, first = sum(each["tokens"] for each in answers), median(each["first"] for each in answers)
+                row = {"server": name, "clients": count, "turn": turn, "answers": len(answers), "same": same}
+                rows += [row | {"tokens": tokens, "seconds": seconds, "first": first}] if turn else []
+    return rows
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="CSV file")
+    parser.add_argument("--server", type=server, action="append", required=True, help="NAME=URL; may be repeated")
+    parser.add_argument("--questions", type=Path, required=True, help="Spec-Bench's question.jsonl")
+    parser.add_argument("--clients", default="1,4,16", help="numbers, separated by commas, rising")
+    parser.add_argument("--count", type=int, default=32, help="questions of a round")
+    parser.add_argument("--limit", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    every = read_questions(given.questions)
+    asked = [each.turns[0] for each in every[:: max(1, len(every) // given.count)][: given.count]]
+    clients = [int(number) for number in given.clients.split(",")]
+    write_csv(given.output, measured(dict(given.server), clients, asked, given.limit, given.rounds))
+    rows, printed = read_csv(given.output), list[list[str]]()
+    for name, count in dict.fromkeys((row["server"], row["clients"]) for row in rows):
+        own = [row for row in rows if (row["server"], row["clients"]) == (name, count)]
+        speed = median(float(row["tokens"]) / float(row["seconds"]) for row in own)
+        first, same = median(float(row["first"]) for row in own), min(int(row["same"]) for row in own)
+        printed.append([name, count, f"{speed:.1f}", f"{first:.2f}", f"{same} of {own[0]['answers']}"])
+    table("", ("server", "clients", "tokens/s", "seconds to the first", "same texts"), printed)
+    print()
+    signature(count=len(asked), limit=given.limit, rounds=given.rounds)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,262 @@
+"""More text of SmolLM2-135M-Instruct's own: many thousand prompts of many kinds, and its greedy answers.
+
+    latticebpd models get smollm2-135m
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK            # prompts, then answers; resumes
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --store    # answers so far -> more-text.npz.xz
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK --join     # more-text.npz.xz -> WORK/more.npz
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
+
+``more_prompts.json`` beside this file has kinds and templates besides those of ``prompts.json``.  Prompts take text of
+the same training parts (`prompts.SOURCES`); one with eight words in a row of an evaluation text (test parts,
+Spec-Bench, the study's passages) or of the prompt of a held-out answer is not asked.  The order is random over kinds,
+so that any number of first shards is a fair mixture.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import latticebpd, options, stage
+from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
+from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
+from benchmarks.study.kim_tasks import ALL_TASKS, SHINGLE, records
+from latticebpd import load
+from latticebpd.lattices.texts import Texts
+from latticebpd.target.chat import ChatTemplate
+from lm_training.data.distill import distilled_directory
+
+SEED = 20261123
+COUNT = 48_000
+MAX_TOKENS = 300
+"""Of a prompt with the chat template."""
+SHARD = 64
+STORED = HERE / "more-text.npz.xz"
+MORE = json.loads((HERE / "more_prompts.json").read_text(encoding="utf-8"))
+EVALUATION = r"-test|-dev|-val|newstest|lambada|wikitext|spec_bench"
+"""Files of DIR that are no source of prompts, unless `SOURCES` names them."""
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Lists of the same name one after the other, and so the templates; the weights are the other's."""
+    made = dict(one)
+    for name, value in other.items():
+        if isinstance(value, dict):
+            made[name] = merged(one[name], value) if name == "templates" else value
+        else:
+            made[name] = [*one.get(name, ()), *value]
+    return made
+
+
+class MoreKinds(Kinds):
+    """Further kinds: unfinished code and dialogues, letters, lists, comparisons, second turns, system prompts."""
+
+    def messages(self, kind: str) -> list[dict[str, str]] | None:
+        if kind == "follow_up":
+            row = self.squad()
+            turns = [f"{row['context']}\n\n{row['question']}" if self.rng.random() < 0.3 else row["question"]]
+            turns += [f"{row['answer'][:1].upper()}{row['answer'][1:]}.", self.choose("follow_up")]
+            roles = ("user", "assistant", "user")
+            return [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
+        if kind == "system":
+            other = self.rng.choice(
+                ["qa_closed", "advise_open", "stem_q", "human_q", "maths", "how_to", "docs_question"]
+            )
+            asked = super().messages(other)
+            system = {"role": "system", "content": self.choose("system").format(p=self.persons())}
+            return None if asked is None else [system, *asked]
+        return super().messages(kind)
+
+    def subject(self) -> str:
+        """A topic as part of a sentence."""
+        topic = self.topic()
+        return f'"{topic}"' if topic[0].isupper() else topic
+
+    def code_continue(self) -> str | None:
+        body, _ = self.functions()
+        lines = body.split("\n")
+        if len(lines) < 7:
+            return None
+        begun = "\n".join(lines[: self.rng.randint(3, len(lines) - 3)])
+        return f"{self.choose('code_continue')}\n\n```python\n{begun}\n```"
+
+    def dialogue_continue(self) -> str | None:
+        lines = self.dialogues()["document"].split("\n")
+        if len(lines) < 5:
+            return None
+        text = "\n".join(lines[: self.rng.randint(2, min(8, len(lines) - 2))])
+        text = text.replace("#Person1#", self.names()).replace("#Person2#", self.names())
+        return f"{self.choose('dialogue_continue')}\n\n{text}"
+
+    def letter(self) -> str:
+        kind, reader = self.choose("letter_kinds"), self.choose("recipients")
+        return str(self.choose("letter").format(k=kind, w=reader, q=self.subject()))
+
+    def listing(self) -> str:
+        number = self.rng.choice([3, 4, 5, 6, 7, 8, 10, 12])
+        return str(self.choose("listing").format(i=number, w=self.choose("list_items"), q=self.subject()))
+
+    def compare(self) -> str:
+        pool = self.rng.choice([self.topics, self.human, self.stem, self.docs_titles])
+        one, other = (f'"{each}"' if each[0].isupper() else each for each in (pool(), pool()))
+        return str(self.choose("compare").format(a=one, b=other))
+
+    def how_to(self) -> str:
+        task = self.choose("tasks")
+        if self.rng.random() < 0.3:
+            task += self.rng.choice([" with little money", " in a hurry", " with a child", " without special tools"])
+        return str(self.choose("how_to").format(task))
+
+    def tools(self) -> str:
+        return str(self.choose("tools").format(w=self.choose("tool_tasks")))
+
+    def mistakes(self) -> str:
+        """Words left out, doubled or misspelt."""
+        words = self.text(30, 80).split(" ")
+        for index in range(len(words)):
+            draw = self.rng.random()
+            if draw < 0.04:
+                words[index] = f"{words[index]} {words[index]}"
+            elif draw < 0.08:
+                words[index] = ""
+            elif draw < 0.16 and len(words[index]) > 3:
+                at = self.rng.randrange(len(words[index]) - 1)
+                word = words[index]
+                words[index] = word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+        return f"{self.choose('mistakes')}\n\n{' '.join(filter(None, words)).lower()}"
+
+    def words(self) -> str | None:
+        found = [word for word in re.findall(r"\b[a-z]{6,12}\b", self.text(30, 60)) if not word.endswith("ing")]
+        return str(self.choose("words").format(self.rng.choice(found))) if found else None
+
+    def classify(self) -> str:
+        return f"{self.choose('classify')}\n\n{self.text(30, 110)}"
+
+    def facts(self) -> str:
+        country = self.country_documents()
+        lines = [line for line in country["text"].split("\n") if ": " in line and 20 < len(line) < 200]
+        chosen = self.rng.sample(lines, min(len(lines), self.rng.randint(3, 7)))
+        return "\n".join([self.choose("facts"), "", title_of(country), *chosen])
+
+    def translate(self) -> str | None:
+        if self.rng.random() < 0.85:
+            return super().translate()
+        english = " ".join(
+            self.rng.choice([self.tatoeba, self.multi30k])()["en"] for _ in range(self.rng.randint(1, 2))
+        )
+        return f"{self.choose('to_other')}{english}"
+
+
+# ---------------------------------------------------------------- what is not asked
+def shingles(text: str) -> set[int]:
+    """Hashes of all runs of eight words."""
+    words = re.findall(r"\w+", text.lower())
+    return {hash(tuple(words[begin : begin + SHINGLE])) for begin in range(len(words) - SHINGLE + 1)}
+
+
+def strings(value: Any) -> Iterator[str]:
+    """Every text in a record."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from strings(each)
+
+
+def evaluation_texts(data: Path) -> Iterator[str]:
+    """Test parts, Spec-Bench, and what the study measures."""
+    used = set(SOURCES.values())
+    for path in sorted(data.rglob("*.jsonl*")):
+        if re.search(EVALUATION, str(path.relative_to(data))) and str(path.relative_to(data)) not in used:
+            for row in records(path):
+                yield from strings(row)
+    for task in ALL_TASKS:
+        if task.kind == "continue":  # questions and dialogues are in files of their own
+            for part in (task.tuning, task.test):
+                for item in part(data):
+                    yield item.prompt
+
+
+def template_shingles() -> set[int]:
+    """Of the templates themselves, which held-out prompts may share."""
+    pieces = (piece for each in strings([TEMPLATES, MORE]) for piece in re.split("{.*?}", each))
+    return set().union(*map(shingles, pieces))
+
+
+def excluded(data: Path, held_out: Iterable[str]) -> set[int]:
+    """Shingles that no prompt may have; held_out: the prompts of held-out answers."""
+    own = set().union(*map(shingles, held_out)) - template_shingles()
+    return own.union(*map(shingles, evaluation_texts(data)))
+
+
+def save_more_prompts(data: Path, path: Path, count: int, asked: Path, length: Callable[[Any], int]) -> None:
+    """Write ``count`` conversations; asked: those of ``prompts.py``, which are not asked again."""
+    before = [json.loads(line)["messages"] for line in asked.read_text(encoding="utf-8").splitlines()]
+    texts = ["\n".join(each["content"] for each in messages) for messages in before]
+    known, old, refused = excluded(data, texts[::HELD_OUT]), set(texts), 0
+
+    def suits(messages: list[dict[str, str]]) -> bool:
+        nonlocal refused
+        text = "\n".join(each["content"] for each in messages)
+        shared = text in old or not shingles(text).isdisjoint(known)
+        refused += shared
+        return not shared and length(messages) <= MAX_TOKENS
+
+    made = drawn(MoreKinds(random.Random(SEED), data, merged(TEMPLATES, MORE)), count, suits)
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in made), encoding="utf-8")
+    kinds = dict(Counter(record["kind"] for record in made))
+    print(f"{path}: {len(made)} prompts, {refused} refused for eight words of an evaluation text,", kinds)
+
+
+def store(written: Path, path: Path, digest: str) -> None:
+    """The answers of all shards that there are, without their prompts."""
+    shards = sorted(distilled_directory(written).path.glob("shard-*.npz"))
+    if not shards:
+        raise ValueError(f"{written}: expected shards of answers, found none; run the command without --store first")
+    parts = [Texts.load(shard) for shard in shards]
+    ids = [int(shard.stem[-5:]) * SHARD + np.arange(len(part)) for shard, part in zip(shards, parts, strict=True)]
+    texts = Texts.joined(parts)
+    save_answers(path, np.concatenate(ids), texts, digest)
+    size = path.stat().st_size
+    print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size / texts.num_labels:.2f} bytes a token")
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("--data", type=Path, required=True, help="folder of the sources")
+    parser.add_argument("--work", type=Path, required=True, help="folder of prompts and shards")
+    parser.add_argument("--count", type=int, default=COUNT, help="number of prompts")
+    parser.add_argument("--store", action="store_true", help="store the answers so far, without their prompts")
+    parser.add_argument("--join", action="store_true", help="prompts and stored answers, as texts to learn from")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    made, asked, written = (given.work / name for name in ("more-prompts.jsonl", "more-asked.npz", "written"))
+    loaded = load(MODEL, weights="torch")
+    chat = ChatTemplate(loaded.tokenizer, loaded.base)
+
+    def length(messages: list[dict[str, str]]) -> int:
+        return len(chat.prompt_of(messages))
+
+    before = conversations(given.work, given.data)
+    stage(made, lambda: save_more_prompts(given.data, made, given.count, before, length))
+    prompts, digest = chat_prompts(made)
+    print(f"{len(prompts)} prompts, {digest}")
+    if given.store:
+        store(written, STORED, digest)
+    if given.join:
+        load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
+    if not given.store and not given.join:
+        stage(asked, lambda: Texts.of_rows(prompts, list(map(len, prompts)), np.uint16).save(asked))
+        sizes = f"--max-new-tokens 256 --shard-prompts {SHARD} --batch-size 32"
+        latticebpd("distill", asked, f"--model {MODEL} --weights file {sizes} -o", written)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""``latticebpd serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+import typer
+
+from latticebpd.cli.model_options import (
+    ALPHA,
+    BIGRAM,
+    DRAFTER_MODEL,
+    IGNORE_BEAMS,
+    LM,
+    SYSTEM_PROMPT,
+    WEIGHTS,
+    K,
+    named_drafter,
+)
+from latticebpd.console import err, quiet_transformers
+
+SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
+"""Tokens of the passes that are measured."""
+
+
+def serve(
+    model: Path | None = typer.Option(
+        None, help="Directory, .gguf file, name of `latticebpd models` or of a hub; the bundled one by default."
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every address of this machine."),
+    port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 is any free one."),
+    api_key: str | None = typer.Option(
+        None, envvar="LATTICEBPD_API_KEY", help="Ask for this key; better given by the environment variable."
+    ),
+    name: str | None = typer.Option(None, help="What requests call the model; by default its own name."),
+    rows: int = typer.Option(16, min=1, help="Requests that share passes; 1 with --weights torch."),
+    queue: int = typer.Option(64, min=0, help="Requests that may wait for a row; more are refused with status 429."),
+    context: int = typer.Option(4096, min=2, help="Tokens of a prompt and its answer, at most; they cost memory."),
+    max_tokens: int = typer.Option(1024, min=1, help="Tokens of an answer, at most."),
+    max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
+    shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds that answers have to end at a shutdown."),
+    temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Of requests that give none; 0 is greedy."),
+    system_prompt: str | None = SYSTEM_PROMPT,
+    system: str | None = typer.Option(None, "--system", "-s", help="Drafting system, as for `latticebpd generate`."),
+    lm: Path | None = LM,
+    alpha: float | None = ALPHA,
+    k: int | None = K,
+    drafter_model: Path | None = DRAFTER_MODEL,
+    bigram: bool = BIGRAM,
+    ignore_beams: bool = IGNORE_BEAMS,
+    weights: str | None = WEIGHTS,
+    costs: Path | None = typer.Option(
+        None, help="Costs by `latticebpd profile`, by which drafts are cut; measured at the start by default."
+    ),
+) -> None:
+    """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.
+
+    Concurrent requests share the model's passes, and each has the text that it would have alone.
+
+    Example: [bold]latticebpd serve --model smollm2-135m[/bold]
+    Example: [bold]LATTICEBPD_API_KEY=... latticebpd serve --model smollm2-135m --host 0.0.0.0[/bold]
+    """
+    try:
+        from latticebpd.serving.api import Service
+        from latticebpd.serving.limits import Limits
+        from latticebpd.serving.server import is_loopback, listen, server_of
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"expected the packages of the extra serve, lacking {error.name}: pip install 'latticebpd[serve]'"
+        ) from error
+    quiet_transformers()
+    from latticebpd.decoding.front_door import load
+    from latticebpd.drafters.cost_curve import CostCurve
+    from latticebpd.drafters.drafter import needs_layers
+    from latticebpd.drafters.paying_drafts import PayingDrafter
+    from latticebpd.drafters.system_names import tells_probabilities
+    from latticebpd.measuring.pass_costs import profile
+    from latticebpd.target.engine import TORCH
+
+    curve = None if costs is None else CostCurve.load(costs)
+    loaded = load(
+        model, lm, drafter=drafter_model, system_prompt=system_prompt, ignore_beams=ignore_beams, weights=weights,
+        bigram=bigram,
+    )  # fmt: skip
+    on_engine = loaded.weights != TORCH
+    system = system or loaded.default_system(alpha, by_cost=on_engine)
+    drafter = named_drafter(loaded, system, lm, alpha, k=k)
+    if on_engine and tells_probabilities(system):
+        if curve is None:
+            err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")
+            curve = profile(loaded.model, SIZES, rounds=2, drafter=None if needs_layers(drafter) else drafter)
+        drafter = PayingDrafter(drafter, curve)
+    limits = Limits(rows=rows, queue=queue, context=context, max_tokens=max_tokens, seconds=max_seconds)
+    service = Service(loaded, drafter, name or loaded.name, limits, temperature, api_key or None)
+    with listen(host, port) as listening:
+        server = server_of(service, shutdown_seconds)
+        if not is_loopback(host) and not api_key:
+            err.print("anyone who reaches this address may use the model; --api-key asks for a key", style="yellow")
+        at = f"[{host}]" if ":" in host else host
+        err.print(
+            f"{service.name} at http://{at}:{listening.getsockname()[1]}/v1, {system}, weights: {loaded.weights}",
+            style="dim",
+        )
+        with suppress(KeyboardInterrupt):  # Ctrl-C, which uvicorn raises again when all is closed
+            server.run(sockets=[listening])

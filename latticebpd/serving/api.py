@@ -1,0 +1,269 @@
+"""The HTTP endpoints: OpenAI's completions, chats and models, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import torch
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from transformers import StoppingCriteriaList
+
+from latticebpd._version import __version__
+from latticebpd.decoding.acceptance import Acceptance, Sampling, bound
+from latticebpd.decoding.front_door import Loaded
+from latticebpd.decoding.generation_config import GenerationSettings
+from latticebpd.decoding.loop import EXACT, RowBatch
+from latticebpd.decoding.session import Session
+from latticebpd.drafters.drafter import Drafter
+from latticebpd.serving.answer_text import AnswerText
+from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
+from latticebpd.serving.limits import Limits
+from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
+from latticebpd.serving.scheduler import (
+    ClosedError,
+    Job,
+    Progress,
+    QueueFullError,
+    Scheduler,
+)
+from latticebpd.serving.schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Kind,
+    RequestError,
+    read_request,
+)
+from latticebpd.target.stock_model import BaseModel
+
+log = logging.getLogger("uvicorn.error")
+
+COMPLETION_TOKENS = 16
+"""Default limit of ``/v1/completions``, which is OpenAI's."""
+
+
+@dataclass(eq=False)
+class Service:
+    """A model behind the endpoints.
+
+    name: of the model, as requests call it.
+    temperature: of requests that give none; 0 is greedy.
+    api_key: asked for at ``/v1``; None: no key.
+    """
+
+    loaded: Loaded
+    drafter: Drafter
+    name: str
+    limits: Limits = field(default_factory=Limits)
+    temperature: float = 0.0
+    api_key: str | None = None
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+
+    def __post_init__(self) -> None:
+        if BaseModel.of(self.loaded.model).is_encoder_decoder:
+            raise ValueError(f"{self.name}: expected a causal language model to serve, got an encoder–decoder")
+        if not hasattr(self.loaded.tokenizer, "backend_tokenizer"):
+            kind = type(self.loaded.tokenizer).__name__
+            raise ValueError(
+                f"{self.name}: expected a tokenizer of the tokenizers library (tokenizer.json), got {kind}"
+            )
+        self.stops = GenerationSettings(self.loaded.model).config.stop_strings or []
+        self.scheduler = Scheduler(self.limits, self.metrics)
+        self.created = int(time.time())
+        self._preparing = threading.Lock()  # tokenizers are not safe to use from several threads at first
+
+    @property
+    def app(self) -> Starlette:
+        """The ASGI application; it starts and closes the scheduler."""
+        routes = [
+            Route("/health", self.health),
+            Route("/metrics", lambda request: Response(self.metrics.page(), media_type=CONTENT_TYPE)),
+            Route("/v1/models", self._answered(self.models)),
+            Route("/v1/models/{name:path}", self._answered(self.model)),
+            Route("/v1/completions", self._answered(self.completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._answered(self.chat_completions), methods=["POST"]),
+        ]
+        handlers: Any = {HTTPException: _http_error}
+        return Starlette(routes=routes, exception_handlers=handlers, lifespan=self._lifespan)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.scheduler.start()
+        yield
+        await anyio.to_thread.run_sync(self.scheduler.close)
+
+    def _answered(self, endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """The endpoint, which asks for the key, answers errors in OpenAI's form and is counted."""
+
+        async def answer(request: Request) -> Response:
+            try:
+                self._check_key(request)
+                response = await endpoint(request)
+            except RequestError as error:
+                response = refusal(error)
+            except ClientDisconnect:
+                response = Response(status_code=499)  # nobody reads it
+            except Exception:
+                log.exception("a request failed")
+                response = refusal(RequestError(500, FAILED))
+            if not isinstance(response, AnswerResponse):
+                self.metrics.responses.labels(request.scope["route"].path, response.status_code).inc()
+            return response
+
+        return answer
+
+    def _check_key(self, request: Request) -> None:
+        """RequestError without the key."""
+        if self.api_key is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not secrets.compare_digest(given.encode(), self.api_key.encode()):
+            raise RequestError(401, "expected this server's key as `Authorization: Bearer KEY`", "invalid_api_key")
+
+    def health(self, request: Request) -> Response:
+        """Whether requests are taken."""
+        alive = self.scheduler.alive
+        return JSONResponse({"status": "ok" if alive else "closing"}, 200 if alive else 503)
+
+    @property
+    def _card(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.created, "owned_by": "latticebpd"}
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._card)
+
+    def _check_model(self, name: str | None) -> None:
+        """RequestError for another model."""
+        if name not in (None, self.name):
+            raise RequestError(404, f"expected the model {self.name!r}, got {name!r:.60}", "model_not_found", "model")
+
+    async def completions(self, request: Request) -> Response:
+        asked = await self._read(request, CompletionRequest)
+        prompt: Any = asked.prompt
+        if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], int):
+            (prompt,) = prompt  # a list of one prompt
+        encode = self.loaded.prompts.document
+        ids = (lambda: encode(prompt)) if isinstance(prompt, str) else (lambda: prompt)
+        return await self._submit(asked, ids, asked.max_tokens or COMPLETION_TOKENS)
+
+    async def chat_completions(self, request: Request) -> Response:
+        asked = await self._read(request, ChatRequest)
+        prompts: Any = self.loaded.prompts
+        if not self.loaded.in_chat:
+            raise RequestError(400, "expected a model with a chat template, got one without; use /v1/completions")
+        turns = [message.turn for message in asked.messages]
+        most = asked.max_completion_tokens or asked.max_tokens or self.limits.max_tokens
+        return await self._submit(asked, lambda: prompts.prompt_of(turns), most, prompts.eos_ids)
+
+    async def _read(self, request: Request, kind: type[Kind]) -> Kind:
+        """A request's body; RequestError for one that is too long, too slow or no such request."""
+        self._check_room()
+        body = bytearray()
+        try:
+            with anyio.fail_after(self.limits.seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self.limits.body:
+                        raise RequestError(413, f"expected a request of up to {self.limits.body} bytes, got more")
+        except TimeoutError:
+            raise RequestError(408, f"expected the request within {self.limits.seconds:g} seconds") from None
+        asked = read_request(kind, bytes(body))
+        self._check_model(asked.model)
+        return asked
+
+    def _check_room(self) -> None:
+        """RequestError where a request would be refused now."""
+        try:
+            self.scheduler.check_room()
+        except (QueueFullError, ClosedError) as error:
+            raise _refused(error) from error
+
+    async def _submit(
+        self, asked: GenerationRequest, encode: Callable[[], list[int]], most: int, eos_ids: list[int] | None = None
+    ) -> Response:
+        """The answer to a request.
+
+        encode: the prompt's tokens.  most: tokens of the answer.  eos_ids: by default the model's.
+        """
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Progress]()
+
+        def send(progress: Progress) -> None:
+            with suppress(RuntimeError):  # the loop is closed, and nobody reads it
+                loop.call_soon_threadsafe(events.put_nowait, progress)
+
+        def prepare() -> Job:
+            with self._preparing:
+                return self._job(asked, encode(), most, eos_ids, send)
+
+        try:
+            job = await anyio.to_thread.run_sync(prepare)
+            self.scheduler.submit(job)
+        except ValueError as error:
+            raise RequestError(400, str(error), "invalid_prompt") from error
+        except (QueueFullError, ClosedError) as error:
+            raise _refused(error) from error
+        fingerprint = f"latticebpd-{__version__}-{self.loaded.weights}"
+        return AnswerResponse(self.scheduler, asked, job, events, model=self.name, system_fingerprint=fingerprint)
+
+    def _job(
+        self,
+        asked: GenerationRequest,
+        prompt: list[int],
+        most: int,
+        eos_ids: list[int] | None,
+        send: Callable[[Progress], None],
+    ) -> Job:
+        """A request, ready to be queued; ValueError for an unusable prompt."""
+        room = self.limits.context - len(prompt)
+        if room < 1:
+            raise ValueError(f"expected a prompt of fewer than {self.limits.context} tokens, got {len(prompt)}; cut it")
+        answer = AnswerText(self.loaded.tokenizer, asked.stops or self.stops)
+        session = Session.begin(
+            self.loaded.model, prompt, attention_mask=[[1] * len(prompt)], eos_token_id=eos_ids, stop_strings=[],
+            max_new_tokens=min(most, self.limits.max_tokens, room),
+            stopping_criteria=StoppingCriteriaList([answer] if answer.stops else []),
+        )  # fmt: skip
+        batch = RowBatch.begin(session, self.drafter, bound(self._rule(asked), session.settings))
+        return Job(batch, answer, send, time.monotonic() + self.limits.seconds)
+
+    def _rule(self, asked: GenerationRequest) -> Acceptance:
+        """Greedy decoding, or sampling with a source of randomness of the request's own."""
+        temperature = self.temperature if asked.temperature is None else asked.temperature
+        if not temperature:
+            return EXACT
+        generator = torch.Generator(BaseModel.of(self.loaded.model).device)
+        if asked.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(asked.seed)
+        top_p = 1.0 if asked.top_p is None else asked.top_p
+        return Sampling(temperature, asked.top_k or 0, top_p, generator)
+
+
+def _refused(error: Exception) -> RequestError:
+    if isinstance(error, QueueFullError):
+        return RequestError(429, "expected room in the queue, got none; try again later", "queue_full")
+    return RequestError(503, "the server is closing", "closing")
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Paths and methods that do not exist."""
+    assert isinstance(error, HTTPException)
+    return JSONResponse(RequestError(error.status_code, f"{request.url.path}: {error.detail}").body, error.status_code)

@@ -1,0 +1,32 @@
+"""What one request may ask for, and what the server holds at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that keep a request from holding the server.
+
+    rows: texts that share passes.
+    queue: requests that wait for a row; more are refused.
+    context: tokens of a prompt and its answer together; a row's cache grows up to them.
+    max_tokens: of an answer, and the default of chats.
+    seconds: from a request's arrival to its end, waiting included; a text ends there with what it has.
+    body: bytes of a request.
+    """
+
+    rows: int = 16
+    queue: int = 64
+    context: int = 4096
+    max_tokens: int = 1024
+    seconds: float = 300.0
+    body: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "context", "max_tokens", "body"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"expected {name} >= 1, got {getattr(self, name)}")
+        if self.queue < 0 or not self.seconds > 0:
+            raise ValueError(f"expected queue >= 0 and seconds > 0, got {self.queue} and {self.seconds}")

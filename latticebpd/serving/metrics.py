@@ -1,0 +1,34 @@
+"""What a server counts, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class ServerMetrics:
+    """Counters of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        given: Any = {"namespace": "latticebpd", "registry": self.registry}
+        self.responses = Counter("responses", "Responses by path and HTTP status", ("path", "status"), **given)
+        self.finished = Counter("finished", "Admitted requests by how they ended", ("reason",), **given)
+        self.waiting = Gauge("requests_waiting", "Requests that wait for a row", **given)
+        self.running = Gauge("requests_running", "Requests that have a row", **given)
+        self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts that were read", **given)
+        self.new_tokens = Counter("generated_tokens", "Tokens written, prefills' included", **given)
+        self.passes = Counter("passes", "Forward passes over drafts", **given)
+        self.calls = Counter("calls", "Forward passes, each counted once for every row that it served", **given)
+        self.drafted = Counter("drafted_tokens", "Drafted tokens that were verified", **given)
+        self.accepted = Counter("accepted_tokens", "Drafted tokens that were accepted", **given)
+        self.first = Histogram("first_token_seconds", "From arrival to the first token", buckets=SECONDS, **given)
+        self.seconds = Histogram("request_seconds", "From arrival to the last token", buckets=SECONDS, **given)
+
+    def page(self) -> bytes:
+        """All of them in Prometheus' text format."""
+        return generate_latest(self.registry)

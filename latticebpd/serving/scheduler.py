@@ -1,0 +1,272 @@
+"""One thread owns the model: requests join its batch between passes, and leave it when they end.
+
+A prompt is read in blocks, one between two passes of the others, so that a long one holds nobody up for long. On the
+CPU engine a token's results do not depend on the other rows, so that every text is what it would be alone. PyTorch's
+verifiers cannot take in rows: there one request is decoded after another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from latticebpd.decoding.loop import Row, RowBatch, Step
+from latticebpd.serving.answer_text import AnswerText
+from latticebpd.serving.limits import Limits
+from latticebpd.serving.metrics import ServerMetrics
+from latticebpd.target.engine_verifier import BLOCK, EngineVerifier
+
+log = logging.getLogger("uvicorn.error")
+
+STOP, LENGTH, TIME, CANCELLED, ERROR = "stop", "length", "time", "cancelled", "error"
+"""How a request ends: its text's end, its length limit, its time limit, its client or an error of the server."""
+
+
+class QueueFullError(Exception):
+    """There is no room for another request."""
+
+
+class ClosedError(Exception):
+    """The server is shutting down, or its thread has died."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a pass added to an answer.
+
+    text: new characters, perhaps none.
+    reason: how the request ended; None: it goes on.
+    """
+
+    text: str
+    reason: str | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A request.
+
+    batch: its only row, of which nothing has been read.
+    send: called by the scheduler's thread.
+    deadline: on the monotonic clock, in seconds.
+    calls, drafted, accepted: passes that had its row, prefill aside; drafted tokens in them, and accepted ones.
+    prefill: tokens that a prefill wrote, 0 or 1.
+    """
+
+    batch: RowBatch
+    answer: AnswerText
+    send: Callable[[Progress], None]
+    deadline: float
+    arrived: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
+    calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    prefill: int = 0
+    row: Row = field(init=False)
+
+    def __post_init__(self) -> None:
+        (self.row,) = self.batch.rows
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.row.text.prompt_length
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.row.text.tokens) - self.row.text.prompt_length
+
+
+class Scheduler:
+    """The thread and its queue."""
+
+    def __init__(self, limits: Limits, metrics: ServerMetrics, block: int = BLOCK) -> None:
+        self.limits, self.metrics, self.block = limits, metrics, block
+        self._changed = threading.Condition()
+        self._waiting: deque[Job] = deque()
+        self._reading: Job | None = None
+        self._live: list[Job] = []
+        self._batch: RowBatch | None = None
+        self._closed = False
+        self._numbers = itertools.count()  # of rows
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive() and not self._closed
+
+    def check_room(self) -> None:
+        """QueueFullError or ClosedError where a request would be refused now."""
+        if not self.alive:
+            raise ClosedError
+        if len(self._waiting) + len(self._running) >= self.limits.rows + self.limits.queue:
+            raise QueueFullError
+
+    def submit(self, job: Job) -> None:
+        """Put a request at the queue's end; QueueFullError or ClosedError where it is refused."""
+        with self._changed:
+            self.check_room()
+            self._waiting.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """End a request at the next pass, without another word to its client."""
+        with self._changed:
+            job.cancelled = True
+            self._changed.notify()
+
+    def drain(self, seconds: float) -> None:
+        """Refuse new requests, and end those in flight after so many seconds."""
+        with self._changed:
+            self._closed = True
+            for job in (*self._waiting, *self._running):
+                job.deadline = min(job.deadline, time.monotonic() + seconds)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all requests now, and the thread with them."""
+        self.drain(0)
+        self._thread.join()
+
+    @property
+    def _running(self) -> list[Job]:
+        return self._live if self._reading is None else [*self._live, self._reading]
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    self.metrics.waiting.set(len(self._waiting))
+                    self.metrics.running.set(len(self._running))
+        except Exception:
+            log.exception("the scheduler's thread ends")
+        finally:
+            with self._changed:
+                self._closed = True
+                left = [*self._waiting, *self._running]
+                self._waiting.clear()
+            for job in left:
+                self._end(job, ERROR)
+
+    def _turn(self) -> bool:
+        """Whatever is due between two passes, and the next one; False once the server is closed and nothing is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._running or self._closed)
+            if not (self._waiting or self._running):
+                return False
+            ended = self._remove_ended()
+        for job, reason in ended:
+            self._end(job, reason)
+        self._read_prompts()
+        self._pass()
+        return True
+
+    def _remove_ended(self) -> list[tuple[Job, str]]:
+        """Take out cancelled requests and those whose time is over, and say why."""
+        now = time.monotonic()
+        over = {
+            job: CANCELLED if job.cancelled else TIME
+            for job in (*self._waiting, *self._running)
+            if job.cancelled or job.deadline <= now
+        }
+        self._waiting = deque(job for job in self._waiting if job not in over)
+        self._reading = None if self._reading in over else self._reading
+        self._drop([job for job in self._live if job in over])
+        return list(over.items())
+
+    def _drop(self, jobs: Iterable[Job]) -> None:
+        """Give up the rows of live requests."""
+        gone = {job.row for job in jobs}
+        self._live = [job for job in self._live if job.row not in gone]
+        if self._batch is not None:
+            self._batch.keep([i for i, row in enumerate(self._batch.rows) if row not in gone])
+
+    def _read_prompts(self) -> None:
+        """Read up to a block of tokens of the prompts that are next, and let the rows that were read join."""
+        left = self.block
+        while left > 0 and (job := self._next_to_read()) is not None:
+            unread = job.batch.unread
+            before = len(unread.tokens[0])
+            try:
+                reading = unread.read_ahead(left)
+            except Exception:
+                log.exception("a prompt could not be read")
+                self._reading = None
+                self._end(job, ERROR)
+                continue
+            left -= before - len(unread.tokens[0]) + 1
+            if reading:
+                continue
+            self._reading = None
+            if self._batch is None or not self._batch.rows:
+                self._batch = job.batch
+            else:
+                self._batch.join(job.batch)
+            self._live = [*self._live, job]
+
+    def _next_to_read(self) -> Job | None:
+        """The request whose prompt is read next; None: none waits, or there is no row for it."""
+        with self._changed:
+            if self._reading is None and self._waiting:
+                joins = isinstance(self._waiting[0].batch.unread.verifier, EngineVerifier)
+                if len(self._live) < (self.limits.rows if joins else 1):
+                    self._reading = self._waiting.popleft()
+                    self._reading.row.index = next(self._numbers)
+            return self._reading
+
+    def _pass(self) -> None:
+        """One pass over the live rows, and its news to their clients."""
+        batch, jobs = self._batch, self._live
+        if batch is None or not batch.rows:
+            return
+        passes = batch.num_passes
+        try:
+            steps = {step.row: step for step in batch.step()}
+        except Exception:
+            log.exception("a pass failed; its requests end")
+            self._batch, self._live = None, []
+            for job in jobs:
+                self._end(job, ERROR)
+            return
+        self.metrics.passes.inc(batch.num_passes - passes)
+        for job in jobs:
+            self._count(job, steps[job.row.index])
+            text = job.row.text
+            job.answer.add_up_to(text.new_tokens)
+            if not text.finished:
+                if new := job.answer.take():
+                    job.send(Progress(new))
+                continue
+            self._end(job, STOP if job.answer.stopped or text.tokens[-1] in text.eos_ids else LENGTH)
+        self._live = [job for job in jobs if not job.row.text.finished]
+
+    def _count(self, job: Job, step: Step) -> None:
+        if not job.calls and job.new_tokens == len(step.committed):
+            self.metrics.first.observe(time.monotonic() - job.arrived)
+            self.metrics.prompt_tokens.inc(job.prompt_tokens)
+        accepted = min(len(step.accepted), len(step.committed))
+        job.calls += not step.prefill
+        job.prefill += step.prefill
+        job.drafted += len(step.tree)
+        job.accepted += accepted
+        self.metrics.calls.inc(not step.prefill)
+        self.metrics.drafted.inc(len(step.tree))
+        self.metrics.accepted.inc(accepted)
+        self.metrics.new_tokens.inc(len(step.committed))
+
+    def _end(self, job: Job, reason: str) -> None:
+        """Send the rest of an answer."""
+        self.metrics.finished.labels(reason).inc()
+        self.metrics.seconds.observe(time.monotonic() - job.arrived)
+        job.send(Progress(job.answer.take_rest(), reason))

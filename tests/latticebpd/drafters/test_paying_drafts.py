@@ -1,0 +1,129 @@
+"""Trees that share a pass: which nodes are verified, by brute force; drafting stops where it does not pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from latticebpd import DraftTree
+from latticebpd.drafters.cost_curve import CostCurve
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.lattice_drafter import LatticeDrafter
+from latticebpd.drafters.paying_drafts import PayingDrafter, paying_nodes
+from latticebpd.drafters.system_names import drafter_named, tells_probabilities
+
+CURVE = CostCurve((1,), (1, 2, 4, 64), ((1.0, 1.1, 1.3, 7.0),))
+
+
+def tree(*probabilities: float) -> DraftTree:
+    """A chain."""
+    parents = np.arange(-1, len(probabilities) - 1, dtype=np.int32)
+    return DraftTree(np.arange(len(probabilities), dtype=np.int32), parents, np.log(np.array(probabilities)))
+
+
+@dataclass
+class Scripted:
+    trees: list[DraftTree]
+    asked: int = 0
+    needs_hidden: bool = False
+    told: list[Any] = field(default_factory=list)
+
+    def propose(self, states: Sequence[State]) -> list[DraftTree]:
+        self.asked += 1
+        return self.trees[: len(states)]
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        self.told.append((rows, tokens))
+
+
+def states(rows: int) -> list[State]:
+    return [State(row, [1, 2], 1, None, 8) for row in range(rows)]
+
+
+def test_the_nodes_are_the_best_of_all_choices() -> None:
+    rng = np.random.default_rng(0)
+    sizes = set()
+    for _ in range(100):
+        seconds = tuple(np.sort(rng.uniform(1, 5, 3)).tolist())
+        curve = CostCurve((1,), (1, 4, 12), (seconds,), drafting=(float(rng.uniform(0, 0.5)),))
+        rows = [
+            np.sort(np.log(rng.uniform(0, 1, int(rng.integers(0, 4)))))[::-1] for _ in range(int(rng.integers(1, 4)))
+        ]
+        found, saved = paying_nodes(rows, curve)
+
+        def promised(sizes: Sequence[int], rows: Any = rows, curve: CostCurve = curve) -> float:
+            tokens = len(rows) + sum(float(np.exp(row[:size]).sum()) for row, size in zip(rows, sizes, strict=True))
+            passed = float(curve.of(1, np.array([len(rows) + sum(sizes)]))[0])
+            return tokens / (passed + curve.drafting_of(len(rows)))
+
+        own = [int(keep.sum()) for keep in found]
+        assert all(keep[:size].all() for keep, size in zip(found, own, strict=True))  # with every node its parent
+        best = max(promised(each) for each in product(*(range(len(row) + 1) for row in rows)))
+        assert promised(own) == pytest.approx(best)
+        took = float(curve.of(1, np.array([len(rows) + sum(own)]))[0]) + curve.drafting_of(len(rows))
+        plain = float(curve.of(1, np.array([len(rows)]))[0]) / len(rows)
+        assert saved == pytest.approx(promised(own) * took * plain - took)
+        sizes.add(sum(own))
+    assert len(sizes) > 4
+
+
+def test_many_rows_keep_only_what_is_nearly_certain() -> None:
+    """Beside one row's weights a token costs little; beside sixteen rows' tokens, as much as a token of a text."""
+    one, other = tree(0.9, 0.5, 0.3), tree(0.4, 0.2)
+    drafter = PayingDrafter(Scripted([one]), CURVE)
+    assert len(drafter.propose(states(1))[0]) == 3
+    sixteen = PayingDrafter(Scripted([one] + [other] * 15), CURVE)
+    assert [len(each) for each in sixteen.propose(states(16))] == [1] + [0] * 15
+
+
+def test_drafting_that_does_not_pay_for_so_many_rows_stops_for_them_alone() -> None:
+    inner = Scripted([tree(0.95, 0.9)] + [tree(0.1)] * 7)
+    drafter = PayingDrafter(inner, replace(CURVE, drafting=(0.1,)))
+    for _ in range(50):
+        drafter.propose(states(8))
+    before = inner.asked
+    assert before < 5
+    for _ in range(50):
+        assert len(drafter.propose(states(1))[0]) == 2
+    assert inner.asked == before + 50
+
+
+def test_news_reach_the_drafter_and_its_needs_are_kept() -> None:
+    inner = Scripted([])
+    drafter = PayingDrafter(inner, CURVE)
+    drafter.observe([3], [[1, 2]])
+    assert inner.told == [([3], [[1, 2]])]
+    assert not drafter.needs_hidden
+    assert PayingDrafter(replace(inner, needs_hidden=True), CURVE).needs_hidden
+
+
+def test_trees_without_probabilities_are_refused() -> None:
+    bare = DraftTree.from_paths([[1, 2]])
+    with pytest.raises(ValueError, match="expected trees that tell probabilities"):
+        PayingDrafter(Scripted([bare]), CURVE).propose(states(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("8-copies", True),
+        ("8-tree", True),
+        ("copies+8-tree", True),
+        ("greedy", False),
+        ("vanilla", False),
+        ("4-best", False),
+    ],
+)
+def test_names_tell_whose_trees_tell_probabilities(name: str, expected: bool, model: Any) -> None:
+    from latticebpd.drafters.heads.head_family import HeadLattices
+
+    assert tells_probabilities(name) == expected
+    drafter = drafter_named(name, HeadLattices(model))
+    made = drafter.propose([State(0, [1, 2, 3, 1, 2], 4, model.base.lm_head.weight[0].detach(), 8)])[0]
+    assert (len(made) > 0 and made.log_probs is not None) == expected
+    assert isinstance(drafter, LatticeDrafter) or "copies" in name or name == "greedy"

@@ -1,0 +1,402 @@
+"""A running server and the ``openai`` client: texts, limits, errors, clients that go away, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from latticebpd.serving.limits import Limits
+from tests.helpers.engine_models import stock
+from tests.helpers.served import HeldDrafter, Served, alone, serving, tiny
+
+PROMPTS = ["".join(random.Random(i).choices("abcdefghijkl", k=1 + 3 * i)) for i in range(16)]
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    with serving(tiny()) as server:
+        server.service.scheduler.block = 8  # so that prompts are read in several blocks
+        yield server
+
+
+async def streamed(client: openai.AsyncOpenAI, prompt: str, **options: Any) -> str:
+    chunks = await client.completions.create(model="tiny", prompt=prompt, stream=True, **options)
+    return "".join([chunk.choices[0].text async for chunk in chunks])
+
+
+def test_sixteen_streams_at_a_time_have_the_texts_of_each_alone(served: Served) -> None:
+    """Greedy ones and sampled ones, of several lengths, over each other's passes."""
+    settings = [(30 + i, None if i % 2 else i) for i in range(len(PROMPTS))]
+
+    async def all_of_them() -> list[str]:
+        async with served.async_client as client:
+            return await asyncio.gather(
+                *(
+                    streamed(
+                        client, prompt, max_tokens=length, **({} if seed is None else {"seed": seed, "temperature": 1})
+                    )
+                    for prompt, (length, seed) in zip(PROMPTS, settings, strict=True)
+                )
+            )
+
+    before = served.count("passes_total"), served.count("calls_total")
+    found = asyncio.run(all_of_them())
+    loaded = served.service.loaded
+    assert found == [alone(loaded, prompt, *each) for prompt, each in zip(PROMPTS, settings, strict=True)]
+    passes, calls = served.count("passes_total") - before[0], served.count("calls_total") - before[1]
+    assert passes < calls / 3  # which rows share
+
+
+def test_a_chat_is_answered_and_counted(served: Served) -> None:
+    messages: Any = [
+        {"role": "system", "content": "ab"},
+        {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "de"}]},
+    ]
+    answer = served.client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=20)
+    (choice,), usage = answer.choices, answer.usage
+    assert usage is not None
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    assert choice.message.content == alone(served.service.loaded, "abcde", 20)
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 20, 25)
+    details, extra = usage.completion_tokens_details, usage.model_extra
+    assert details is not None
+    assert extra is not None
+    assert details.accepted_prediction_tokens == 20 - 1 - extra["calls"]  # the prefill writes one, each call one more
+    assert extra["tokens_per_call"] == pytest.approx(19 / extra["calls"])
+
+
+def test_a_stream_of_a_chat_ends_with_reason_and_usage(served: Served) -> None:
+    chunks = list(
+        served.client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "abc"}], max_tokens=9, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 2) + ["length"]
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 9
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+    assert text == alone(served.service.loaded, "abc", 9)
+
+
+def test_a_seed_fixes_a_sampled_text_and_others_differ(served: Served) -> None:
+    def text(seed: int | None) -> str:
+        answer = served.client.completions.create(
+            model="tiny", prompt="abc", max_tokens=30, temperature=1.5, top_p=0.95, seed=seed
+        )
+        return answer.choices[0].text
+
+    assert text(5) == text(5)
+    assert len({text(5), text(6), text(None), text(None)}) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_ends_before_its_first_stop_string(served: Served, stream: bool) -> None:
+    full = alone(served.service.loaded, "abc", 40)
+    stop = full[10:13]
+    options: Any = {"model": "tiny", "prompt": "abc", "max_tokens": 40, "stop": [stop, "zzz"]}
+    if stream:
+        chunks = list(served.client.completions.create(stream=True, **options))
+        text, reason = "".join(chunk.choices[0].text for chunk in chunks), chunks[-1].choices[0].finish_reason
+    else:
+        (choice,) = served.client.completions.create(**options).choices
+        text, reason = choice.text, choice.finish_reason
+    assert (text, reason) == (full[: full.index(stop)], "stop")
+
+
+def test_limits_of_length_are_the_requests_the_servers_and_the_contexts(served: Served) -> None:
+    def length(prompt: Any, **options: Any) -> int:
+        answer = served.client.completions.create(model="tiny", prompt=prompt, **options)
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.usage is not None
+        return answer.usage.completion_tokens
+
+    assert length("abc") == 16  # OpenAI's default
+    assert length([1, 2, 3], max_tokens=5) == 5
+    assert length(["a" * 110], max_tokens=50) == 10
+    with serving(served.service.loaded, limits=Limits(context=120, max_tokens=7)) as small:
+        answer = small.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "ab"}])
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens == 7
+
+
+GOOD = {"prompt": "abc"}
+CHAT = {"messages": [{"role": "user", "content": "ab"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "message"),
+    [
+        ("completions", b"", 400, None, "Invalid JSON"),
+        ("completions", b'{"prompt": "abc"', 400, None, "Invalid JSON"),
+        ("completions", b"\xff\xfe", 400, None, "Invalid JSON"),
+        ("completions", b"[" * 100_000, 400, None, "Invalid JSON"),
+        ("completions", b"[1]", 400, None, "object"),
+        ("completions", {}, 400, "prompt", "required"),
+        ("completions", {"prompt": ["a", "b"]}, 400, "prompt", "prompt"),
+        ("completions", {"prompt": []}, 400, None, "at least one token"),
+        ("completions", {"prompt": ""}, 400, None, "at least one token"),
+        ("completions", {"prompt": [1, 10**6]}, 400, None, "expected token ids from 0 to"),
+        ("completions", {"prompt": [2**70]}, 400, "prompt", "prompt"),
+        ("completions", {"prompt": "a" * 120}, 400, None, "expected a prompt of fewer than 120 tokens, got 120"),
+        ("completions", {**GOOD, "max_tokens": 0}, 400, "max_tokens", "greater than or equal to 1"),
+        ("completions", {**GOOD, "max_tokens": "5"}, 400, "max_tokens", "valid integer"),
+        ("completions", {**GOOD, "temperature": 3}, 400, "temperature", "less than or equal to 2"),
+        ("completions", {**GOOD, "temperature": 1e-5}, 400, "temperature", "0 or at least 0.01"),
+        ("completions", b'{"prompt": "abc", "temperature": NaN}', 400, "temperature", "finite"),
+        ("completions", {**GOOD, "top_p": -1}, 400, "top_p", "greater than or equal to 0"),
+        ("completions", {**GOOD, "seed": 2**64}, 400, "seed", "seed"),
+        ("completions", {**GOOD, "stop": list("abcde")}, 400, "stop", "up to 4 stop strings"),
+        ("completions", {**GOOD, "stop": ""}, 400, "stop", "stop strings of 1 to"),
+        ("completions", {**GOOD, "n": 2}, 400, "n", "cannot honour"),
+        ("completions", {**GOOD, "logprobs": 0}, 400, "logprobs", "cannot honour"),
+        ("completions", {**GOOD, "beams": 2}, 400, "beams", "known field"),
+        ("completions", {**GOOD, "model": "gpt-4"}, 404, "model", "expected the model 'tiny', got 'gpt-4'"),
+        ("completions", {"prompt": "a" * (1 << 20)}, 413, None, "expected a request of up to 1048576 bytes"),
+        ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "messages", "'system'"),
+        ("chat/completions", {"messages": [{"role": "assistant", "content": "a"}]}, 400, None, "user's turn"),
+        ("chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format", "honour"),
+        ("chat/completions", {**CHAT, "tools": [{"type": "function"}]}, 400, "tools", "cannot honour"),
+        ("nothing", {}, 404, None, "Not Found"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_honoured_is_refused_in_openais_form(
+    served: Served, path: str, body: Any, status: int, param: str | None, message: str
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = httpx.post(f"{served.url}/v1/{path}", content=content)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert message in error["message"]
+    assert len(error["message"]) < 300
+    assert error["type"] == "invalid_request_error"
+
+
+def test_neutral_values_and_fields_without_effect_change_nothing(served: Served) -> None:
+    fields: Any = {"n": 1, "presence_penalty": 0, "frequency_penalty": 0.0, "user": "someone", "logit_bias": {}}
+    fields |= {"response_format": {"type": "text"}, "metadata": {"a": "b"}, "tools": [], "seed": None}
+    one, other = (
+        httpx.post(f"{served.url}/v1/chat/completions", json={**CHAT, "max_tokens": 8, **given}).json()
+        for given in ({}, fields)
+    )
+    assert one["choices"] == other["choices"]
+
+
+def test_models_are_listed(served: Served) -> None:
+    assert [model.id for model in served.client.models.list()] == ["tiny"]
+    assert served.client.models.retrieve("tiny").owned_by == "latticebpd"
+    with pytest.raises(openai.NotFoundError):
+        served.client.models.retrieve("other")
+
+
+def test_a_model_without_a_chat_template_completes_only() -> None:
+    with serving(tiny(chat=False)) as plain:
+        assert plain.client.completions.create(model="tiny", prompt="abc").choices[0].text
+        with pytest.raises(openai.BadRequestError, match="chat template"):
+            plain.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "ab"}])
+
+
+def test_a_key_is_asked_for_where_there_is_one() -> None:
+    with serving(tiny(), api_key="secret") as locked:
+        assert locked.client.completions.create(model="tiny", prompt="abc").choices[0].text
+        for given in ("", "secret", "Basic secret", "Bearer", "Bearer other", "Bearer secret2", "Bearer é"):
+            headers = {"authorization": given.encode()}
+            refused = httpx.post(f"{locked.url}/v1/completions", json=GOOD, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert httpx.get(f"{locked.url}/v1/models").status_code == 401
+        assert httpx.get(f"{locked.url}/health").status_code == 200
+
+
+def test_a_full_queue_refuses_and_takes_in_again() -> None:
+    drafter = HeldDrafter()
+    with serving(tiny(), drafter, Limits(context=120, rows=1, queue=1)) as full, httpx.Client() as client:
+        body = {**GOOD, "max_tokens": 4, "stream": True}
+
+        async def three() -> list[int]:
+            async with httpx.AsyncClient(timeout=60) as several:
+                url = f"{full.url}/v1/completions"
+                held = [asyncio.create_task(several.post(url, json=body)) for _ in range(2)]
+                while len(full.service.scheduler._waiting) + len(full.service.scheduler._running) < 2:
+                    await asyncio.sleep(0.01)
+                third = await several.post(url, json=body)
+                assert third.headers["retry-after"] == "1"
+                assert third.json()["error"]["type"] == "rate_limit_error"
+                drafter.go.set()
+                return [third.status_code, *[(await each).status_code for each in held]]
+
+        assert asyncio.run(three()) == [429, 200, 200]
+        assert client.post(f"{full.url}/v1/completions", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_frees_its_row(stream: bool) -> None:
+    """Before its first token and after it; another request goes on."""
+    drafter = HeldDrafter()
+    with serving(tiny(), drafter, Limits(context=120, rows=2, queue=0)) as left:
+        body = {"prompt": "abcd", "max_tokens": 100, "stream": stream}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{left.url}/v1/completions", json=body, timeout=0.5)
+        assert len(left.service.scheduler._running) == 1
+        drafter.go.set()
+        left.wait_for("finished_total", 1, reason="cancelled")
+        drafter.pause = 0.05
+        with httpx.stream("POST", f"{left.url}/v1/completions", json={**body, "stream": True}) as response:
+            next(response.iter_lines())
+        left.wait_for("finished_total", 2, reason="cancelled")
+        assert left.service.scheduler._batch is None or not left.service.scheduler._batch.rows
+        assert left.count("generated_tokens_total") < 100
+        drafter.pause = 0
+        text = left.client.completions.create(model="tiny", prompt="abc", max_tokens=20).choices[0].text
+        assert text == alone(left.service.loaded, "abc", 20)
+
+
+def test_a_row_that_leaves_changes_no_other_text() -> None:
+    drafter = HeldDrafter(pause=0.02)
+    drafter.go.set()
+    with serving(tiny(), drafter) as server:
+
+        async def both() -> str:
+            async with server.async_client as client:
+                staying = asyncio.create_task(streamed(client, "abc", max_tokens=40))
+                leaving = asyncio.create_task(streamed(client, "hgf", max_tokens=100))
+                await asyncio.sleep(0.3)
+                leaving.cancel()
+                return await staying
+
+        assert asyncio.run(both()) == alone(server.service.loaded, "abc", 40)
+        server.wait_for("finished_total", 1, reason="cancelled")
+
+
+def test_a_text_ends_at_its_time_with_what_it_has() -> None:
+    drafter = HeldDrafter(pause=0.1)
+    drafter.go.set()
+    with serving(tiny(), drafter, Limits(context=120, seconds=1.0)) as slow:
+        answer = slow.client.completions.create(model="tiny", prompt="abc", max_tokens=100)
+        (choice,) = answer.choices
+        assert choice.finish_reason == "length"
+        assert answer.usage is not None
+        assert 1 <= answer.usage.completion_tokens <= 20
+        assert choice.text == alone(slow.service.loaded, "abc", answer.usage.completion_tokens)
+        assert slow.count("finished_total", reason="time") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_waited_all_its_time_is_told(stream: bool) -> None:
+    drafter = HeldDrafter()
+    with serving(tiny(), drafter, Limits(context=120, rows=1, seconds=0.5)) as slow:
+
+        async def both() -> tuple[httpx.Response, httpx.Response]:
+            async with httpx.AsyncClient(timeout=60) as client:
+                url, body = f"{slow.url}/v1/completions", {"prompt": "abc", "max_tokens": 100, "stream": stream}
+                first = asyncio.create_task(client.post(url, json=body))
+                while not slow.service.scheduler._running:
+                    await asyncio.sleep(0.01)
+                second = asyncio.create_task(client.post(url, json=body))
+                await asyncio.sleep(1.0)
+                drafter.go.set()
+                return await first, await second
+
+        first, second = asyncio.run(both())
+        assert first.status_code == 200  # it has the token of the pass that was held up
+        assert (second.status_code, second.json()["error"]["code"]) == (503, "overloaded")
+
+
+def test_a_pass_that_fails_ends_its_requests_and_no_others() -> None:
+    drafter = HeldDrafter(failing=True)
+    drafter.go.set()
+    with serving(tiny(), drafter) as server:
+        body = {**GOOD, "max_tokens": 5}
+        failed = httpx.post(f"{server.url}/v1/completions", json=body)
+        assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
+        broken = httpx.post(f"{server.url}/v1/completions", json={**body, "stream": True}).text
+        assert '"error"' in broken
+        assert "[DONE]" not in broken
+        drafter.failing = False
+        assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+        assert server.count("finished_total", reason="error") == 2
+
+
+def test_models_on_pytorch_answer_one_request_after_another() -> None:
+    loaded = tiny(stock())
+    with serving(loaded, loaded.drafter("8-copies")) as plain:
+
+        async def four() -> list[str]:
+            async with plain.async_client as client:
+                return await asyncio.gather(*(streamed(client, prompt, max_tokens=20) for prompt in PROMPTS[:4]))
+
+        assert asyncio.run(four()) == [alone(loaded, prompt, 20) for prompt in PROMPTS[:4]]
+        assert plain.count("passes_total") == plain.count("calls_total")
+
+
+def test_health_and_metrics_tell_what_was_served(served: Served) -> None:
+    served.client.completions.create(model="tiny", prompt="abcd", max_tokens=12)
+    assert httpx.get(f"{served.url}/health").json() == {"status": "ok"}
+    page = httpx.get(f"{served.url}/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {line.split("{")[0].split()[0] for line in page.text.splitlines() if not line.startswith("#")}
+    expected = "requests_running requests_waiting generated_tokens_total accepted_tokens_total request_seconds_count"
+    assert {f"latticebpd_{name}" for name in expected.split()} <= names
+    assert served.count("responses_total", path="/v1/completions", status="200") >= 1
+    assert served.count("requests_running") == 0
+
+
+def test_a_shutdown_lets_answers_end_and_takes_no_more() -> None:
+    drafter = HeldDrafter(pause=0.02)
+    drafter.go.set()
+    with serving(tiny(), drafter) as server:
+        lines = []
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json={**GOOD, "max_tokens": 40, "stream": True}
+        ) as one:
+            for line in one.iter_lines():
+                if not lines:
+                    server.stop()
+                lines.append(line)
+        text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines if line.startswith("data: {"))
+        assert text == alone(server.service.loaded, "abc", 40)
+        assert "data: [DONE]" in lines
+        server.thread.join(30)
+        assert not server.thread.is_alive()
+        assert not server.service.scheduler._thread.is_alive()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+
+
+def test_a_shutdown_ends_what_takes_longer_than_its_grace() -> None:
+    drafter = HeldDrafter(pause=0.1)
+    drafter.go.set()
+    with serving(tiny(), drafter, grace=0.5) as server:
+        begin = time.monotonic()
+        url, body = f"{server.url}/v1/completions", {**GOOD, "max_tokens": 100, "stream": True}
+        with httpx.stream("POST", url, json=body) as one:
+            lines = one.iter_lines()
+            next(lines)
+            server.stop()
+            rest = list(lines)
+        assert json.loads([line for line in rest if line.startswith("data: {")][-1][6:])["choices"][0][
+            "finish_reason"
+        ] == ("length")
+        assert "data: [DONE]" in rest
+        server.thread.join(30)
+        assert time.monotonic() - begin < 8
+        assert server.count("generated_tokens_total") < 100
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    with serving(tiny(), limits=Limits(context=120, seconds=0.5)) as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{")
+            assert b" 408 " in slow.recv(1000)
+        assert server.client.completions.create(model="tiny", prompt="abc", max_tokens=2).choices
