@@ -60,9 +60,8 @@ SYSTEM: Any = typer.Option(
     help=(
         "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
         " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
-        " trees are cut to what pays where weights are rounded, else copies+16-tree; 16-copies without heads,"
-        " 16-tree with a drafter model, 16-calibrated with --lm that was calibrated for it, vanilla with one that"
-        " fills masks."
+        " trees are cut to what pays where weights are rounded, else copies+16-tree; 16-copies without heads, 16-tree"
+        " with a drafter model, 16-calibrated with --lm that was calibrated for it, vanilla with one that fills masks."
     ),
 )
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")

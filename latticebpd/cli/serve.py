@@ -71,11 +71,11 @@ def serve(
         ) from error
     quiet_transformers()
     from latticebpd.decoding.front_door import load
+    from latticebpd.decoding.pass_costs import profile
     from latticebpd.drafters.cost_curve import CostCurve
     from latticebpd.drafters.drafter import needs_layers
     from latticebpd.drafters.paying_drafts import PayingDrafter
     from latticebpd.drafters.system_names import tells_probabilities
-    from latticebpd.measuring.pass_costs import profile
     from latticebpd.target.engine import TORCH
 
     curve = None if costs is None else CostCurve.load(costs)
