@@ -36,7 +36,7 @@ setup(
             depends=[*sorted(glob("latticebpd/cpu/_*/*.hpp")), GIL_RELEASE],
             include_dirs=["fst/include"],
             cxx_std=20,
-            extra_compile_args=flags,
+            extra_compile_args=[*flags, "-Wno-psabi"],  # vectors are passed to inlined functions only
             extra_link_args=links,
         ),
         Pybind11Extension(

@@ -49,25 +49,29 @@ def install(library: str) -> None:
         python(library, "-m", "pip", "uninstall", "-y", "torchvision")
 
 
+def installed() -> list[str]:
+    return [library for library in PACKAGES if Path(interpreter(library)).exists()]
+
+
 def versions() -> dict[str, str]:
-    listed = [json.loads(python(library, "-m", "pip", "list", "--format=json")) for library in PACKAGES]
+    listed = [json.loads(python(library, "-m", "pip", "list", "--format=json")) for library in installed()]
     names = ("llama_cpp_python", "openvino", "openvino-genai", "optimum-intel")
     return {each["name"]: each["version"] for packages in listed for each in packages if each["name"] in names}
 
 
 def systems() -> dict[str, System]:
-    """Libraries with SmolLM2-135M; models that are missing are made."""
+    """Libraries that are installed, with SmolLM2-135M; models that are missing are made."""
     folder, weights = cache_folder() / "peers/models", resolved("smollm2-135m")
-    int8 = folder / "openvino-int8"
-    stage(int8 / "openvino_model.xml", lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
-    found: dict[str, System] = {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
-    found |= {"OpenVINO int8": ("openvino", int8), "PyTorch float32": ("transformers", weights)}
+    int8, found = folder / "openvino-int8", dict[str, System]()
+    if "llama.cpp" in installed():
+        found |= {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
+        found |= {f"latticebpd {n}": ("latticebpd", found[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
+    if "openvino" in installed():
+        made = int8 / "openvino_model.xml"
+        stage(made, lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
+        found["OpenVINO int8"] = ("openvino", int8)
     found |= {f"latticebpd {kind}": (f"latticebpd {kind}", weights) for kind in ("int8", "float32")}
-    return (
-        found
-        | {f"latticebpd {n}": ("latticebpd", found[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
-        | {"latticebpd Q4_1": ("latticebpd", weights)}
-    )
+    return found | {"PyTorch float32": ("transformers", weights), "latticebpd Q4_1": ("latticebpd", weights)}
 
 
 class Peer:

@@ -16,7 +16,10 @@ namespace cpu_kernels {
 struct Silu {
     float* numbers;
 
-    [[gnu::always_inline]] void row(std::size_t number) const { silu(lanes(numbers + number * kLanes)); }
+    [[gnu::always_inline]] void row(std::size_t number) const {
+        Lanes& x = lanes(numbers + number * kLanes);
+        x = silu(x);
+    }
 };
 
 class Int8Heads {

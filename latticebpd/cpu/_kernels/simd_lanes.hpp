@@ -14,9 +14,10 @@ typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 [[gnu::always_inline]] inline const Lanes& lanes(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 [[gnu::always_inline]] inline Lanes& lanes(float* from) { return *reinterpret_cast<Lanes*>(from); }
 
-// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats.
+// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats, by value:
+// a template's argument is the type without its attributes, so that a reference would expect aligned memory.
 template <typename Numbers>
-[[gnu::always_inline]] inline void exponential(Numbers& x) {
+[[gnu::always_inline]] inline Numbers exponential(Numbers x) {
     const auto underflow = x < -87.0f;
     typedef decltype(x < x) Whole;
     x = underflow ? Numbers{} - 87.0f : x;
@@ -31,15 +32,14 @@ template <typename Numbers>
     const Whole bits = (__builtin_convertvector(n, Whole) + 127) << 23;
     Numbers power;
     __builtin_memcpy(&power, &bits, sizeof power);
-    x = underflow ? Numbers{} : p * power;
+    return underflow ? Numbers{} : p * power;
 }
 
 // silu(x) = x / (1 + e^-x), computed from e^-|x|, which never overflows.
 template <typename Numbers>
-[[gnu::always_inline]] inline void silu(Numbers& x) {
-    Numbers decay = x > 0.0f ? -x : x;
-    exponential(decay);
-    x = x * (x > 0.0f ? Numbers{} + 1.0f : decay) / (decay + 1.0f);
+[[gnu::always_inline]] inline Numbers silu(Numbers x) {
+    const Numbers decay = exponential(x > 0.0f ? -x : x);
+    return x * (x > 0.0f ? Numbers{} + 1.0f : decay) / (decay + 1.0f);
 }
 
 }  // namespace cpu_kernels

@@ -55,7 +55,7 @@ struct TopK {
         Lanes sums = {};
         for (std::size_t i = 0; i < grouped; i += kLanes) {
             Lanes part = lanes(x + i) - top;
-            exponential(part);
+            part = exponential(part);
             sums += part;
         }
         double total = 0;
