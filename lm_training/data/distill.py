@@ -120,7 +120,7 @@ def load_distilled(directory: str | os.PathLike[str]) -> Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Continuation:
     """tokens: ``[n]``, the end of text included.  states: ``[n, hidden]`` that predicted them, where they are kept."""
 
     tokens: np.ndarray
@@ -136,14 +136,14 @@ class InBatches:
     def __init__(self, answer: Callable[[Sequence[np.ndarray], int], list[np.ndarray]], size: int) -> None:
         self.answer, self.size = answer, size
 
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Continuation]]:
         """Continuations by their prompts' numbers, batch by batch."""
         rows = list(prompts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
         for first in range(0, len(order), self.size):
             together = order[first : first + self.size]
             answers = self.answer([rows[row] for row in together], max_new_tokens)
-            yield dict(zip(together, map(Answer, answers), strict=True))
+            yield dict(zip(together, map(Continuation, answers), strict=True))
 
 
 class OnEngine:
@@ -157,7 +157,7 @@ class OnEngine:
         self.model, self.drafter, self.size = model, drafter or NoDrafter(), size
         self.states = states and drafter is None
 
-    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Answer]]:
+    def __call__(self, prompts: Iterable[np.ndarray], max_new_tokens: int) -> Iterator[dict[int, Continuation]]:
         """Continuations by their prompts' numbers, each as soon as it ends."""
         waiting, batch = enumerate(prompts), None
         states = defaultdict[int, list[torch.Tensor]](list)
@@ -181,7 +181,7 @@ class OnEngine:
             ended = [row for row in rows if row.text.finished]
             if ended:
                 yield {
-                    row.index: Answer(
+                    row.index: Continuation(
                         np.array(row.text.new_tokens, np.int64),
                         torch.stack(states.pop(row.index)) if self.states else None,
                     )
@@ -327,12 +327,15 @@ def _write(
     shards: Sequence[tuple[int, range]],
     max_new_tokens: int,
     on_batch: Callable[[int, int], object] | None,
-) -> Iterator[tuple[int, list[tuple[int, Answer]]]]:
+) -> Iterator[tuple[int, list[tuple[int, Continuation]]]]:
     """Each shard when its last text has ended: its number, and its prompts' numbers in order with what follows each."""
     groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
     for group in groups:
         owners = [(shard, number) for shard, chosen in group for number in chosen]
-        sizes, written = {shard: len(chosen) for shard, chosen in group}, defaultdict[int, dict[int, Answer]](dict)
+        sizes, written = (
+            {shard: len(chosen) for shard, chosen in group},
+            defaultdict[int, dict[int, Continuation]](dict),
+        )
         for answers in writer((prompts[number].astype(np.int64) for _, number in owners), max_new_tokens):
             for index, answer in answers.items():
                 shard, number = owners[index]
