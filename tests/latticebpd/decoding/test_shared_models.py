@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteriaList
+from transformers import LlamaForCausalLM, StoppingCriteriaList
 
 from latticebpd import Drafter, NoDrafter, drafter_named, generate, load
 from latticebpd.decoding.front_door import Loaded
@@ -35,17 +35,6 @@ SYSTEMS = ("greedy", "16-best", "16-tree", "8-copies")
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
     return load()
-
-
-def stock() -> LlamaForCausalLM:
-    """Of sizes that the engine computes, with peaked outputs."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=32, num_hidden_layers=2, intermediate_size=64, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, initializer_range=0.5, bos_token_id=None, eos_token_id=None,
-        pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 def text_of(loaded: Loaded, prompt: str, system: str, **options: Any) -> list[int]:
