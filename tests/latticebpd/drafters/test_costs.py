@@ -169,6 +169,17 @@ def test_what_drafts_promise_to_save_may_be_spent_where_they_do_not() -> None:
         assert looks > 0.9 * 400 * min(1, DraftingBudget.SHARE / losses)
 
 
+def test_savings_are_kept_for_one_call_at_most() -> None:
+    """Or a good beginning would pay for many drafts in vain later."""
+    budget = DraftingBudget()
+    for _ in range(50):
+        assert budget.allows(1.0)
+        budget.credit(2.0)
+    assert budget.allows(1.0)
+    budget.credit(-1.5)  # half a call more than can be saved up
+    assert not any(budget.allows(1.0) for _ in range(49))
+
+
 def test_a_budget_that_is_just_spent_allows_no_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DraftingBudget, "SHARE", 0.25)
     budget = DraftingBudget()

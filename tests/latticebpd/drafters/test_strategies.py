@@ -274,3 +274,12 @@ def test_saved_lattices_are_rescored_at_the_stored_weight(model: BlockwiseLM, tm
 
 
 RECORD = Tuning(1.0, "64-tree", (5.0,), (2.0,), "text", (0,), 0, "sha256:0")
+
+
+def test_the_oracle_drafts_no_arc_of_no_probability() -> None:
+    """Neither of a lattice nor of stored ones: the arc of token 2 is in the slot, but no path takes it."""
+    tokens, log_probs = np.array([[[1, 2]]], np.int32), np.array([[[0.0, -np.inf]]], np.float32)
+    found = LatticeSet(tokens, log_probs, np.array([[2]], np.int32), np.zeros((1, 1), np.int32))
+    assert Oracle().draft_stored(found).tokens.tolist() == [[[1]]]
+    (live,) = Oracle().draft([found[0]], [[2]])
+    assert live.tokens.tolist() == [1]
