@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -75,6 +76,15 @@ def replacing_files(directory: str | os.PathLike[str]) -> Iterator[Path]:
                 path.replace(directory / path.name)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def save_array(path: str | os.PathLike[str], array: np.ndarray) -> None:
+    """Write a ``.npy`` file, atomically.
+
+    Into a file proper numpy would write by C's own buffer, and overlook that its last bytes find no room on the disk.
+    """
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.lib.format.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:

@@ -21,42 +21,46 @@ from typing import Any
 import pybind11
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT = 300
+TIMEOUT = 900
 """Seconds that the tests of one mutation may take: a search that does not end is killed."""
 MEMORY = 12 << 30
 """Bytes that they may take."""
 
 
+EXTENSIONS = {"fst/_core": ["-O1"], "latticebpd/cpu/_engine": ["-O1", "-ffp-contract=off", "-Wno-psabi"]}
+"""Folders of compiled modules, and how they are compiled: quickly rather than fast."""
+
+
 class Tree:
-    """A copy of the tree, whose core is compiled quickly rather than fast."""
+    """A copy of the tree."""
 
     def __init__(self, root: Path) -> None:
-        self.root, objects = root, root / "objects"
+        self.root, self.objects = root, root / "objects"
         listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
-        built = [str(path.relative_to(ROOT)) for path in ROOT.glob("latticebpd/cpu/*.so")]
+        built = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("fst/*.so"), *ROOT.glob("latticebpd/cpu/*.so")]]
         for name in [*listed.splitlines(), *built]:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, root / name)
-        objects.mkdir()
-        self.sources = {source: objects / f"{source.stem}.o" for source in sorted((root / "fst/_core").glob("*.cpp"))}
-        self.extension = root / f"fst/_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+        self.objects.mkdir()
 
     def compiler(self, *arguments: object) -> str:
         includes = (self.root / "fst/include", sysconfig.get_path("include"), pybind11.get_include())
-        flags = ("-O1", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", *(f"-I{each}" for each in includes))
+        flags = ("-std=c++20", "-fPIC", "-fvisibility=hidden", "-pthread", *(f"-I{each}" for each in includes))
         done = subprocess.run(["g++", *flags, *map(str, arguments)], capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"expected code that compiles, got\n{done.stderr}")
         return done.stdout
 
-    def build(self, changed: Path | None = None) -> None:
-        """Compile what depends on a changed file; all without one."""
-        for source, compiled in self.sources.items():
-            includes = changed is not None and changed.suffix == ".hpp" and str(changed) in self.compiler("-MM", source)
-            if changed in (None, source) or includes:
-                self.compiler("-c", source, "-o", compiled)
-        self.extension.unlink(missing_ok=True)
-        self.compiler("-shared", *self.sources.values(), "-o", self.extension)
+    def build(self, changed: Path) -> None:
+        """Compile what depends on a changed file, and what was never compiled."""
+        folder = changed.parent
+        compiled = {source: self.objects / f"{folder.name}-{source.stem}.o" for source in sorted(folder.glob("*.cpp"))}
+        for source, file in compiled.items():
+            if not file.exists() or str(changed) in self.compiler("-MM", source):
+                self.compiler(*EXTENSIONS[str(folder.relative_to(self.root))], "-c", source, "-o", file)
+        extension = folder.with_name(folder.name + sysconfig.get_config_var("EXT_SUFFIX"))
+        extension.unlink(missing_ok=True)
+        self.compiler("-shared", *compiled.values(), "-o", extension)
 
     def test(self, names: list[str]) -> bool:
         """Whether the tests pass."""
@@ -65,9 +69,11 @@ class Tree:
         try:
             done = subprocess.run(
                 command, cwd=self.root, capture_output=True, text=True, timeout=TIMEOUT, check=False,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+                     "PYTHONPATH": str(self.root)},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
+            print(f"no end within {TIMEOUT} seconds:", end=" ")
             return False
         return done.returncode == 0
 
@@ -91,16 +97,17 @@ def main() -> None:
     wrong = total = 0
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder))
-        tree.build()
         for name, entry in entries.items():
             path = tree.root / name
-            original, is_core = path.read_text(encoding="utf-8"), path.suffix in (".cpp", ".hpp")
+            original, is_compiled = path.read_text(encoding="utf-8"), path.suffix in (".cpp", ".hpp", ".inc")
+            if is_compiled:
+                tree.build(path)
             if not tree.test(entry["tests"]):
                 sys.exit(f"expected tests that pass without a mutation of {name}, got one that fails")
             for old, new, *explanation in entry["mutations"]:
                 mutated = original.replace(old, new)
                 path.write_text(mutated, encoding="utf-8")
-                if is_core:
+                if is_compiled:
                     tree.build(path)
                 else:
                     compile(mutated, name, "exec")
@@ -109,7 +116,7 @@ def main() -> None:
                 outcome = "survived" if survived else "killed  "
                 print(f"{outcome} {name}: {old!r} -> {new!r}", *explanation, sep="; ", flush=True)
             path.write_text(original, encoding="utf-8")
-            if is_core:
+            if is_compiled:
                 tree.build(path)
     sys.exit(f"{wrong} of {total} outcomes are not the expected ones" if wrong else 0)
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.stock_model import BaseModel, Model, token_ids
 
 WARPERS = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Fields that sampling honours; without it they have no effect, as in ``generate()``."""
@@ -184,12 +184,14 @@ class GenerationSettings:
 
 def eos_ids(config: GenerationConfig) -> list[int]:
     """The tokens that end a text."""
-    tokens: Any = config.eos_token_id
-    return [] if tokens is None else [tokens] if isinstance(tokens, int) else [int(token) for token in tokens]
+    return token_ids("eos_token_id", config.eos_token_id)
 
 
 def refuse(config: GenerationConfig) -> None:
-    """ValueError if a field is set that only ``generate()`` can honour, or an unknown one of a later version."""
+    """ValueError if a field is set that only ``generate()`` can honour, or an unknown one of a later version, or if the
+    end of text or the padding is no token."""
+    for name in ("eos_token_id", "pad_token_id"):
+        token_ids(name, getattr(config, name, None))
     for name, neutral in REFUSED.items():
         value = getattr(config, name, None)
         if value is not None and value not in neutral:

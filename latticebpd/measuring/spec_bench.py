@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,18 @@ def forward_func(
 def greedy_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
     """The baseline, one token a call: greedy ``generate()`` of ``transformers`` or, of a model with an engine, this
     library's loop without drafts."""
-    base = BaseModel.of(model)
-    if engine_of(base.model) is not None:
-        return forward_func(inputs, model, tokenizer, max_new_tokens, drafter=NoDrafter(), **kwargs)
+    return baseline_of(model)(inputs, model, tokenizer, max_new_tokens, **kwargs)
+
+
+def baseline_of(model: Model) -> ForwardFunc:
+    """Which of the two `greedy_forward_func` is for a model; chosen once, since the check reads all weights."""
+    has_engine = engine_of(BaseModel.of(model).model) is not None
+    return partial(forward_func, drafter=NoDrafter()) if has_engine else _stock_forward_func
+
+
+def _stock_forward_func(inputs: Any, model: Model, tokenizer: Any, max_new_tokens: int, **kwargs: Any) -> Result:
     mask = inputs.attention_mask
-    out = base.model.generate(
+    out = BaseModel.of(model).model.generate(
         inputs.input_ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **kwargs
     )
     new = int(out.shape[1] - mask.shape[1])
@@ -249,16 +257,16 @@ def run(
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")
     base = BaseModel.of(model)
-    asker = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions)
+    asker, baseline = _Asker(model, base.device, prompts, max_new_tokens, base.max_positions), baseline_of(model)
     for _ in range(WARM_UPS):
-        asker.ask(questions[0], greedy_forward_func, {})
+        asker.ask(questions[0], baseline, {})
         asker.ask(questions[0], forward, kwargs)
     asker.cut = 0
     answers, greedy, differing = [], [], 0
     for question in questions:
         if on_question is not None:
             on_question(question)
-        greedy.append(asker.ask(question, greedy_forward_func, {}))
+        greedy.append(asker.ask(question, baseline, {}))
         cut = asker.cut  # of a prompt cut for both methods, count one
         answers.append(asker.ask(question, forward, kwargs))
         asker.cut = cut

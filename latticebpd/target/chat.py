@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from latticebpd.target.chat_templates import render_chat
 from latticebpd.target.stock_model import BaseModel, Model
 
 USER, ASSISTANT = "user", "assistant"
@@ -97,10 +98,11 @@ class ChatTemplate(PlainText):
         return self._written([*opening, *messages], add_generation_prompt=True)
 
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
-        try:
+        if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
-        except Exception as error:  # templates raise any kind of error
-            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+        # That of transformers renders templates without a limit on their time and memory.
+        variables = {**self.tokenizer.special_tokens_map, **settings}
+        return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
 
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:

@@ -1,23 +1,26 @@
 """Chat templates: Jinja templates that write a conversation as a model was tuned on, rendered as by ``transformers``.
 
 Templates come with models and are untrusted: they run in Jinja's sandbox, cannot change what they are given, and end
-after a number of steps.
+after a number of steps, and of characters written on the way.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from types import FrameType
 from typing import Any
 
 from jinja2 import Template, TemplateError
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
+from jinja2.nodes import CallBlock, Concat, Node
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,7 +29,12 @@ from jinja2.utils import Namespace
 MAX_STEPS = 500_000
 """Lines of a compiled template, and calls, that one rendering may take; a message takes 20 to 100."""
 MAX_ITEMS = 1_000_000
-"""Of a sequence repeated by ``*``."""
+"""Of a sequence repeated by ``*``; the largest number that a function may be given."""
+MAX_TEXT = 1 << 25
+"""Characters that all texts and intermediate results of one rendering may have together."""
+MULTIPLYING = frozenset({"replace", "join", "translate", "expandtabs", "indent", "wordwrap", "tojson"})
+MULTIPLYING |= {"format", "format_map"}
+"""Functions whose result may be as long as the product of their arguments."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning, which templates read by the first or the second."""
 
@@ -50,6 +58,7 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
         if not messages:
             raise TemplateError("it is empty")
         compiled = _compiled(template)
+        _budget.left = MAX_TEXT
         sys.settrace(count)
         given = {"tools": None, "documents": None, "add_generation_prompt": False, **variables}
         return compiled.render(messages=[_as_templates_read(message) for message in messages], **given)
@@ -108,10 +117,88 @@ def _check_names(names: Iterable[Any]) -> None:
             raise SecurityError(f"the template stores {name!r} in a namespace")
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """Refuses internals of Python, and products and powers that take much time or memory in a single step."""
+class _Budget(threading.local):
+    """Characters that this thread's rendering may still write."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    left = 0
+
+
+_budget = _Budget()
+
+
+def _spend(result: Any) -> Any:
+    """The result, paid for."""
+    _budget.left -= len(result) if isinstance(result, str | bytes | list | tuple) else 1
+    if _budget.left < 0:
+        raise SecurityError(f"the template writes more than {MAX_TEXT} characters")
+    return result
+
+
+def _weight(value: Any) -> int:
+    """Characters and items of a value, at any depth."""
+    total, left = 0, [value]
+    while left:
+        each = left.pop()
+        total += len(each) if isinstance(each, str | bytes) else 1
+        if isinstance(each, dict | list | tuple):
+            left += [*each, *each.values()] if isinstance(each, dict) else each
+        if total + len(left) > MAX_TEXT:
+            raise SecurityError(f"the template writes more than {MAX_TEXT} characters")
+    return total
+
+
+def _check_call(name: str, arguments: Sequence[Any], *values: Any) -> None:
+    """Refuse what may make far more of its arguments, and of the value that it is a method or filter of."""
+    if any(isinstance(each, int) and abs(each) > MAX_ITEMS for each in arguments):
+        raise SecurityError(f"the template gives {name} a number above {MAX_ITEMS}")
+    if name in MULTIPLYING:
+        if name.startswith("format") and any(isinstance(each, str) and re.search(r"\d{7}", each) for each in values):
+            raise SecurityError(f"the template formats to a width above {MAX_ITEMS}")
+        length = 1
+        for each in (*arguments, *values):
+            length *= max(1, abs(each) if isinstance(each, int) else _weight(each))
+        if length > MAX_TEXT:
+            raise SecurityError(f"the template may write more than {MAX_TEXT} characters by {name}")
+
+
+def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that checks its arguments and pays for its result."""
+    first = 1 + hasattr(function, "jinja_pass_arg")
+
+    @wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        _check_call(name, [*arguments[first:], *named.values()], *arguments[first - 1 : first])
+        return _spend(function(*arguments, **named))
+
+    return checked
+
+
+class _Code(CodeGenerator):
+    """``~`` as a function of the environment."""
+
+    def visit_Concat(self, node: Concat, frame: Frame) -> None:  # noqa: N802  (as Jinja names it)
+        self.write("environment.concatenated((")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Refuses internals of Python, and what takes much time or memory in a single step."""
+
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+    code_generator_class = _Code
+
+    def concatenated(self, parts: Sequence[Any]) -> str:
+        _weight(parts)
+        return str(_spend("".join(map(str, parts))))
+
+    def call(self, context: Context, function: Any, /, *arguments: Any, **named: Any) -> Any:
+        name, method = getattr(function, "__name__", ""), getattr(function, "__wrapped__", function)
+        owner = getattr(method, "__self__", None)
+        _check_call(name, [*arguments, *named.values()], *([owner] if isinstance(owner, str | bytes) else []))
+        return _spend(super().call(context, function, *arguments, **named))
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
         raise SecurityError(f"the template reads {attribute!r} of {type(obj).__name__}")
@@ -119,9 +206,19 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         length = sum(len(each) for each in (left, right) if isinstance(each, str | list | tuple))
         limit = 1000 if operator == "**" else MAX_ITEMS // length if length else 2**1000
-        if any(isinstance(each, int) and abs(each) > limit for each in (left, right)):
+        if operator[0] == "*" and any(isinstance(each, int) and abs(each) > limit for each in (left, right)):
             raise SecurityError(f"the template computes more than {limit} by {operator}")
-        return super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str):
+            widths = (right if isinstance(right, tuple) else (right,)) if "*" in left else ()
+            _check_call("format", widths, left, right)
+        return _spend(super().call_binop(context, operator, left, right))
+
+
+def _written(value: Any) -> Any:
+    """What a template writes, paid for."""
+    _budget.left -= _weight(value) - 1
+    _spend(None)
+    return value
 
 
 def _raise_exception(message: str) -> None:
@@ -137,8 +234,11 @@ def _tojson(
 
 @lru_cache(maxsize=8)
 def _compiled(template: str) -> Template:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_written
+    )
+    filters = environment.filters | {"tojson": _tojson}
+    environment.filters = {name: _filter(name, function) for name, function in filters.items()}
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": lambda form: datetime.now().strftime(form),

@@ -66,7 +66,7 @@ def objection(model: PreTrainedModel) -> str | None:
             return f"its weights are {weight.dtype} on {weight.device}, not float32 on a CPU"
     for module in model.modules():
         if not type(module).__module__.startswith(STOCK_MODULES):
-            return f"{type(module).__name__} is not a module of transformers"
+            return f"{type(module).__module__}.{type(module).__name__} is not a module of transformers"
     if (hooked := hooked_module(model)) is not None:
         return f"{hooked or 'the model'} has a hook or a forward of its own"
     activation = getattr(config, "hidden_activation", None) or config.hidden_act

@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -56,6 +57,17 @@ def _bypassed(model: PreTrainedModel) -> frozenset[object]:
     return frozenset(hooks | {_forward(each) for each in modules if "forward" in vars(each)})
 
 
+def token_ids(name: str, value: Any) -> list[int]:
+    """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
+    listed = value.tolist() if isinstance(value, Tensor) else value
+    ids: list[Any] = [] if listed is None else [listed]
+    if isinstance(listed, Iterable) and not isinstance(listed, str | dict):
+        ids = [*listed]
+    if any(isinstance(each, bool) or not isinstance(each, Integral) for each in ids):
+        raise ValueError(f"expected {name} of the generation config as a token id or a list of them, got {value!r:.80}")
+    return [int(each) for each in ids]
+
+
 @dataclass(frozen=True, eq=False)
 class Projection:
     """From final hidden states to logits: ``embedding(scale * hidden) + bias``.
@@ -71,7 +83,9 @@ class Projection:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """``[..., hidden]`` -> ``[..., vocab]``, computed and returned in the embedding's type."""
-        hidden = hidden.to(self.embedding.weight.dtype)  # type: ignore[arg-type]
+        weight: Any = self.embedding.weight  # of quantized layers a function, or whole numbers
+        if isinstance(weight, Tensor) and weight.is_floating_point():
+            hidden = hidden.to(weight.dtype)
         logits: Tensor = self.embedding(hidden if self.scale == 1.0 else hidden * self.scale)
         return self.biased(logits)
 
@@ -226,14 +240,12 @@ class BaseModel:
     @property
     def pad_id(self) -> int | None:
         """The padding token, if it has one."""
-        token = self._special("pad_token_id")
-        return None if token is None else int(token)
+        return next(iter(token_ids("pad_token_id", self._special("pad_token_id"))), None)
 
     @property
     def eos_ids(self) -> list[int]:
         """The tokens that end its text, in its own order; none for some models."""
-        ends = self._special("eos_token_id")
-        return [] if ends is None else [ends] if isinstance(ends, int) else list(ends)
+        return token_ids("eos_token_id", self._special("eos_token_id"))
 
     def text(self, tokens: Tensor) -> dict[str, Tensor]:
         """The decoder's arguments for texts, ``[rows, n]``: positions from 0, as in ``generate()``."""

@@ -49,9 +49,7 @@ def distill(
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]
     """
     quiet_transformers()
-    import numpy as np
-
-    from fst.files import replacing
+    from fst.files import save_array
     from latticebpd.console import positive_numbers
     from latticebpd.drafters import PromptNgramDrafter
     from latticebpd.drafters.pretrained import load_stock
@@ -102,6 +100,5 @@ def distill(
     if corpus_output is not None:
         # The first token of an encoder-decoder's text is predicted from its start token.
         read, history = (text.answers(stock.start_id), max(1, history)) if stock.is_encoder_decoder else (text, history)
-        with replacing(corpus_output) as temporary, open(temporary, "wb") as file:
-            np.save(file, read.corpus(end_ids[0], history))
+        save_array(corpus_output, read.corpus(end_ids[0], history))
     err.print(f"{output}: {len(text)} sequences, {text.num_labels} tokens written by the model")

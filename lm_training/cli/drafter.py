@@ -37,6 +37,7 @@ def drafter(
     quiet_transformers()
     import torch
 
+    from fst.files import replacing_files
     from fst.fingerprint import vocabulary_fingerprint
     from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, load_verifier
     from latticebpd.drafters.pretrained import load_tokenizer
@@ -57,5 +58,6 @@ def drafter(
     with training_run(output, options, device) as process:
         if is_new_run(output, process):
             err.print(f"{output}: begins with the verifier's encoder, embeddings and first {layers} decoder layers")
-            tokenizer.save_pretrained(output)
+            with replacing_files(output) as folder:
+                tokenizer.save_pretrained(folder)
         train_drafter(new, verifier, learnt, held_out, output, options, process)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fst.files import replacing
+from fst.files import save_array
 from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.batching import token_dtype
 from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
@@ -122,8 +122,7 @@ def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_
 def encode_corpus(documents: Iterable[Document], tokenizer: Tokenizer, path: str | os.PathLike[str]) -> int:
     """Encode documents into one ``.npy`` file, written complete or not at all; returns the number of tokens."""
     tokens = encode_documents(documents, tokenizer)
-    with replacing(path) as temporary, open(temporary, "wb") as file:
-        np.save(file, tokens)
+    save_array(path, tokens)
     return len(tokens)
 
 

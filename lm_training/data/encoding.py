@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from fst.files import replacing
+from fst.files import save_array
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
@@ -150,8 +150,7 @@ def write_encoded(
         if on_shard is not None:
             on_shard(shard)
     if path.suffix == ".npy":
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            np.save(file, np.concatenate([part.tokens for part in parts]) if parts else np.empty(0, np.uint16))
+        save_array(path, np.concatenate([part.tokens for part in parts]) if parts else np.empty(0, np.uint16))
     elif single:
         Texts.joined(parts).save(path)
     else:

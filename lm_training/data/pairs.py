@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
+from fst.files import replacing_files
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
 from lm_training.data.corpus import END_OF_TEXT, end_of_text_id, train_tokenizer
@@ -81,7 +82,8 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
-    wrapped.save_pretrained(directory)
+    with replacing_files(directory) as folder:
+        wrapped.save_pretrained(folder)
 
 
 def encode_pairs(pairs: Iterable[Pair], tokenizer: Tokenizer) -> Texts:

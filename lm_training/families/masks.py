@@ -55,7 +55,6 @@ class Windows:
         window is a row, ``[rows * windows, 1, slots]``, here, in the labels and in the columns.
     reveal: glancing's ratio.
     weight: factor of the weighted sum over the labels' losses.
-    seed: of the dropout, so that a resumed run equals an unbroken one.
     """
 
     sources: Tensor
@@ -65,7 +64,6 @@ class Windows:
     priorities: Tensor
     reveal: float = 0.0
     weight: float = 1.0
-    seed: int = 0
 
 
 def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) -> Tensor:
@@ -131,8 +129,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
             min(slots, len(target) - prefix) for target, each in zip(targets, prefixes, strict=True) for prefix in each
         ]
         total = float(np.cumsum([0.0, *self.importance(slots)])[labels].sum())
-        seed = (options.seed * 1_000_003 + step) * 1009 + part
-        return replace(windows, reveal=options.reveal_ratio(step), weight=parts / (total or 1.0), seed=seed)
+        return replace(windows, reveal=options.reveal_ratio(step), weight=parts / (total or 1.0))
 
     def windows(
         self,
@@ -176,8 +173,6 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
         """``loss``, smoothed, in nats per token of the windows; ``accuracy`` before glancing; both weighted by slot."""
         if not len(batch.sources):  # more parts than sentences
             return {"loss": zero_loss(self.drafter), "accuracy": torch.zeros(())}
-        if self.training:
-            torch.manual_seed(batch.seed)
         source = self.encoded(batch)
         inside, columns, right = batch.labels != UNLABELLED, batch.columns, None
         weights = torch.from_numpy(self.importance(inside.shape[2])).to(inside.device, torch.float32)

@@ -123,7 +123,7 @@ class SparkCounter:
             path, offset = Path(ids.filename), ids.offset
         else:
             path, offset = self.folder / "ids.bin", 0
-            np.ascontiguousarray(ids).tofile(path)
+            path.write_bytes(np.ascontiguousarray(ids).data)
         name, dtype, size = str(path.resolve()), ids.dtype, len(ids)
         return lambda: np.memmap(name, dtype, "r", offset, (size,)) if size else np.zeros(0, dtype)
 

@@ -223,7 +223,10 @@ class Trainer:
         turns, bfloat16 = self.options.accumulate, self.options.precision == "bfloat16"
         parts = self.process.world * turns
         for turn in range(turns):
-            batch = self.objective.batch(self.step, self.process.rank * turns + turn, parts)
+            part = self.process.rank * turns + turn
+            batch = self.objective.batch(self.step, part, parts)
+            # Dropout depends on step and part alone, so that a resumed run equals an unbroken one.
+            torch.manual_seed((self.options.seed * 1_000_003 + self.step) * 1009 + part)
             synchronise = self.process.world == 1 or turn == turns - 1  # else add gradients up locally
             if self.fsdp:
                 sharded: Any = self.objective
@@ -268,13 +271,18 @@ class Trainer:
         record["seconds"] = self.seconds
         with replacing(self.directory / STATE_WEIGHTS) as temporary:
             save_file(tensors, temporary, metadata={"training": json.dumps(record)})
+        self._write_step(record)
+
+    def _write_step(self, record: dict[str, Any]) -> None:
+        """For people; the checkpoint holds it, too."""
         with replacing(self.directory / STATE_STEP) as temporary:
             temporary.write_text(json.dumps(record, indent=2) + "\n")
 
     def restore(self) -> None:
-        """Load the directory's checkpoint, if it has one, and drop later lines of the log."""
+        """Load the directory's checkpoint, if it has one, and drop the log's lines after it."""
         path = self.directory / STATE_WEIGHTS
         if not self.begun:
+            self._trim_log()
             return
         try:
             with safe_open(path, framework="pt") as file:
@@ -301,8 +309,9 @@ class Trainer:
                     if name.startswith(start)
                 }
         self.step, self.seconds = int(record["step"]), float(record["seconds"])
+        self._trim_log()
         if self.process.rank == 0:
-            self._trim_log()
+            self._write_step(record)
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
@@ -323,7 +332,7 @@ class Trainer:
 
     def _trim_log(self) -> None:
         log = self.directory / LOG
-        if log.exists():
+        if self.process.rank == 0 and log.exists():
             lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
             with replacing(log) as temporary:
                 temporary.write_text("".join(line for line in lines if _step_of(line) <= self.step), encoding="utf-8")

@@ -8,6 +8,7 @@ import fcntl
 import multiprocessing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import SafetensorError
 
@@ -19,7 +20,20 @@ from fst.files import (
     replacing,
     replacing_files,
     require_writable,
+    save_array,
 )
+from tests.helpers.full_disk import room_for
+
+
+@pytest.mark.parametrize("size", [1, 100, 5000, 100_000])
+def test_an_array_that_lacks_room_for_a_byte_is_not_written(tmp_path: Path, size: int) -> None:
+    """``numpy.save`` would cut it short without a word."""
+    array = np.arange(1, 1 + size, dtype=np.uint16)
+    save_array(tmp_path / "a.npy", array)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), array)
+    with room_for((tmp_path / "a.npy").stat().st_size - 1), pytest.raises(OSError, match=r"b\.npy"):
+        save_array(tmp_path / "b.npy", array)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]
 
 
 def test_missing_folders_are_made_and_nothing_else_is_left(tmp_path: Path) -> None:

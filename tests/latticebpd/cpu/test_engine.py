@@ -242,7 +242,7 @@ def test_what_the_engine_does_not_know_is_named() -> None:
 
     custom = tiny("llama")
     custom.model.layers[2].mlp.up_proj = Own(64, 96, bias=False)
-    assert objection(custom) == "Own is not a module of transformers"
+    assert objection(custom) == f"{__name__}.Own is not a module of transformers"
     assert "ParametrizedLinear" in str(objection(parametrized()))
     heads = AutoModelForCausalLM.from_config(LlamaConfig(**{**SIZES, "head_dim": 24}))
     assert objection(heads) == "its heads and hidden layers have 24 and 96 numbers, no multiples of 16"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -276,3 +277,19 @@ def test_sampling_without_settings_has_the_filters_of_an_empty_config() -> None:
     assert not Sampling(top_k=0).warpers
     with pytest.raises(ValueError, match="got top_a"):
         Sampling(top_a=1.0)
+
+
+@pytest.mark.parametrize("value", ["x", [1, "x"], 1.5, True, {"a": 1}, [[1]], [None]])
+@pytest.mark.parametrize("name", ["eos_token_id", "pad_token_id"])
+def test_special_tokens_that_are_none_are_refused_by_name(name: str, value: Any) -> None:
+    model = tiny("llama", seed=3)
+    setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"^expected {name} of the generation config as a token id or a list of them"):
+        generate(model, PROMPT, NoDrafter(), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("value", [np.int64(7), (7,), {7}, torch.tensor([7]), torch.tensor(7), [np.int32(7)]])
+def test_an_end_of_text_may_be_any_kind_of_integers(value: Any) -> None:
+    model = tiny("llama", seed=3)
+    expected = generate(model, PROMPT, NoDrafter(), max_new_tokens=NEW, eos_token_id=7).sequences
+    assert torch.equal(generate(model, PROMPT, NoDrafter(), max_new_tokens=NEW, eos_token_id=value).sequences, expected)

@@ -27,6 +27,7 @@ from latticebpd.measuring import (
     ranks,
     tally,
 )
+from latticebpd.measuring.oracle_tally import ABSENT
 from tests.helpers.lattice_sets import by_hand, calls, decode, lattice_sets
 
 
@@ -45,6 +46,15 @@ def test_lengths_equal_those_of_the_oracle_path(found: LatticeSet, k: int, heads
         cut = found[i].top_arcs(k)
         part = SausageLattice(cut.tokens[: heads - 1], cut.log_probs[: heads - 1])
         assert lengths[i] == accepted(part, found.continuation[i].tolist())
+
+
+def test_ties_are_ranked_by_token_id_and_arcs_of_no_probability_are_absent() -> None:
+    """By hand: in the first lattice no arc is padding and none falls, so only the ids order them."""
+    level = np.log(0.5)
+    tokens = np.array([[[5, 3]], [[5, 3]], [[1, 2]], [[1, 2]]], np.int32)
+    log_probs = np.array([[[level, level]]] * 2 + [[[0.0, -np.inf]]] * 2, np.float32)
+    found = LatticeSet(tokens, log_probs, np.array([[5], [3], [1], [2]], np.int32), np.zeros((4, 1), np.int32))
+    assert ranks(found)[:, 0].tolist() == [1, 0, 0, ABSENT]
 
 
 def fewest(lengths: list[int]) -> int:

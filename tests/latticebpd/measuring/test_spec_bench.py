@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -194,3 +195,15 @@ def test_command_refuses_bad_questions_in_one_line(run: Callable[..., tuple[int,
 def test_limit_below_one_token_is_refused(model: BlockwiseLM) -> None:
     with pytest.raises(ValueError, match="max_new_tokens >= 1"):
         spec_bench.run([Question(1, "qa", ["?"])], model, None, forward_func, 0, drafter=NoDrafter())
+
+
+def test_the_baselines_engine_is_asked_for_once_and_outside_the_clock(
+    questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, asked, timed = load(weights="torch"), list[int](), list[int]()
+    clock = time.perf_counter
+    monkeypatch.setattr(spec_bench, "engine_of", lambda base: asked.append(len(timed)))
+    monkeypatch.setattr(time, "perf_counter", lambda: timed.append(1) or clock())
+    spec_bench.run(read_questions(questions), loaded.model, loaded.prompts, forward_func, 4, drafter=NoDrafter())
+    assert asked == [0]
+    assert timed

@@ -42,6 +42,29 @@ def test_a_system_prompt_takes_the_place_of_the_templates_own(
     assert "Be brief." not in tokenizer.decode(chat.prompt_of(given))
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ missing.attribute }}",
+        "{% for",
+        "{{ raise_exception('one\ntwo') }}",
+        ["no", "text"],
+        7,
+    ],
+)
+def test_a_hostile_template_is_refused_in_one_line(
+    tokenizer: PreTrainedTokenizerFast, model: BlockwiseLM, template: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a tokenizer of transformers, too."""
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    with pytest.raises(ValueError, match="expected a conversation that the chat template accepts, got") as error:
+        ChatTemplate(tokenizer, model)
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_turn_ends_with_what_the_template_puts_behind_it(
     tokenizer: PreTrainedTokenizerFast, model: BlockwiseLM
 ) -> None:

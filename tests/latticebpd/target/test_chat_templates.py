@@ -247,6 +247,23 @@ HOSTILE = {
     "a long list": "{% set x = [0] * 999999 %}{{ x * 2 }}",
     "a power": "{{ 10 ** 10 ** 10 }}",
     "squares": "{% set n = namespace(x=9) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "doubled text": "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "added text": "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "much output": "{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}",
+    "nested output": "{% set x = [['a' * 999999] * 9999] * 9999 %}{{ x }}",
+    "nested JSON": "{{ ([['a' * 999999] * 9999] * 9999) | tojson }}",
+    "a wide filter": "{{ 'a' | center(10 ** 10) }}",
+    "many wide filters": "{{ range(9999) | map('center', 999999) | list | length }}",
+    "a wide method": "{{ 'a'.ljust(10 ** 10) }}",
+    "a wide format": "{{ '{:>9999999999}'.format(1) }}",
+    "a repeated format": "{{ ('{0}' * 99999).format('a' * 99999) }}",
+    "a wide format of a number": "{{ '%9999999999d' % 1 }}{{ '%9999999999d' | format(1) }}",
+    "a width as an argument": "{{ '%*d' % (10 ** 10, 1) }}",
+    "one text for each letter": "{% set x = 'a' * 99999 %}{{ x.replace('a', x) }}",
+    "one text for each letter, by a filter": "{% set x = 'a' * 99999 %}{{ x | replace('a', x) }}",
+    "a joined text": "{{ (['a' * 999999] * 9999) | join }}",
+    "bytes": "{{ (1).to_bytes(10 ** 10, 'big') }}",
+    "indented JSON": "{{ [[]] | tojson(indent=10 ** 10) }}",
     "no template": "{% for",
     "deep brackets": "{{ " + "(" * 50_000 + " }}",
     "an error of lines": "{{ raise_exception('a\\nb\\n' * 999) }}",
@@ -259,6 +276,18 @@ def test_hostile_templates_end_in_one_line(what: str) -> None:
         print(render_chat(HOSTILE[what], CHATS[0]))
     assert len(str(error.value).splitlines()) == 1
     assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_long_conversation_is_no_hostile_one(name: str) -> None:
+    roles = ["user", "assistant"]
+    chat = [{"role": roles[i % 2], "content": f"{i} word " * 3000} for i in range(101)]
+    assert render_chat(TEMPLATES[name], chat, **TOKENS) == reference(TEMPLATES[name], chat, **TOKENS)
+
+
+def test_a_rendering_leaves_the_next_one_its_characters() -> None:
+    for _ in range(3):
+        assert len(render_chat("{{ 'a' * 900000 }}" * 15, CHATS[0])) == 13_500_000
 
 
 def test_a_conversation_without_messages_is_refused() -> None:

@@ -112,3 +112,33 @@ def test_who_trusts_a_folder_says_so(hostile: Path, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(hostile)], capture_output=True, text=True, check=False)
     assert (tmp_path / "ran").exists(), done.stderr
+
+
+TEMPLATES = {
+    "endless": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "huge": "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+    "code": "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch ran') }}",
+    "import": "{% import 'os' as os %}{{ os.system('touch ran') }}",
+    "missing": "{{ variable.attribute }}",
+    "a number": 7,
+    "a list": ["{{ messages }}"],
+    "templates by unheard-of names": [{"name": "other", "template": "{{ messages[0].content }}"}],
+}
+
+
+@pytest.mark.parametrize("what", TEMPLATES)
+def test_a_hostile_chat_template_is_one_line(
+    run: Run, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = LlamaConfig(vocab_size=300, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    LlamaForCausalLM(config).save_pretrained("model")
+    tokenizer = train_tokenizer(["the cat sat on the mat"], vocab_size=300)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>").save_pretrained("model")
+    settings = tmp_path / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": TEMPLATES[what]}))
+    status, _, err = run("generate", "the", "--model", "model", "--max-new-tokens", 2)
+    assert status == 2, err
+    assert len(err.strip().splitlines()) == 1, err
+    assert err.startswith("latticebpd: error: ")
+    assert not (tmp_path / "ran").exists()

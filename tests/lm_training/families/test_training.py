@@ -354,6 +354,19 @@ def test_interrupted_training_ends_with_the_same_weights_and_log(
     assert logs[0] == logs[1]
 
 
+def test_a_run_killed_before_its_first_checkpoint_or_between_its_two_files_leaves_no_trace(tmp_path: Path) -> None:
+    train_blockwise(corpus(), corpus(200), tmp_path / "whole", SHAPE, OPTIONS, 0)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/training-log.jsonl").write_text('{"step": 1, "loss": 9.0}\n{"step": 2, "loss": 9.0}\n')
+    train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "cut/training-log.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, OPTIONS.steps + 1))
+    state = tmp_path / "cut/training-state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"step": 2}))
+    train_blockwise(corpus(), corpus(200), tmp_path / "cut", SHAPE, OPTIONS, 0)
+    assert json.loads(state.read_text())["step"] == OPTIONS.steps
+
+
 def test_finished_training_writes_its_model_even_if_it_was_killed_before(tmp_path: Path) -> None:
     train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     (tmp_path / "heads.json").unlink()

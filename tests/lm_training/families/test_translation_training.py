@@ -1,6 +1,7 @@
 """Sentence pairs are read and batched whole, and a small encoder-decoder learns a rule that is known."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,6 +168,25 @@ def test_a_rule_is_learnt_and_a_stopped_run_goes_on_to_the_same_weights(tmp_path
     again = train("killed", 200)
     for name, parameter in model.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], parameter, rtol=0, atol=0)
+
+
+def test_a_stopped_run_goes_on_with_the_same_dropout(tmp_path):
+    options = TranslationTraining(steps=4, batch_tokens=64, warmup_steps=1, checkpoint_every=2)
+
+    def train(directory, batches=4):
+        torch.manual_seed(0)
+        model = new_translator(replace(SHAPE, dropout=0.3), 24, EOS, PAD)
+        trained = TranslationObjective(model, rule_pairs(40), rule_pairs(4), options)
+        make = trained.batch
+        trained.batch = lambda step, part, parts: make(step, part, parts) if step < batches else 1 / 0
+        Trainer(trained, tmp_path / directory, options).run()
+        return model.state_dict()
+
+    whole = train("whole")
+    with pytest.raises(ZeroDivisionError):
+        train("cut", 3)
+    again = train("cut")
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
 
 
 def test_a_sentence_beyond_the_models_positions_is_refused(tmp_path):

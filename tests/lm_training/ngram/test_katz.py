@@ -143,6 +143,12 @@ def test_context_that_gave_away_too_much_keeps_a_positive_backoff():
     assert explicit.sum() + weights[0] * 0.5 == pytest.approx(1)
 
 
+def test_mass_within_the_tolerance_of_one_is_scaled_to_leave_the_tolerance():
+    weights, explicit = backoff_weights(np.array([0.5, 0.5 - NO_MASS / 2]), np.array([0.3, 0.2]), np.array([0]))
+    assert 1 - explicit.sum() == pytest.approx(NO_MASS, rel=1e-5)
+    assert weights[0] == pytest.approx(NO_MASS / 0.5, rel=1e-5)
+
+
 def test_context_that_leaves_little_mass_keeps_its_probabilities():
     weights, explicit = backoff_weights(np.array([0.5, 0.49999]), np.array([0.3, 0.2]), np.array([0]))
     np.testing.assert_allclose(weights, [1e-5 / 0.5])

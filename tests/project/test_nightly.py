@@ -1,0 +1,22 @@
+"""What takes an hour each, as tests: ``python -m pytest -m nightly``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUNS = {
+    "fuzzers of the readers": [sys.executable, "-m", "tests.fuzz", "--rounds", "100000"],
+    "sanitizers": ["bash", "tests/sanitize.sh"],
+    "mutations": [sys.executable, "-m", "tests.mutate"],
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+def test_long_runs_find_nothing(name: str) -> None:
+    done = subprocess.run(RUNS[name], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
