@@ -112,7 +112,7 @@ def lattices(
                 collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
         except NoLatticeError as error:
             raise ValueError(f"{source}: {error}") from error
-    made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} texts"
+    made = f"{len(lattice_set)} lattices" if single else f"lattices of {len(data)} text{'s' * (len(data) != 1)}"
     err.print(f"{output}: {made} of {slots} slots x {k}")
 
 

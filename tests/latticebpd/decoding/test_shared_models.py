@@ -24,9 +24,9 @@ from latticebpd.target.engine_families import objection
 from tests.helpers.block_drafters import tiny_drafter, tiny_target
 from tests.helpers.blockwise_models import tiny_model
 from tests.helpers.commands import Run
+from tests.helpers.engine_models import stock
 from tests.helpers.tiny_families import tiny
 from tests.helpers.tokenizers import letters
-from tests.latticebpd.decoding.test_engine_decodes import stock
 
 PROMPTS = ("The history of the city", "A river")
 SYSTEMS = ("greedy", "16-best", "16-tree", "8-copies")
