@@ -31,6 +31,7 @@ FIRST = {
     "train rescorer": "tokenizer output validation preset steps batch_size",
     "train translation": "source target output validation shape steps",
     "train blockwise": "tokenizer output validation steps batch_size",
+    "train hidden": "model whole layers weights",
     "train heads": "model output validation num_heads shortlist steps batch_size",
 }
 """Of every command with many options, those used most, by their names in Python."""
