@@ -62,16 +62,16 @@ def versions() -> dict[str, str]:
 def systems() -> dict[str, System]:
     """Libraries that are installed, with SmolLM2-135M; models that are missing are made."""
     folder, weights = cache_folder() / "peers/models", resolved("smollm2-135m")
-    int8, found = folder / "openvino-int8", dict[str, System]()
+    int8, known = folder / "openvino-int8", dict[str, System]()
     if "llama.cpp" in installed():
-        found |= {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
-        found |= {f"latticebpd {n}": ("latticebpd", found[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
+        known |= {f"llama.cpp {n}": ("llama.cpp", smollm2(folder, n)) for n in ("Q8_0", "Q4_0", "Q4_1")}
+        known |= {f"latticebpd {n}": ("latticebpd", known[f"llama.cpp {n}"][1]) for n in ("Q8_0", "Q4_0")}
     if "openvino" in installed():
         made = int8 / "openvino_model.xml"
         stage(made, lambda: python("openvino", *EXPORT.split(), "--model", str(weights), str(int8)))
-        found["OpenVINO int8"] = ("openvino", int8)
-    found |= {f"latticebpd {kind}": (f"latticebpd {kind}", weights) for kind in ("int8", "float32")}
-    return found | {"PyTorch float32": ("transformers", weights), "latticebpd Q4_1": ("latticebpd", weights)}
+        known["OpenVINO int8"] = ("openvino", int8)
+    known |= {f"latticebpd {kind}": (f"latticebpd {kind}", weights) for kind in ("int8", "float32")}
+    return known | {"PyTorch float32": ("transformers", weights), "latticebpd Q4_1": ("latticebpd", weights)}
 
 
 class Peer:

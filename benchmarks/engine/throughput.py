@@ -73,8 +73,8 @@ def measured(servers: dict[str, str], clients: list[int], questions: list[str], 
         for count in clients:
             for name, url in servers.items():
                 seconds, answers = asyncio.run(load(url, count, questions, limit))
-                found = [each["text"] for each in answers]
-                same = sum(one == other for one, other in zip(found, texts.setdefault(name, found), strict=True))
+                written = [each["text"] for each in answers]
+                same = sum(one == other for one, other in zip(written, texts.setdefault(name, written), strict=True))
                 tokens, first = sum(each["tokens"] for each in answers), median(each["first"] for each in answers)
                 row = {"server": name, "clients": count, "turn": turn, "answers": len(answers), "same": same}
                 rows += [row | {"tokens": tokens, "seconds": seconds, "first": first}] if turn else []

@@ -133,8 +133,8 @@ class MoreKinds(Kinds):
         return f"{self.choose('mistakes')}\n\n{' '.join(filter(None, words)).lower()}"
 
     def words(self) -> str | None:
-        found = [word for word in re.findall(r"\b[a-z]{6,12}\b", self.text(30, 60)) if not word.endswith("ing")]
-        return str(self.choose("words").format(self.rng.choice(found))) if found else None
+        long_words = [word for word in re.findall(r"\b[a-z]{6,12}\b", self.text(30, 60)) if not word.endswith("ing")]
+        return str(self.choose("words").format(self.rng.choice(long_words))) if long_words else None
 
     def classify(self) -> str:
         return f"{self.choose('classify')}\n\n{self.text(30, 110)}"

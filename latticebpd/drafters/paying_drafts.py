@@ -1,8 +1,8 @@
 """Draft trees that share a pass, cut to the nodes that pay off together.
 
 On the CPU engine rows are not padded: a pass costs by its tokens, whosever they are. With one row a token more costs
-little beside the weights, which are read anyway; with many, nearly as much as a token of the text, and only drafts that
-are nearly certain pay.
+little next to the weights, which are read anyway; with many, nearly as much as a token of the text, and only drafts
+that are nearly certain pay.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ COMPLETION_TOKENS = 16
 
 @dataclass(eq=False)
 class Service:
-    """A model behind the endpoints.
+    """A model and its endpoints.
 
     name: of the model, as requests call it.
     temperature: of requests that give none; 0 is greedy.

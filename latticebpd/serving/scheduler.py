@@ -1,8 +1,8 @@
 """One thread owns the model: requests join its batch between passes, and leave it when they end.
 
 A prompt is read in blocks, one between two passes of the others, so that a long one holds nobody up for long. On the
-CPU engine a token's results do not depend on the other rows, so that every text is what it would be alone. PyTorch's
-verifiers cannot take in rows: there one request is decoded after another.
+CPU engine a token's results do not depend on the other rows, so that every text is that of a decode of its own.
+PyTorch's verifiers cannot take in rows: there one request is decoded after another.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ std::vector<const Operations*> operations() {
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
         supported.push_back(&vnni::table);
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) supported.push_back(&avx2::table);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+        supported.push_back(&avx2::table);
 #endif
     supported.push_back(&plain::table);
     return supported;

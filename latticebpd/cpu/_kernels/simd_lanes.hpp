@@ -14,8 +14,8 @@ typedef std::int32_t IntLanes __attribute__((vector_size(64)));
 [[gnu::always_inline]] inline const Lanes& lanes(const float* from) { return *reinterpret_cast<const Lanes*>(from); }
 [[gnu::always_inline]] inline Lanes& lanes(float* from) { return *reinterpret_cast<Lanes*>(from); }
 
-// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats, by value:
-// a template's argument is the type without its attributes, so that a reference would expect aligned memory.
+// e^x for x <= 0; 0 below -87. Cephes' polynomial, within 2 units in the last place. Numbers: a vector of floats, by
+// value: a template's argument is the type without its attributes, so that a reference would expect aligned memory.
 template <typename Numbers>
 [[gnu::always_inline]] inline Numbers exponential(Numbers x) {
     const auto underflow = x < -87.0f;
