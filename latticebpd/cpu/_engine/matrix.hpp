@@ -197,13 +197,9 @@ class Input {
 
     void round() {
         if (rounded_.numbers != nullptr) return;
-        thread_local Scratch<std::int8_t> numbers;
-        thread_local Scratch<float> scales;
-        thread_local Scratch<std::int32_t> sums;
-        thread_local Scratch<Rounded::Wide> wide;
-        const std::size_t groups = inputs_ / kGroup, count = groups * rows_;
-        float* first = scales.of(2 * count);
-        rounded_ = {rows_, groups, numbers.of(count * kGroup), wide.of(count), first, first + count, sums.of(2 * count)};
+        thread_local Scratch<RoundedGroup> memory;
+        const std::size_t groups = inputs_ / kGroup;
+        rounded_ = {rows_, groups, memory.of(groups * rows_)};
         workers_.each(rows_, [&](std::size_t row) { workers_.operations.round(x_, row, row + 1, rounded_); });
     }
 

@@ -15,17 +15,16 @@ namespace engine {
 // Rows of numbers as whole numbers times a scale for each group of 32: |q| <= 127, but for the four neighbours among
 // which the largest number is: theirs are 128 high + low with |q| <= 16256. So the largest number of a group costs the
 // others no precision, and the group's products only one instruction more.
+struct RoundedGroup {
+    std::int8_t numbers[kGroup], high[4];  // the low parts, and the high ones of four
+    std::uint32_t column;                  // of these four numbers
+    float scale, total;                    // total: scale times the sum of the whole numbers
+    std::int32_t sums[2];                  // of all whole numbers and of the first 16, negated
+};
+
 struct Rounded {
-    struct Wide {
-        std::int8_t high[4];
-        std::uint32_t column;  // of four numbers
-    };
     std::size_t rows, groups;
-    std::int8_t* numbers;  // [groups, rows, 32], the low parts
-    Wide* wide;            // [groups, rows]
-    float* scales;         // [groups, rows]
-    float* totals;         // [groups, rows]: scale times the sum of the whole numbers
-    std::int32_t* sums;    // [groups, rows, 2]: of all whole numbers and of the first 16, negated
+    RoundedGroup* numbers;  // [groups, rows]
 };
 
 // A matrix [outputs, inputs] in panels; bias: [panels, width] or null.
