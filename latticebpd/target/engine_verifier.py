@@ -11,6 +11,7 @@ from torch import Tensor
 
 from latticebpd.cpu import _engine
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.target.best_tokens import BestTokens
 from latticebpd.target.engine import Engine
 from latticebpd.target.forward import Verified
 
@@ -75,11 +76,11 @@ class EngineVerifier:
         ends = np.cumsum(counts)
         self.pending = np.split(states, ends[:-1])
         if len(trees) == 1:
-            return self._verified(flat[None])
+            return self._verified(flat[None], trees)
         hidden = np.zeros((len(trees), max(counts), flat.shape[1]), np.float32)
         for row, part in enumerate(np.split(flat, ends[:-1])):
             hidden[row, : len(part)] = part
-        return self._verified(hidden)
+        return self._verified(hidden, trees)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         self._keep(range(len(paths)), self.pending, [[0, *(node + 1 for node in path)] for path in paths])
@@ -118,7 +119,7 @@ class EngineVerifier:
             if self.layers:
                 self.states[row].append(own[list(kept)])
 
-    def _verified(self, hidden: np.ndarray) -> Verified:
+    def _verified(self, hidden: np.ndarray, trees: Sequence[DraftTree] = ()) -> Verified:
         """hidden: ``[rows, columns, hidden]``."""
 
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
@@ -128,8 +129,9 @@ class EngineVerifier:
             return torch.from_numpy(self.model.logits(picked(rows, columns), torch.get_num_threads()))
 
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            # Only the columns that are asked for: most of a tree's nodes are rejected by a token before them.
             best: list[int] = self.model.best(picked(rows, columns), torch.get_num_threads()).tolist()
             return best
 
-        return Verified(torch.from_numpy(hidden), logits_of, None, best_of)
+        return Verified(
+            torch.from_numpy(hidden), logits_of, None, BestTokens(best_of, trees, self.model.together)
+        )

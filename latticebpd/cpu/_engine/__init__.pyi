@@ -58,6 +58,7 @@ class Cache:
 
 class Transformer:
     hidden_size: int
+    together: int
     vocab_size: int
     nbytes: int
     def __init__(

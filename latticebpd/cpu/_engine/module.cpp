@@ -161,6 +161,7 @@ PYBIND11_MODULE(_engine, module) {
              }),
              "settings"_a, "layers"_a, "embedding"_a, "projection"_a, "norm"_a, "isa"_a = 0)
         .def_property_readonly("hidden_size", &Transformer::hidden)
+        .def_property_readonly("together", &Transformer::together)
         .def_property_readonly("vocab_size", &Transformer::vocabulary)
         .def_property_readonly("nbytes", &Transformer::bytes)
         .def("read", &read, "caches"_a, "counts"_a, "tokens"_a, "parents"_a, "layers"_a, "threads"_a, "grow"_a = false)

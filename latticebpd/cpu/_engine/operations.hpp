@@ -75,6 +75,8 @@ struct Operations {
     void (*attend)(const Attention& attention, std::size_t group, std::size_t begin, std::size_t end, float* scratch);
     // cap * tanh(x / cap), in place.
     void (*softcap)(float* x, std::size_t size, float cap);
+    // Rows of a product by 8-bit weights that take hardly longer than one, since reading the weights takes the time.
+    std::size_t together;
 };
 
 // Outputs of a panel.

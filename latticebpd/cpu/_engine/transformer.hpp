@@ -139,6 +139,7 @@ class Transformer {
     std::size_t hidden() const { return embedding_->inputs; }
     std::size_t vocabulary() const { return projection_->outputs; }
     std::size_t num_layers() const { return layers_.size(); }
+    std::size_t together() const { return operations_.together; }
     const Settings& settings() const { return settings_; }
 
     // Bytes of the weights.
