@@ -18,6 +18,7 @@ namespace engine {
 struct RoundedGroup {
     std::int8_t numbers[kGroup], high[4];  // the low parts, and the high ones of four
     std::uint32_t column;                  // of these four numbers
+    std::uint32_t mask, shift;             // of the column's nibbles in packed weights, and of their products times 128
     float scale, total;                    // total: scale times the sum of the whole numbers
     std::int32_t sums[2];                  // of all whole numbers and of the first 16, negated
 };
