@@ -132,6 +132,4 @@ class EngineVerifier:
             best: list[int] = self.model.best(picked(rows, columns), torch.get_num_threads()).tolist()
             return best
 
-        return Verified(
-            torch.from_numpy(hidden), logits_of, None, BestTokens(best_of, trees, self.model.together)
-        )
+        return Verified(torch.from_numpy(hidden), logits_of, None, BestTokens(best_of, trees, self.model.together))
