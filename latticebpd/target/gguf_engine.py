@@ -25,8 +25,12 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
     Raises:
         ValueError: a damaged file, another architecture, or rotary positions of another kind.
     """
-    weights = GgufWeights(path, _engine.WeightMemory())
-    file, kind = weights.file, weights.architecture
+    return transformer_of_weights(GgufWeights(path, _engine.WeightMemory()), isa)
+
+
+def transformer_of_weights(weights: GgufWeights, isa: int = 0) -> Any:
+    """The same, of an open file, whose pages are given up as they are read."""
+    path, file, kind = weights.path, weights.file, weights.architecture
     if kind not in ARCHITECTURES:
         raise ValueError(f"{path}: expected an architecture among {', '.join(sorted(ARCHITECTURES))}, got {kind!r}")
     if file.fields.get(f"{kind}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in file.tensors:
