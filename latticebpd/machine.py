@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,16 @@ def machine_settings() -> dict[str, Any]:
 def num_threads() -> int:
     """Threads of a pass: PyTorch's, if it is loaded, else as many as it would take: ``OMP_NUM_THREADS`` or one for each
     core."""
-    if (torch := sys.modules.get("torch")) is not None:
-        return int(torch.get_num_threads())
+    torch = sys.modules.get("torch")
+    return _default_threads() if torch is None else int(torch.get_num_threads())
+
+
+@cache
+def _default_threads() -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return int(asked) if asked.isdigit() and int(asked) else _cores()
-
-
-def _cores() -> int:
-    """Those that this process may use, each counted once, however many threads it runs."""
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    # A core counts once, however many threads it runs.
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     with contextlib.suppress(OSError):

@@ -371,11 +371,9 @@ def _lm_file(path: Path, name: object, lm: str | os.PathLike[str] | None) -> Pat
 def _is_plain(options: dict[str, Any]) -> bool:
     """Whether a target without PyTorch decodes with these options."""
     others = {name for name, value in options.items() if value is not None} - PLAIN_OPTIONS
-    criteria = options.get("stopping_criteria") or []
-    arrays = all(getattr(each, "takes_arrays", False) for each in criteria)
-    return (
-        arrays and others <= {"acceptance", "stopping_criteria"} and type(options.get("acceptance", Exact())) is Exact
-    )
+    if not others <= {"acceptance", "stopping_criteria"} or type(options.get("acceptance", Exact())) is not Exact:
+        return False
+    return all(getattr(each, "takes_arrays", False) for each in options.get("stopping_criteria") or ())
 
 
 class _SecondToken:

@@ -189,6 +189,11 @@ def removed(name: str) -> Callable[[Path], None]:
 CHANGES: dict[str, Callable[[Path], None]] = {
     "another model's file": another,
     "scaled positions": rotated,
+    "another activation": lambda folder: change_json(folder / "config.json", hidden_act="gelu"),
+    "a window": lambda folder: change_json(folder / "config.json", use_sliding_window=True),
+    "another base of positions": lambda folder: change_json(
+        folder / "config.json", rope_parameters={"rope_theta": 1e5}
+    ),
     "another number of heads": lambda folder: change_json(folder / "config.json", num_key_value_heads=4),
     "a generation config that changes texts": lambda folder: change_json(
         folder / "generation_config.json", repetition_penalty=1.3
