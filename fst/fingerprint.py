@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from operator import itemgetter
 
 
 def vocabulary_fingerprint(vocabulary: Mapping[str, int]) -> str:
     """A short hash of a token -> id table, the same for the same table in any order: ``sha256:`` and 16 hex digits."""
-    digest = hashlib.sha256()
-    for token, number in sorted(vocabulary.items(), key=lambda item: item[1]):
-        digest.update(f"{number}\t{token}\n".encode("utf-8", "surrogatepass"))
-    return f"sha256:{digest.hexdigest()[:16]}"
+    lines = [f"{number}\t{token}\n" for token, number in sorted(vocabulary.items(), key=itemgetter(1))]
+    return f"sha256:{hashlib.sha256(''.join(lines).encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -169,7 +171,10 @@ def positive_numbers(option: str, text: str, most: int | None = None) -> list[in
 
 
 def quiet_transformers() -> None:
-    """Keep ``transformers``' own progress bars and advice off the terminal."""
+    """Keep ``transformers``' own progress bars and advice off the terminal, also if it is imported later."""
+    if "transformers" not in sys.modules:
+        os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        return
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import sys
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 
 def processor() -> str:
@@ -21,11 +21,31 @@ def processor() -> str:
 
 
 def machine_settings() -> dict[str, Any]:
-    """What speed depends on besides the model: PyTorch's threads, processors, architecture, versions."""
+    """What speed depends on besides the model: threads, processors, architecture, versions."""
     return {
-        "threads": torch.get_num_threads(),
+        "threads": num_threads(),
         "cpus": os.cpu_count(),
         "machine": platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "torch": version("torch"),
+        "transformers": version("transformers"),
     }
+
+
+def num_threads() -> int:
+    """Threads of a pass: PyTorch's, if it is loaded, else as many as it would take: ``OMP_NUM_THREADS`` or one for each
+    core."""
+    torch = sys.modules.get("torch")
+    return _default_threads() if torch is None else int(torch.get_num_threads())
+
+
+@cache
+def _default_threads() -> int:
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if asked.isdigit() and int(asked):
+        return int(asked)
+    # A core counts once, however many threads it runs.
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    with contextlib.suppress(OSError):
+        return len({Path(siblings.format(number)).read_text(encoding="utf-8") for number in allowed})
+    return len(allowed)

@@ -33,8 +33,8 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.pretrained import load_stock
 from latticebpd.measuring.spec_bench import Question, read_questions
-from latticebpd.target.engine import TORCH, WEIGHTS
 from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.weight_kinds import TORCH, WEIGHTS
 
 STOCK = ("generate()", "generate(prompt lookup)", "generate(assistant)")
 """`transformers`' own; the last with ``--assistant``."""

@@ -13,7 +13,7 @@ from fst.printable import printable
 from latticebpd.console import out
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import numpy as np
 
 
 def streamer_for(tokenizer: Any, show_blocks: bool, before: str = "") -> Any:
@@ -23,13 +23,37 @@ def streamer_for(tokenizer: Any, show_blocks: bool, before: str = "") -> Any:
     """
     if show_blocks:
         return BlockWriter(out, lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True), before)
-    from transformers import TextStreamer
+    return TextWriter(lambda tokens: tokenizer.decode(tokens, skip_special_tokens=True))
 
-    streamer: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    if sys.stdout.isatty():
-        write = streamer.on_finalized_text
-        streamer.on_finalized_text = lambda text, stream_end=False: write(printable(text), stream_end)
-    return streamer
+
+class TextWriter:
+    """A streamer: new tokens' text on standard output as it grows; a terminal gets no control characters.
+
+    Args:
+        decode: new tokens -> text. They are decoded together, because one may end inside a character, which then waits.
+    """
+
+    takes_arrays = True
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode, self._shown = decode, 0
+        self._tokens: list[int] | None = None
+
+    def put(self, tokens: np.ndarray) -> None:
+        """Take the prompt, at the first call, or a block."""
+        if self._tokens is None:
+            self._tokens = []
+            return
+        self._tokens += tokens.tolist()
+        self._write(self._decode(self._tokens).rstrip("\ufffd"))
+
+    def end(self) -> None:
+        """Take note that the text is complete."""
+        self._write(self._decode(self._tokens or []), "\n")
+
+    def _write(self, text: str, after: str = "") -> None:
+        new, self._shown = text[self._shown :], max(self._shown, len(text))
+        print(printable(new) if sys.stdout.isatty() else new, end=after, flush=True)
 
 
 class BlockWriter:
@@ -42,13 +66,15 @@ class BlockWriter:
         before: text to begin with, dimmed: the prompt, where the text continues it.
     """
 
+    takes_arrays = True
+
     def __init__(self, console: Console, decode: Callable[[list[int]], str], before: str = "") -> None:
         self._console, self._decode, self._before = console, decode, before
         self._blocks = 0
         self._tokens: list[int] = []
         self._shown = ""
 
-    def put(self, tokens: Tensor) -> None:
+    def put(self, tokens: np.ndarray) -> None:
         """Take the prompt, at the first call, or a block."""
         if self._blocks:
             self._tokens += tokens.flatten().tolist()

@@ -89,7 +89,7 @@ def chat(
                 if _obey(conversation, *line.partition(" ")[::2]):
                     break
             elif line:
-                streamer = streamer_for(loaded.tokenizer, show_blocks)
+                streamer = streamer_for(loaded.text_tokenizer, show_blocks)
                 with _interrupts() if in_terminal else nullcontext(threading.Event()) as pressed:
                     _answer(
                         conversation, line, pressed, streamer=streamer, acceptance=rule, max_new_tokens=max_new_tokens
@@ -139,17 +139,22 @@ def _obey(conversation: Chat, command: str, argument: str) -> bool:
     return command == "/quit"
 
 
+class _Interrupted:
+    """Ends a text once Ctrl-C was pressed."""
+
+    takes_arrays = True
+
+    def __init__(self, pressed: threading.Event) -> None:
+        self.pressed = pressed
+
+    def __call__(self, tokens: Any, scores: Any, **kwargs: Any) -> bool:
+        return self.pressed.is_set()
+
+
 def _answer(conversation: Chat, text: str, pressed: threading.Event, **options: Any) -> None:
     """Stream an answer, until it ends or Ctrl-C is pressed, and what it cost."""
-    import torch
-    from transformers import StoppingCriteriaList
-
-    def interrupted(ids: Any, scores: Any, **kwargs: Any) -> Any:
-        return torch.full((len(ids),), pressed.is_set())
-
-    stop: Any = StoppingCriteriaList([interrupted])
     begun = time.perf_counter()
-    out = conversation.answer(text, stopping_criteria=stop, **options)
+    out = conversation.answer(text, stopping_criteria=[_Interrupted(pressed)], **options)
     seconds = time.perf_counter() - begun
     err.print(_cost(out, seconds, conversation.cache.shared, pressed.is_set()), style="dim", soft_wrap=True)
 

@@ -101,7 +101,6 @@ def generate(
     quiet_transformers()
     from latticebpd.decoding.front_door import load
     from latticebpd.drafters.cost_curve import CostCurve
-    from latticebpd.target.stock_model import BaseModel
 
     rule = sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
@@ -110,8 +109,8 @@ def generate(
     )  # fmt: skip
     cost_curve = None if costs is None else CostCurve.load(costs)
     drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
-    tokenizer: Any = loaded.tokenizer
-    answers = loaded.in_chat or BaseModel.of(loaded.model).is_encoder_decoder
+    tokenizer: Any = loaded.text_tokenizer
+    answers = loaded.in_chat or loaded.is_encoder_decoder
     streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)
     ids = loaded.encode(text)
     result = loaded.generate(
@@ -148,7 +147,7 @@ def _text(prompt: str | None, file: Path | None) -> str:
 
 def _record(result: Generated, tokenizer: Any) -> dict[str, Any]:
     return {
-        "text": tokenizer.decode(result.sequences[0, result.prompt_length :].tolist(), skip_special_tokens=True),
+        "text": tokenizer.decode(result.tokens[0, result.prompt_length :].tolist(), skip_special_tokens=True),
         "tokens": result.num_tokens,
         "calls": result.num_calls,
         "block_efficiency": result.block_efficiency if result.num_calls else None,

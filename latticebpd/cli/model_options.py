@@ -75,11 +75,13 @@ def sampling_rule(
     name: str | None, temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
 ) -> Acceptance:
     """The acceptance rule of a name; without one, sampling where there is a temperature, else the exact rule."""
-    import torch
-
     from latticebpd.decoding.rule_names import parse_rule
 
-    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    generator = None
+    if seed is not None:
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
     sampling = {"temperature": temperature or None, "top_k": top_k, "top_p": top_p, "generator": generator}
     return parse_rule(name or ("sample" if temperature else "exact"), **sampling)
 

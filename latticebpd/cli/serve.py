@@ -76,7 +76,7 @@ def serve(
     from latticebpd.drafters.drafter import needs_layers
     from latticebpd.drafters.paying_drafts import PayingDrafter
     from latticebpd.drafters.system_names import tells_probabilities
-    from latticebpd.target.engine import TORCH
+    from latticebpd.target.weight_kinds import TORCH
 
     curve = None if costs is None else CostCurve.load(costs)
     loaded = load(

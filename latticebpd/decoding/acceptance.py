@@ -12,16 +12,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from latticebpd.decoding.generation_config import WARPERS, GenerationSettings
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.sausage import PADDING
-from latticebpd.target.forward import Verified
+from latticebpd.lattices.values import as_tensor
+from latticebpd.target.verifier import Verified
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from latticebpd.decoding.generation_config import GenerationSettings
+    from latticebpd.decoding.greedy_settings import GreedySettings
 
 
 class NodeDrafts:
@@ -64,9 +69,9 @@ class Acceptance(Protocol):
         """
 
 
-def bound(rule: Acceptance, settings: GenerationSettings) -> Acceptance:
+def bound(rule: Acceptance, settings: GenerationSettings | GreedySettings) -> Acceptance:
     """The rule for a decode under these settings, by its own method ``bound`` if it has one."""
-    bind: Callable[[GenerationSettings], Acceptance] | None = getattr(rule, "bound", None)
+    bind: Callable[[GenerationSettings | GreedySettings], Acceptance] | None = getattr(rule, "bound", None)
     return rule if bind is None else bind(settings)
 
 
@@ -95,7 +100,7 @@ class _Lenient:
         best = int(logits.argmax())
         if not len(drafted):
             return best
-        tokens = torch.from_numpy(np.sort(drafted).astype(np.int64)).to(logits.device)
+        tokens = as_tensor(np.sort(drafted).astype(np.int64)).to(logits.device)
         token = int(tokens[logits[tokens].argmax()])
         value = logits[token]
         better, equal = int((logits > value).sum()), int((logits[:token] == value).sum())
@@ -212,6 +217,8 @@ class Sampling:
         generator: torch.Generator | None = None,
         **others: float | None,
     ) -> None:
+        from latticebpd.decoding.generation_config import WARPERS, GenerationSettings
+
         if temperature is not None and not temperature > 0:
             raise ValueError(f"expected a temperature > 0, got {temperature}; take Exact() for greedy decoding")
         if unknown := sorted(others.keys() - set(WARPERS)):
@@ -227,11 +234,15 @@ class Sampling:
         return rule
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
+        import torch
+
         chosen: list[int] = torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
         return chosen
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """``[n, vocab]``, the distribution of each node's next token."""
+        import torch
+
         no_ids: Any = torch.empty(len(logits), 0, dtype=torch.long)  # warpers read scores alone
         scores: Tensor = self.warpers(no_ids, logits.float())
         return scores.softmax(dim=-1)
@@ -258,6 +269,8 @@ class SpeculativeSampling(Sampling):
 
     def _try_in_turn(self, p: Tensor, tokens: np.ndarray, arcs: np.ndarray, log_probs: np.ndarray) -> int:
         """One token of ``p [vocab]``; ``tokens`` were drawn without replacement from the slot's ``arcs``."""
+        import torch
+
         if not np.isin(tokens, arcs).all():
             advice = "take Sampling for drafts that are not drawn"
             raise ValueError(f"expected drafts drawn from their lattice's slots, got others; {advice}")
@@ -272,7 +285,7 @@ class SpeculativeSampling(Sampling):
         return int(torch.multinomial(p, 1, generator=self.generator))
 
 
-Adjust = Callable[[int, list[int], Tensor], Tensor]
+Adjust = Callable[[int, list[int], Any], Any]
 """Row, nodes of a path, that path's logits ``[vocab]`` -> logits after the logits processors."""
 
 
@@ -302,9 +315,8 @@ def walk(
             return verified.best_of(rows, columns)
         logits = verified.logits_of(rows, columns)
         if adjust is not None:
-            logits = torch.stack(
-                [adjust(row, trees[row].path(node), line) for row, node, line in zip(rows, nodes, logits, strict=True)]
-            )
+            given = zip(rows, nodes, logits, strict=True)
+            logits = _stacked([adjust(row, trees[row].path(node), line) for row, node, line in given])
         depths = [int(trees[row].depths[node]) if node != ROOT else 0 for row, node in zip(rows, nodes, strict=True)]
         groups: dict[int, list[int]] = {}  # rows with the same rule choose together
         for i, row in enumerate(rows):
@@ -319,7 +331,7 @@ def walk(
         return tokens
 
     chosen: dict[tuple[int, int], int] = {}
-    if adjust is None and verified.hidden.device.type != "cpu":
+    if adjust is None and verified.best_of is None and verified.hidden.device.type != "cpu":
         # One projection for all nodes costs less than a transfer per step. On a CPU, and with processors, logits are
         # computed for the nodes on the way only, a fraction of the work.
         pairs = [(row, node) for row, tree in enumerate(trees) for node in range(ROOT, len(tree))]
@@ -340,3 +352,9 @@ def walk(
                 next_tokens[row] = token
         walking = still_walking
     return paths, next_tokens
+
+
+def _stacked(logits: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.stack(logits)

@@ -44,7 +44,7 @@ class Chat:
 
     def begin(self, system_prompt: str | None = None) -> None:
         """Begin anew, with another system prompt or, if it is None, the template's own."""
-        prompts = ChatTemplate(self.loaded.tokenizer, self.loaded.model, system_prompt)
+        prompts = ChatTemplate(self.loaded.text_tokenizer, self.loaded.target or self.loaded.model, system_prompt)
         prompts.prompt(["?"])  # which a template without system prompts refuses
         self.system_prompt, self.prompts, self.turns = system_prompt, prompts, list[str]()
 
@@ -54,7 +54,7 @@ class Chat:
         ids = self.prompts.prompt([*self.turns, text])
         given = {"eos_token_id": self.prompts.eos_ids, "text_cache": self.cache, **options}
         out = self.loaded.generate(ids, self.drafter, **given)
-        self.turns += [text, self.prompts.text(out.sequences[0, out.prompt_length :].tolist())]
+        self.turns += [text, self.prompts.text(out.tokens[0, out.prompt_length :].tolist())]
         return out
 
     @property

@@ -232,11 +232,11 @@ def _prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]
     """A causal LM's prompts; takes the mask and default positions out of ``arguments``."""
     ids = input_ids.cpu()
     mask = arguments.pop("attention_mask", torch.ones_like(ids)).cpu().bool()
-    rows, positions = unpadded(ids, mask), arguments.get("position_ids")
+    rows, positions = unpadded(ids.numpy(), mask.numpy()), arguments.get("position_ids")
     default = (mask.long().cumsum(dim=1) - 1)[mask]
     if positions is not None and torch.equal(positions.cpu().expand_as(ids)[mask], default):
         del arguments["position_ids"]
-    return Prompts(ids, rows, [[] for _ in ids], None)
+    return Prompts(ids.numpy(), rows, [[] for _ in ids], None)
 
 
 def _encoded_prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[str, Any]) -> Prompts:
@@ -249,5 +249,6 @@ def _encoded_prompts(input_ids: Tensor, inputs: Tensor | None, arguments: dict[s
     mask = arguments.pop("attention_mask", torch.ones(hidden.shape[:2], dtype=torch.long, device=hidden.device))
     if inputs is None or inputs.is_floating_point() or len(ids) % len(inputs) or hidden.shape[1] != inputs.shape[1]:
         raise ValueError("expected sources as token ids [rows, n], got others; pass input_ids to generate()")
-    sources = unpadded(inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0), mask.cpu().bool())
-    return Prompts(ids, ids.tolist(), sources, EncodedSource(hidden, mask))
+    repeated = inputs.cpu().repeat_interleave(len(ids) // len(inputs), dim=0)
+    sources = unpadded(repeated.numpy(), mask.cpu().bool().numpy())
+    return Prompts(ids.numpy(), ids.tolist(), sources, EncodedSource(hidden, mask))

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from torch import Tensor
-from transformers import (
-    EosTokenCriteria,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    PreTrainedTokenizerBase,
-    StoppingCriteriaList,
-)
+import numpy as np
 
-from latticebpd.decoding.generation_config import GenerationSettings
-from latticebpd.decoding.processors import check_processors, without_padding
-from latticebpd.target.forward import EncodedSource
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.lattices.values import array_for, as_numpy, as_tensor
 
-Ids: TypeAlias = Tensor | Sequence[int] | Sequence[Sequence[int]]
-Mask: TypeAlias = Tensor | Sequence[Sequence[int]]
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from latticebpd.decoding.generation_config import GenerationSettings
+    from latticebpd.decoding.greedy_settings import GreedySettings
+    from latticebpd.target.forward import EncodedSource
+
+    Settings: TypeAlias = GenerationSettings | GreedySettings
+
+Ids: TypeAlias = "Tensor | np.ndarray | Sequence[int] | Sequence[Sequence[int]]"
+Mask: TypeAlias = "Tensor | np.ndarray | Sequence[Sequence[int]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,54 +39,55 @@ class Prompts:
     encoded: the encoder's output; None for a causal LM.
     """
 
-    prefix: Tensor
+    prefix: np.ndarray
     tokens: list[list[int]]
     sources: list[list[int]]
     encoded: EncodedSource | None
 
 
-def prepare(base: BaseModel, input_ids: Ids, attention_mask: Mask | None, settings: GenerationSettings) -> Prompts:
+def prepare(base: Any, input_ids: Ids, attention_mask: Mask | None, settings: Any) -> Prompts:
     """Check the prompts, remove their padding and, for an encoder–decoder, encode them.
 
+    base: a ``BaseModel`` or ``EngineTarget``.  settings: for it.
     Without a mask the rule is ``generate()``'s: padding tokens are padding unless they also end texts. ValueError for
     wrong shapes, ids outside the vocabulary, empty prompts, sources too long for the encoder, or no start token.
     """
-    ids, pad = _check_ids(input_ids, base.source_vocab_size), settings.config.pad_token_id
+    ids, pad = _check_ids(input_ids, base.source_vocab_size), settings.pad_id
     if attention_mask is None:
-        attention_mask = torch.ones_like(ids) if pad is None or pad in settings.eos_ids else ids != pad
-    mask = torch.as_tensor(attention_mask).cpu().bool()
+        attention_mask = np.ones_like(ids) if pad is None or pad in settings.eos_ids else ids != pad
+    mask = as_numpy(attention_mask).astype(bool)
     mask = mask[None] if mask.ndim == 1 else mask
     rows = unpadded(ids, mask)
     if not base.is_encoder_decoder:
         return Prompts(ids, rows, [[] for _ in rows], None)
+    from latticebpd.target.forward import EncodedSource
+
     base.check_sources(ids.shape[1])
-    starts = torch.tensor(settings.start_ids(len(rows)))[:, None]
-    source = EncodedSource.encode(base, ids.to(base.device), mask.long().to(base.device))
+    starts = np.array(settings.start_ids(len(rows)))[:, None]
+    source = EncodedSource.encode(base, *(as_tensor(each.astype(np.int64)).to(base.device) for each in (ids, mask)))
     return Prompts(starts, starts.tolist(), rows, source)
 
 
-def _check_ids(input_ids: Ids, vocab_size: int) -> Tensor:
-    """The prompts as a tensor ``[rows, n]``."""
+def _check_ids(input_ids: Ids, vocab_size: int) -> np.ndarray:
+    """The prompts as an array ``[rows, n]``."""
     try:
-        ids = torch.as_tensor(input_ids).cpu()
+        ids = as_numpy(input_ids)
     except (ValueError, TypeError) as error:
         what = "expected prompts of equal length [rows, n]; pad them and pass an attention_mask"
         raise ValueError(f"{what} ({error})") from error
     ids = ids[None] if ids.ndim == 1 else ids
-    if ids.ndim != 2 or not ids.numel():
-        shape = tuple(ids.shape)
-        raise ValueError(f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {shape}")
+    if ids.ndim != 2 or not ids.size:
+        raise ValueError(f"expected prompts [rows, n] or one prompt [n] of at least one token, got shape {ids.shape}")
     low, high = ids.min(), ids.max()
-    if ids.is_floating_point() or ids.dtype == torch.bool or low < 0 or high >= vocab_size:
+    if ids.dtype.kind not in "iu" or low < 0 or high >= vocab_size:
         raise ValueError(f"expected token ids from 0 to {vocab_size - 1}, got {ids.dtype} from {low} to {high}")
-    return ids.long()
+    return ids.astype(np.int64, copy=False)
 
 
-def unpadded(ids: Tensor, mask: Tensor) -> list[list[int]]:
+def unpadded(ids: np.ndarray, mask: np.ndarray) -> list[list[int]]:
     """Each row's tokens under the mask, both ``[rows, n]``; ValueError for another shape or a row without tokens."""
     if mask.shape != ids.shape:
-        wanted, got = tuple(ids.shape), tuple(mask.shape)
-        raise ValueError(f"expected an attention_mask of the prompts' shape {wanted}, got {got}")
+        raise ValueError(f"expected an attention_mask of the prompts' shape {ids.shape}, got {mask.shape}")
     rows = [line[read].tolist() for line, read in zip(ids, mask, strict=True)]
     if not all(rows):
         empty = f"none in row {rows.index([])}; is the attention mask all zero?"
@@ -102,7 +102,7 @@ class Text:
     tokens: the prompt and the committed tokens.
     max_length: of ``tokens``.
     eos_ids: tokens that end the text and stay in it.
-    criteria: ``transformers``' stopping criteria, called after every token with this row's text alone.
+    criteria: stopping criteria as of ``transformers``, called after every token with this row's text alone.
     processors: of the text's logits.
     shown: what criteria and processors see in place of the prompt, by default the prompt.
     finished: no more tokens will come.
@@ -111,8 +111,8 @@ class Text:
     tokens: list[int]
     max_length: int
     eos_ids: frozenset[int]
-    criteria: StoppingCriteriaList
-    processors: LogitsProcessorList
+    criteria: Sequence[Any]
+    processors: Any
     shown: list[int] = field(init=False)
     finished: bool = field(default=False, init=False)
     prompt_length: int = field(init=False)
@@ -143,24 +143,28 @@ class Text:
     def _meets_criteria(self) -> bool:
         if not self.criteria:
             return False
-        ids: Any = torch.tensor([[*self.shown, *self.new_tokens]])
-        return bool(torch.as_tensor(self.criteria(ids, None)).all())
+        ids = np.array([[*self.shown, *self.new_tokens]], np.int64)
+        met = [bool(as_numpy(each(array_for(each, ids), None)).all()) for each in self.criteria]
+        return any(met)
 
     def processed(self, drafted: list[int], logits: Tensor) -> Tensor:
         """``[vocab]`` logits after the text and ``drafted`` tokens, as the processors leave them."""
         if not self.processors:
             return logits
+        import torch
+
         ids: Any = torch.tensor([[*self.shown, *self.new_tokens, *drafted]], device=logits.device)
-        scores: Tensor = self.processors(ids, logits[None].to(torch.float32, copy=True))  # which may write in place
+        own = logits[None].to(dtype=torch.float32, copy=True)  # processors may write in place
+        scores: Tensor = self.processors(ids, own)
         return scores[0]
 
 
 def begin_texts(
-    base: BaseModel,
-    settings: GenerationSettings,
+    base: Any,
+    settings: Settings,
     prompts: Prompts,
-    logits_processor: LogitsProcessorList | None = None,
-    stopping_criteria: StoppingCriteriaList | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[Text]:
     """The texts of a decode: their prompts, stop rules and processors.
@@ -170,10 +174,7 @@ def begin_texts(
     without a tokenizer.
     """
     width = prompts.prefix.shape[1]
-    criteria = settings.criteria(width, stopping_criteria or [], tokenizer)
-    eos_ids = frozenset(int(id_) for each in criteria if type(each) is EosTokenCriteria for id_ in each.eos_token_id)
-    columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
-    others = [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+    eos_ids, columns, others = settings.stops(width, stopping_criteria or [], tokenizer)
     lengths, positions = list(map(len, prompts.tokens)), base.max_positions
     limits = [length + max(columns - width, 1) for length in lengths]
     if positions is not None:  # no bound with relative positions, as T5's
@@ -182,14 +183,15 @@ def begin_texts(
             raise ValueError(f"expected {most}, got {max(lengths)}; cut it")
         limits = [min(limit, positions) for limit in limits]
     base.check_rope_limit(min(lengths) - 1, max(limits))  # the first pass may leave out a prompt's last token
-    own: list[Any] = logits_processor or []
-    check_processors(own, len(lengths))
-    texts = []
-    for row, (tokens, source, limit) in enumerate(zip(prompts.tokens, prompts.sources, limits, strict=True)):
-        padding = width - len(tokens)
-        processors = without_padding(settings.processors(width, limit + padding, source or tokens, own), row, padding)
-        texts.append(Text(list(tokens), limit, eos_ids, StoppingCriteriaList(others), processors))
-    return texts
+    rows = [
+        (width - len(tokens), limit, source or tokens)
+        for tokens, source, limit in zip(prompts.tokens, prompts.sources, limits, strict=True)
+    ]
+    processors = settings.row_processors(width, rows, logits_processor or [])
+    return [
+        Text(list(tokens), limit, eos_ids, others, own)
+        for tokens, limit, own in zip(prompts.tokens, limits, processors, strict=True)
+    ]
 
 
 def until_end(tokens: list[int], eos_ids: frozenset[int]) -> list[int]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteriaList
+import numpy as np
 
-from latticebpd.decoding.generation_config import ignore_beams as without_beams
+from fst.fingerprint import vocabulary_fingerprint
+from latticebpd.decoding.acceptance import Exact
 from latticebpd.decoding.loop import Generated, generate
 from latticebpd.decoding.pass_costs import profile
 from latticebpd.decoding.showing import Shown, show
@@ -22,19 +21,27 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.default_systems import default_system, lattice_shape
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.family import FamilySource, LoadOptions
-from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.heads.head_family import HeadLattices
-from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
-from latticebpd.drafters.registry import check_decodes, load_source
+from latticebpd.drafters.heads.engine_heads import HEADS_CONFIG, EngineHeadLattices, read_heads
 from latticebpd.drafters.system_names import CALIBRATED, drafter_named
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.values import converts
 from latticebpd.scoring.calibration import Calibration
 from latticebpd.scoring.rescoring import as_scorer, calibrated_scorer, is_calibrated
 from latticebpd.scoring.scorer import Scorer
-from latticebpd.target import engine as engines
 from latticebpd.target.catalogue import resolved
 from latticebpd.target.chat import ChatTemplate, PlainText, prompt_format
-from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.engine_target import UNREADABLE, EngineTarget, engine_target
+from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
+from latticebpd.target.model_tokenizer import ModelTokenizer
+from latticebpd.target.weight_kinds import FILE, INT8, TORCH
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.drafters.heads.head_family import HeadLattices
 
 BUNDLED = "bundled"
 """Name of the bundled model."""
@@ -42,8 +49,20 @@ FIRST = 64
 """Tokens that a first draft has room for."""
 COLUMNS, CONTEXT = (1, 3, 9, 17), 32
 """Tokens of the passes whose costs are measured for default trees, and of the text before them."""
+PLAIN_OPTIONS = frozenset({
+    "tokenizer", "eos_token_id", "pad_token_id", "max_new_tokens", "attention_mask", "streamer", "trace", "text_cache",
+})  # fmt: skip
+"""Options of decodes that a target without PyTorch takes, beside `Exact` and criteria that take arrays."""
 
 
+class StockModel:
+    """A model of ``transformers`` that is loaded when it is first read: most decodes on the engine never do."""
+
+    def __init__(self, load: Callable[[], BlockwiseLM | PreTrainedModel]) -> None:
+        self.loaded = cache(load)
+
+
+@converts(model=lambda model: model.loaded() if isinstance(model, StockModel) else model)
 @dataclass(frozen=True, eq=False)
 class Loaded:
     """A target model and everything that goes with it.
@@ -55,6 +74,8 @@ class Loaded:
     lm: the file of its language model, which holds weights for several systems; None: no language model.
     own_lm: whether the caller named ``lm``; else it lies next to the model.
     source: lattices of the model's heads or of a drafter model; None: neither.
+    target: the model as the engine computes it without PyTorch, and ``text_tokenizer`` its tokenizer; None: the engine
+        is a copy of ``model``, or there is none.
     """
 
     name: str
@@ -65,27 +86,47 @@ class Loaded:
     lm: Path | None = None
     own_lm: bool = False
     source: FamilySource | None = field(default=None, repr=False)
+    target: EngineTarget | None = field(default=None, repr=False)
+    own_tokenizer: ModelTokenizer | None = field(default=None, repr=False)
 
     @property
     def base(self) -> Any:
         """The model of ``transformers``, without the heads."""
+        from latticebpd.target.stock_model import BaseModel
+
         return BaseModel.of(self.model).model
 
     @property
     def weights(self) -> str:
         """What passes are computed from, see :func:`load`."""
-        engine = engines.engine_of(self.base)
-        return engines.TORCH if engine is None else engine.weights
+        if self.target is not None:
+            return FILE
+        from latticebpd.target.engine import engine_of
+
+        engine = engine_of(self.base)
+        return TORCH if engine is None else engine.weights
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it encodes a source."""
+        return self.target is None and bool(self.base.config.is_encoder_decoder)
+
+    @property
+    def text_tokenizer(self) -> Any:
+        """What texts are encoded and decoded by: `tokenizer`, or one of the same ids without ``transformers``."""
+        return self.tokenizer if self.own_tokenizer is None else self.own_tokenizer
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The model's; ValueError if it has none that can be read."""
+        from latticebpd.drafters.pretrained import load_tokenizer
+
         return load_tokenizer(self.path)
 
     @cached_property
     def prompts(self) -> PlainText | ChatTemplate:
         """How texts become prompts: in the tokenizer's chat template, where it has one."""
-        return prompt_format(self.tokenizer, self.model, self.chat, self.system_prompt)
+        return prompt_format(self.text_tokenizer, self.target or self.model, self.chat, self.system_prompt)
 
     @cached_property
     def scorer(self) -> Scorer | None:
@@ -101,9 +142,10 @@ class Loaded:
     def costs(self) -> CostCurve | None:
         """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
         rounded weights costs; None: they are not cut."""
-        if self.weights not in (engines.INT8, engines.FILE) or self.calibration is None or self.source is None:
+        if self.weights not in (INT8, FILE) or self.calibration is None or self.source is None:
             return None
-        return profile(self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=self.drafter(self.default_system()))
+        drafter = self.drafter(self.default_system())
+        return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=drafter)
 
     def default_system(self, alpha: float | None = None, num_nodes: int | None = None, by_cost: bool = False) -> str:
         """A calibrated tree where there is a calibration, else the drafter's own default; copies without a drafter.
@@ -165,7 +207,7 @@ class Loaded:
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
         """The text of token ids."""
-        return str(self.tokenizer.decode([int(token) for token in tokens]))
+        return str(self.text_tokenizer.decode([int(token) for token in tokens]))
 
     def generate(self, text: str | Sequence[int], drafter: Drafter | None = None, **options: Any) -> Generated:
         """Continue a text, or answer it; ``options`` are those of :func:`latticebpd.generate`.
@@ -177,33 +219,30 @@ class Loaded:
         read = getattr(getattr(drafter, "source", None), "read", None)
         if read is not None:  # an encoder's work goes on while the target reads
             read([ids])
-        given = {"tokenizer": self.tokenizer, "eos_token_id": self.prompts.eos_ids, **options}
-        mask = [[1] * len(ids)]  # no token of a text is padding, whatever its id
-        return generate(self.model, ids, drafter, attention_mask=mask, **given)
+        given = {"eos_token_id": self.prompts.eos_ids, **options}
+        given.setdefault("attention_mask", [[1] * len(ids)])  # no token of a text is padding, whatever its id
+        if self.target is not None and _is_plain(given):
+            return generate(self.target, ids, drafter, **given)
+        return generate(self.model, ids, drafter, **{"tokenizer": self.tokenizer, **given})
 
     def draft(self, text: str, drafter: Drafter | None = None) -> DraftTree:
         """The first draft after a text and, where the drafter reads hidden states, after the next token, which the
         model chooses itself; empty where the drafter has no guess."""
         ids = self.encode(text)
         drafter = self.drafter(self.default_system()) if drafter is None else drafter
-        begun = 1 if BaseModel.of(self.model).is_encoder_decoder else len(ids)
-
-        def second(tokens: Any, scores: Any, **kwargs: Any) -> Any:  # the first call with a draft is over
-            return torch.full((len(tokens),), tokens.shape[1] >= begun + 2)
-
-        stop: Any = StoppingCriteriaList([second])
-        out = self.generate(ids, drafter, max_new_tokens=FIRST, stopping_criteria=stop, trace=True)
+        stop = _SecondToken(1 if self.is_encoder_decoder else len(ids))
+        out = self.generate(ids, drafter, max_new_tokens=FIRST, stopping_criteria=[stop], trace=True)
         return out.trace[0].tree if out.trace else DraftTree.empty()
 
     def show(self, thing: Any) -> Shown:
         """A lattice, a tree, drafts or a decode in words, for notebooks."""
-        return show(thing, self.tokenizer)
+        return show(thing, self.text_tokenizer)
 
 
 def load(
     name: str | os.PathLike[str] | None = None,
     lm: str | os.PathLike[str] | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
     *,
     drafter: str | os.PathLike[str] | None = None,
     chat: bool | None = None,
@@ -219,7 +258,7 @@ def load(
             models``; None is the bundled model.
         lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if
             it exists.
-        dtype: of the weights.
+        dtype: of the weights; by default float32.
         drafter: path of a drafter model of any family (``latticebpd.drafters.registry``); by default the model's heads.
         chat: whether prompts are turns in the tokenizer's chat template; by default where it has one.
         system_prompt: of the chat; by default the template's own.
@@ -237,18 +276,113 @@ def load(
         >>> loaded.draft("The history of the city")  # doctest: +SKIP
     """
     directory = Path(bundled.MODEL if name is None else name)
+    label = BUNDLED if name is None else directory.name
+    if drafter is None and weights in (None, FILE) and str(dtype) in ("None", "torch.float32"):
+        path = Path(resolved(directory))
+        if (parts := _without_pytorch(path, directory)) is not None:
+            return Loaded(
+                label, directory, parts[0], chat, system_prompt, _lm_file(path, name, lm), lm is not None, *parts[1:]
+            )
+    from latticebpd.drafters.heads.blockwise import BlockwiseLM
+    from latticebpd.drafters.heads.head_family import HeadLattices
+    from latticebpd.drafters.registry import check_decodes, load_source
+    from latticebpd.target.engine import engine_for
+
     check_decodes(directory)
-    model = load_model(directory, dtype)
-    if ignore_beams:
-        without_beams(model)
-    engine = engines.engine_for(BaseModel.of(model).model, Path(resolved(directory)), weights)
+    model = _stock_model(directory, dtype, ignore_beams)
+    engine = engine_for(_base(model), Path(resolved(directory)), weights)
     if engine is not None and isinstance(model, BlockwiseLM):
         model.use_int8()
-    file = Path(lm) if lm is not None else bundled.LM if name is None else lm_beside(directory)
-    if file is not None and not file.exists():
-        raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
-    label = BUNDLED if name is None else directory.name
+    file = _lm_file(Path(resolved(directory)), name, lm)
     loaded = Loaded(label, directory, model, chat, system_prompt, file, lm is not None)
     if drafter is not None:
         return replace(loaded, source=load_source(Path(drafter), loaded, LoadOptions(bigram, engine is not None)))
     return replace(loaded, source=HeadLattices(model)) if isinstance(model, BlockwiseLM) else loaded
+
+
+def _without_pytorch(
+    path: Path, directory: Path
+) -> tuple[Any, FamilySource | None, EngineTarget, ModelTokenizer] | None:
+    """A model that is read when needed, heads, target and tokenizer; None where the model has to be read first."""
+    if (target := engine_target(path)) is None:
+        return None
+    try:
+        own = ModelTokenizer.of_folder(path) if path.is_dir() else tokenizer_of_gguf(target.weights.file)
+    except ValueError:
+        return None
+
+    def load_stock() -> Any:
+        from latticebpd.drafters.heads.blockwise import BlockwiseLM
+        from latticebpd.target.engine import share_engine
+
+        model = _stock_model(directory, None)
+        share_engine(_base(model), target)
+        if isinstance(model, BlockwiseLM):
+            model.use_int8()
+        return model
+
+    stock = StockModel(load_stock)
+
+    def stock_heads() -> HeadLattices:
+        from latticebpd.drafters.heads.head_family import HeadLattices
+
+        model: Any = stock.loaded()
+        return HeadLattices(model)
+
+    source = None
+    if (path / HEADS_CONFIG).exists():  # read before the engine is made: their float weights are gone by then
+        heads = read_heads(path, target, vocabulary_fingerprint(own.get_vocab()))
+        if heads is None:
+            return None
+        source = EngineHeadLattices(heads, stock_heads)
+    try:
+        return (stock, source, target, own) if target.transformer else None
+    except UNREADABLE:
+        return None
+
+
+def _stock_model(
+    directory: Path, dtype: torch.dtype | None, ignore_beams: bool = False
+) -> BlockwiseLM | PreTrainedModel:
+    import torch
+
+    from latticebpd.decoding.generation_config import ignore_beams as without_beams
+    from latticebpd.drafters.pretrained import load_model
+
+    model = load_model(directory, dtype or torch.float32)
+    if ignore_beams:
+        without_beams(model)
+    return model
+
+
+def _base(model: Any) -> Any:
+    return getattr(model, "base", model)
+
+
+def _lm_file(path: Path, name: object, lm: str | os.PathLike[str] | None) -> Path | None:
+    """The language model's file: as given, else that beside the model, if any."""
+    beside = bundled.LM if name is None else path / "lm.fst"
+    file = Path(lm) if lm is not None else beside if name is None or beside.exists() else None
+    if file is not None and not file.exists():
+        raise ValueError(f"{file}: expected an n-gram model or a neural rescorer, found no such file")
+    return file
+
+
+def _is_plain(options: dict[str, Any]) -> bool:
+    """Whether a target without PyTorch decodes with these options."""
+    others = {name for name, value in options.items() if value is not None} - PLAIN_OPTIONS
+    if not others <= {"acceptance", "stopping_criteria"} or type(options.get("acceptance", Exact())) is not Exact:
+        return False
+    return all(getattr(each, "takes_arrays", False) for each in options.get("stopping_criteria") or ())
+
+
+class _SecondToken:
+    """Ends a text of so many columns after two more: the first call with a draft is then over."""
+
+    takes_arrays = True
+
+    def __init__(self, begun: int) -> None:
+        self.begun = begun
+
+    def __call__(self, tokens: np.ndarray, scores: Any, **kwargs: Any) -> bool:
+        return tokens.shape[1] >= self.begun + 2

@@ -14,16 +14,21 @@ from typing import Any
 
 import torch
 from transformers import (
+    EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PretrainedConfig,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 from transformers.generation.configuration_utils import ALL_CACHE_IMPLEMENTATIONS
 
-from latticebpd.target.stock_model import BaseModel, Model, token_ids
+from latticebpd.decoding.greedy_settings import DEFAULT_NEW_TOKENS, check_new_tokens
+from latticebpd.decoding.processors import check_processors, without_padding
+from latticebpd.lattices.values import token_ids
+from latticebpd.target.stock_model import BaseModel, Model
 
 WARPERS = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Fields that sampling honours; without it they have no effect, as in ``generate()``."""
@@ -71,8 +76,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 """Fields that only ``generate()`` can honour -> their neutral values besides None; a quantized cache changes texts."""
 
-DEFAULT_NEW_TOKENS = 256
-
 
 class GenerationSettings:
     """A model's generation config with a caller's arguments, combined as by ``generate()``.
@@ -90,8 +93,7 @@ class GenerationSettings:
         self.device = torch.device("cpu") if base is None else base.device
         self._host = _host(base)
         refuse(self._host.generation_config)
-        if (new_tokens := arguments.get("max_new_tokens")) is not None and new_tokens < 1:
-            raise ValueError(f"expected max_new_tokens >= 1, got {new_tokens}")
+        check_new_tokens(arguments.get("max_new_tokens"))
         self.config: Any = self._host._prepare_generation_config(None, **_without_none(arguments))[0]
         self.config.do_sample = False
         self.eos_ids = eos_ids(self.config)
@@ -99,6 +101,12 @@ class GenerationSettings:
         if not self.eos_ids:
             self.config.exponential_decay_length_penalty = None  # no end-of-text token to boost
         self.config.stop_strings = self.config.stop_strings or None
+
+    @property
+    def pad_id(self) -> int | None:
+        """The padding token, if there is one."""
+        pad: int | None = self.config.pad_token_id
+        return pad
 
     @property
     def fill_id(self) -> int:
@@ -129,6 +137,29 @@ class GenerationSettings:
             got = f"{width}; pass max_new_tokens"
             raise ValueError(f"expected prompts below the generation config's max_length of {own} columns, got {got}")
         return own
+
+    def row_processors(
+        self, width: int, rows: Sequence[tuple[int, int, Sequence[int]]], given: Sequence[Any]
+    ) -> list[LogitsProcessorList]:
+        """Each row's logits processors; ValueError for an inapplicable one.
+
+        rows: padding before a prompt, tokens of the text at most, and the prompt or source without padding.
+        """
+        check_processors(given, len(rows))
+        return [
+            without_padding(self.processors(width, limit + padding, prompt, given), row, padding)
+            for row, (padding, limit, prompt) in enumerate(rows)
+        ]
+
+    def stops(
+        self, width: int, given: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None
+    ) -> tuple[frozenset[int], int, StoppingCriteriaList]:
+        """Where texts end, by `criteria`: tokens, columns at most, and the other criteria."""
+        criteria = self.criteria(width, given, tokenizer)
+        ends = [each.eos_token_id.tolist() for each in criteria if type(each) is EosTokenCriteria]
+        columns = min(each.max_length for each in criteria if type(each) is MaxLengthCriteria)
+        others = [each for each in criteria if type(each) not in (EosTokenCriteria, MaxLengthCriteria)]
+        return frozenset(int(token) for each in ends for token in each), columns, StoppingCriteriaList(others)
 
     def processors(
         self, width: int, max_length: int, prompt: Sequence[int], given: Sequence[Any]

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.acceptance import Acceptance, Adjust, Exact, bound, walk
 from latticebpd.decoding.decode_rows import Ids, Text
 from latticebpd.decoding.session import Session, TextCache, UnreadTokens
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.stock_model import Model
+from latticebpd.lattices.values import array_for, as_numpy, as_tensor, converts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
+
+    from latticebpd.target.engine_target import EngineTarget
+    from latticebpd.target.stock_model import Model
 
 EXACT = Exact()
 
@@ -46,6 +50,7 @@ class Step:
     prefill: bool = False
 
 
+@converts(sequences=as_tensor)
 @dataclass(frozen=True, eq=False)
 class Generated:
     """What a decode produced and cost.
@@ -77,6 +82,11 @@ class Generated:
     trace: list[Step] | None
 
     @property
+    def tokens(self) -> np.ndarray:
+        """``sequences`` as an array."""
+        return as_numpy(vars(self)["sequences"])
+
+    @property
     def block_efficiency(self) -> float:
         """Tokens committed per call; NaN where the prefill alone sufficed."""
         committed = float(np.arange(len(self.accept_counts)) @ self.accept_counts)
@@ -98,7 +108,7 @@ class Generated:
         """
         if self.trace is None:
             raise ValueError("expected a decode with a trace, got one without; pass trace=True")
-        first = [[int(self.sequences[row, self.prompt_length])]] if self.prefilled[row] else []
+        first = [[int(self.tokens[row, self.prompt_length])]] if self.prefilled[row] else []
         return first + [step.committed for step in self.trace if step.row == row]
 
     def _repr_html_(self) -> str:
@@ -109,7 +119,7 @@ class Generated:
 
 
 def generate(
-    model: Model,
+    model: Model | EngineTarget,
     input_ids: Ids,
     drafter: Drafter,
     acceptance: Acceptance = EXACT,
@@ -159,7 +169,7 @@ def generate(
     )  # fmt: skip
     if streamer is not None:
         check_streamer(len(session.texts))
-        streamer.put(session.prompts.prefix)
+        streamer.put(array_for(streamer, session.prompts.prefix))
     return decode(session, drafter, bound(acceptance, session.settings), streamer, trace)
 
 
@@ -188,7 +198,7 @@ def decode(
     while batch.rows:
         done = batch.step()
         if streamer is not None:
-            streamer.put(torch.tensor(done[0].committed))
+            streamer.put(array_for(streamer, np.array(done[0].committed, np.int64)))
         for step in done:
             prefilled[step.row] |= step.prefill
         calls = [step for step in done if not step.prefill]
@@ -200,8 +210,9 @@ def decode(
         streamer.end()
 
     committed_counts, nodes, depths = np.array(sizes, dtype=np.int64).reshape(-1, 3).T
+    sequences: Any = session.sequences
     return Generated(
-        sequences=session.sequences,
+        sequences=sequences,
         prompt_length=session.prompts.prefix.shape[1],
         accept_counts=np.bincount(committed_counts, minlength=int(depths.max(initial=0)) + 2),
         num_calls=len(sizes),
@@ -220,14 +231,14 @@ class Row:
     index: by which its drafter and its steps know it, one of its own in the batch.
     rule: bound to the text's settings.
     source: an encoder–decoder's source tokens, else empty.
-    hidden: ``[hidden]``, the state that predicted the last token; None before the prompt is read.
+    hidden: ``[hidden]``, the state that predicted the last token, an array or a tensor; None before the prompt is read.
     """
 
     index: int
     text: Text
     rule: Acceptance
     source: Sequence[int] = ()
-    hidden: Tensor | None = None
+    hidden: Any = None
 
 
 class RowBatch:
@@ -258,12 +269,12 @@ class RowBatch:
         texts = [row.text for row in rows]
         paths, next_tokens = walk([row.rule for row in rows], trees, verified, _adjust(texts, trees))
         self.unread.keep(paths, next_tokens)
-        steps = []
+        steps, hidden = [], vars(verified)["hidden"]
         for i, (row, tree, path, token) in enumerate(zip(rows, trees, paths, next_tokens, strict=True)):
             committed = row.text.commit([*tree.tokens[path].tolist(), token])
             prefill = row.hidden is None and not len(tree)
             steps.append(Step(self.num_passes, row.index, tree, path, committed, prefill))
-            row.hidden = verified.hidden[i, path[-1] + 1 if path else 0]
+            row.hidden = hidden[i, path[-1] + 1 if path else 0]
         if drafting:
             self.drafter.observe([rows[i].index for i in drafting], [steps[i].committed for i in drafting])
         self.num_passes += not all(step.prefill for step in steps)

@@ -107,7 +107,7 @@ def check_lossless(
         base, ids[:, :prompt_length] if sources is None else sources, attention_mask=mask, eos_token_id=eos_token_id,
         pad_token_id=pad_token_id, stop_strings=[], max_new_tokens=max(1, ids.shape[1] - prompt_length),
     )  # fmt: skip
-    ends, pad = frozenset(session.settings.eos_ids), session.settings.config.pad_token_id
+    ends, pad = frozenset(session.settings.eos_ids), session.settings.pad_id
     prompts, texts = session.prompts.tokens, [until_end(row[prompt_length:].tolist(), ends) for row in ids]
     for text in texts if pad not in ends else ():
         while text and text[-1] == pad:

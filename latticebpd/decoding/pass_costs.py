@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from random import Random
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from latticebpd.decoding.acceptance import walk
 from latticebpd.decoding.loop import EXACT
+from latticebpd.decoding.session import verifier_of
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
-from latticebpd.target.stock_model import BaseModel, Model
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.target.engine_target import EngineTarget
+
+if TYPE_CHECKING:
+    from latticebpd.target.stock_model import Model
 
 COLUMNS = (1, 2, 3, 5, 9, 13, 17, 25, 33, 49, 65)
 
 
-@torch.inference_mode()
 def profile(
-    model: Model,
+    model: Model | EngineTarget,
     columns: Sequence[int] = COLUMNS,
     rows: Sequence[int] = (1,),
     context: int = 200,
@@ -43,54 +48,73 @@ def profile(
     Raises:
         ValueError: an encoder-decoder, or a size below 1.
     """
-    stock = BaseModel.of(model)
+    stock, mode, synchronize = _computing(model)
     if stock.is_encoder_decoder:
         raise ValueError("expected a decoder-only model to profile, got an encoder-decoder")
     widths, batches = sorted(set(columns)), sorted(set(rows))
     if not widths or not batches or min(*widths, *batches, context, rounds) < 1:
         raise ValueError("expected rows, columns, context and rounds of at least 1")
-    rng = np.random.default_rng(seed)
+    rng = Random(seed)  # NumPy's takes longer to load than all passes over one token
     times: dict[tuple[int, int], list[float]] = {(batch, width): [] for batch in batches for width in widths}
     drafting: dict[int, list[float]] = {batch: [] for batch in batches}
+
+    with mode:
+        for batch in batches:
+            verifier = verifier_of(stock)
+            texts = [rng.choices(range(stock.vocab_size), k=context) for _ in range(batch)]
+            verifier.prefill(texts)
+            numbers = [[rng.gauss() for _ in range(stock.hidden_size)] for _ in range(batch)]
+            hidden: Any = np.array(numbers, np.float32)
+            if not isinstance(model, EngineTarget):
+                hidden = as_tensor(hidden).to(stock.device, stock.dtype)
+            states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
+            for turn in range(rounds + 1):
+                for width in widths:
+                    tokens = np.array(rng.sample(range(stock.vocab_size), width - 1), np.int32)
+                    tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2)
+                    started = time.perf_counter()
+                    verified = verifier.verify([1] * batch, [tree] * batch)
+                    walk(EXACT, [tree] * batch, verified)
+                    synchronize()
+                    if turn:  # the first one warms up
+                        times[batch, width].append(time.perf_counter() - started)
+                    verifier.forget()
+                    if on_pass is not None:
+                        on_pass()
+                started = time.perf_counter()
+                if drafter is not None:
+                    drafter.propose(states)
+                    synchronize()
+                if turn:
+                    drafting[batch].append(time.perf_counter() - started)
+    seconds = tuple(tuple(_median(times[batch, width]) for width in widths) for batch in batches)
+    about = {"model": "", "context": context, "dtype": "float32", "device": "cpu", **machine_settings()}
+    if not isinstance(model, EngineTarget):
+        about["model"] = str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1]
+        about |= {"dtype": str(stock.dtype).removeprefix("torch."), "device": stock.device.type}
+    drafts = () if drafter is None else tuple(_median(drafting[batch]) for batch in batches)
+    words = {name: str(value) for name, value in about.items()}
+    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts)
+
+
+def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:
+    """The target model, the mode in which it computes, and what waits for its results."""
+    if isinstance(model, EngineTarget):
+        return model, nullcontext(), lambda: None
+    import torch
+
+    from latticebpd.target.stock_model import BaseModel
+
+    stock = BaseModel.of(model)
 
     def synchronize() -> None:
         if stock.device.type == "cuda":
             torch.cuda.synchronize(stock.device)
 
-    for batch in batches:
-        verifier = verifier_for(model)
-        texts = rng.integers(0, stock.vocab_size, (batch, context)).tolist()
-        verifier.prefill(texts)
-        hidden = torch.randn(batch, stock.hidden_size, generator=torch.Generator().manual_seed(seed))
-        hidden = hidden.to(stock.device, stock.dtype)
-        states = [State(row, text, 1, hidden[row], context) for row, text in enumerate(texts)]
-        for turn in range(rounds + 1):
-            for width in widths:
-                tokens = rng.choice(stock.vocab_size, width - 1, replace=False).astype(np.int32)
-                tree = DraftTree(tokens, (np.arange(width - 1, dtype=np.int32) - 1) // 2)
-                started = time.perf_counter()
-                verified = verifier.verify([1] * batch, [tree] * batch)
-                walk(EXACT, [tree] * batch, verified)
-                synchronize()
-                if turn:  # the first one warms up
-                    times[batch, width].append(time.perf_counter() - started)
-                verifier.forget()
-                if on_pass is not None:
-                    on_pass()
-            started = time.perf_counter()
-            if drafter is not None:
-                drafter.propose(states)
-                synchronize()
-            if turn:
-                drafting[batch].append(time.perf_counter() - started)
-    seconds = tuple(tuple(float(np.median(times[batch, width])) for width in widths) for batch in batches)
-    about = {
-        "model": str(getattr(stock.config, "_name_or_path", "")).rsplit("/", 1)[-1],
-        "context": context,
-        "dtype": str(stock.dtype).removeprefix("torch."),
-        "device": stock.device.type,
-        **machine_settings(),
-    }
-    drafts = () if drafter is None else tuple(float(np.median(drafting[batch])) for batch in batches)
-    words = {name: str(value) for name, value in about.items()}
-    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts)
+    return stock, torch.inference_mode(), synchronize
+
+
+def _median(seconds: list[float]) -> float:
+    """NumPy's would load masked arrays."""
+    ordered, middle = sorted(seconds), len(seconds) // 2
+    return (ordered[middle] + ordered[-1 - middle]) / 2

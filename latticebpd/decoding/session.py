@@ -6,26 +6,27 @@ limits, stop rules and processors mean the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
 
 from latticebpd.decoding.decode_rows import Ids, Mask, Prompts, Text, begin_texts, prepare
-from latticebpd.decoding.generation_config import GenerationSettings
+from latticebpd.decoding.greedy_settings import GreedySettings
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.engine import engine_of
+from latticebpd.target.engine_target import EngineTarget
 from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.forward import Verified
-from latticebpd.target.stock_model import BaseModel, Model
-from latticebpd.target.verifier import Verifier
-from latticebpd.target.verifier_choice import verifier_for
+from latticebpd.target.verifier import Verified, Verifier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LogitsProcessorList, PreTrainedTokenizerBase, StoppingCriteriaList
+
+    from latticebpd.decoding.generation_config import GenerationSettings
+    from latticebpd.target.stock_model import Model
 
 
 class SessionOptions(TypedDict, total=False):
@@ -57,14 +58,14 @@ class TextCache:
         self._verifier: Verifier | None = None
         self._owner: tuple[object, ...] = ()
 
-    def verifier(self, base: BaseModel, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]) -> Verifier:
+    def verifier(self, base: Any, prompt: Sequence[int], use_cache: bool, layers: tuple[int, ...]) -> Verifier:
         """One that has read the first ``shared`` tokens of a prompt, never all of them; new if that is none."""
-        owner = (base.model, engine_of(base.model), use_cache, layers)
+        owner = (*_owner(base), use_cache, layers)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(self.tokens, prompt[:-1], strict=False))
         self.shared = sum(1 for _ in same) if owner == self._owner else 0
         self.tokens, self._owner = [], owner  # an interrupted decode leaves nothing to build on
         if self._verifier is None or not self.shared:
-            self._verifier = verifier_for(base, None, use_cache, layers)
+            self._verifier = verifier_of(base, None, use_cache, layers)
         else:
             self._verifier.cut([self.shared])
         return self._verifier
@@ -74,15 +75,16 @@ class TextCache:
 class Session:
     """A decode in progress.
 
-    base: the target model. settings: its generation config with the caller's options.
+    base: the target model, a ``BaseModel`` or ``EngineTarget``.
+    settings: its generation config with the caller's options.
     prompts, texts: one of each for every row.
     use_cache: whether the verifier may keep a key-value cache.
     layers: the model's layers whose states are kept, from 0; set before the first use of ``verifier``.
     text_cache: what earlier decodes have read.
     """
 
-    base: BaseModel
-    settings: GenerationSettings
+    base: Any
+    settings: GenerationSettings | GreedySettings
     prompts: Prompts
     texts: list[Text]
     use_cache: bool = True
@@ -90,11 +92,10 @@ class Session:
     text_cache: TextCache | None = None
 
     @classmethod
-    def begin(cls, model: Model, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
+    def begin(cls, model: Model | EngineTarget, input_ids: Ids, **options: Unpack[SessionOptions]) -> Session:
         """Prepare a decode; ValueError for unusable prompts, limits, processors, generation config or model."""
-        base = BaseModel.of(model)
         fields = ("max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings")
-        settings = GenerationSettings(base, **{name: options.get(name) for name in fields})
+        base, settings = _prepared(model, {name: options.get(name) for name in fields})
         prompts = prepare(base, input_ids, options.get("attention_mask"), settings)
         processors, criteria = options.get("logits_processor"), options.get("stopping_criteria")
         texts = begin_texts(base, settings, prompts, processors, criteria, options.get("tokenizer"))
@@ -109,7 +110,7 @@ class Session:
         """The fastest verifier that is correct for the model."""
         if self.text_cache is not None:
             return self.text_cache.verifier(self.base, self.prompts.tokens[0], self.use_cache, self.layers)
-        return verifier_for(self.base, self.prompts.encoded, self.use_cache, self.layers)
+        return verifier_of(self.base, self.prompts.encoded, self.use_cache, self.layers)
 
     @property
     def read(self) -> int:
@@ -117,12 +118,41 @@ class Session:
         return self.text_cache.shared if self.verifier and self.text_cache else 0
 
     @property
-    def sequences(self) -> Tensor:
-        """``[rows, length]``: the prompts as they were given, then each row's new tokens, padded on the right."""
+    def sequences(self) -> np.ndarray:
+        """``[rows, length]`` int64: the prompts as they were given, then each row's new tokens, padded on the right."""
         new, fill = [text.new_tokens for text in self.texts], self.settings.fill_id
         width = max(map(len, new))
-        padded = torch.tensor([tokens + [fill] * (width - len(tokens)) for tokens in new])
-        return torch.cat([self.prompts.prefix, padded], dim=1)
+        padded = np.array([tokens + [fill] * (width - len(tokens)) for tokens in new], np.int64)
+        return np.hstack([self.prompts.prefix, padded])
+
+
+def _prepared(model: Any, fields: dict[str, Any]) -> tuple[Any, GenerationSettings | GreedySettings]:
+    """The target model, and its settings with the caller's."""
+    if isinstance(model, EngineTarget):
+        return model, GreedySettings(model, **fields)
+    from latticebpd.decoding.generation_config import GenerationSettings
+    from latticebpd.target.stock_model import BaseModel
+
+    base = BaseModel.of(model)
+    return base, GenerationSettings(base, **fields)
+
+
+def _owner(base: Any) -> tuple[object, object]:
+    """What computes passes: a model, and its engine."""
+    if isinstance(base, EngineTarget):
+        return base, None
+    from latticebpd.target.engine import engine_of
+
+    return base.model, engine_of(base.model)
+
+
+def verifier_of(base: Any, source: Any = None, use_cache: bool = True, layers: tuple[int, ...] = ()) -> Verifier:
+    """The fastest verifier that is correct for a ``BaseModel`` or ``EngineTarget``."""
+    if isinstance(base, EngineTarget):
+        return EngineVerifier(base, layers)
+    from latticebpd.target.verifier_choice import verifier_for
+
+    return verifier_for(base, source, use_cache, layers)
 
 
 class UnreadTokens:
@@ -158,14 +188,17 @@ class UnreadTokens:
         before = [len(tokens) - 1 for tokens in self.tokens]
         if not any(before):
             return verified
-        columns = torch.tensor(before)[:, None] + torch.arange(max(map(len, trees)) + 1)
-        hidden = verified.hidden[torch.arange(len(before))[:, None], columns.clamp(max=verified.hidden.shape[1] - 1)]
-        return Verified(
-            hidden,
-            lambda rows, columns: verified.logits_of(
+        given = vars(verified)["hidden"]  # an array or a tensor
+        columns = np.array(before)[:, None] + np.arange(max(map(len, trees)) + 1)
+        hidden = given[np.arange(len(before))[:, None], np.minimum(columns, given.shape[1] - 1)]
+
+        def moved(compute: Callable[[Sequence[int], Sequence[int]], Any]) -> Callable[..., Any]:
+            return lambda rows, columns: compute(
                 rows, [before[row] + column for row, column in zip(rows, columns, strict=True)]
-            ),
-        )
+            )
+
+        best_of = None if verified.best_of is None else moved(verified.best_of)
+        return Verified(hidden, moved(verified.logits_of), None, best_of)
 
     def keep(self, paths: Sequence[Sequence[int]], next_tokens: Sequence[int]) -> None:
         """Add the accepted nodes to each row's text, and the next token, which is unread."""

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.values import as_tensor, converts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+@converts(hidden=as_tensor)
 @dataclass(frozen=True, eq=False)
 class State:
     """One row of the batch at the moment before a draft.
@@ -31,7 +33,7 @@ class State:
     prompt_length: how many of them are the prompt. A row's first draft is one with at most ``prompt_length + 1``
         tokens: a drafter that keeps a state per row resets it there.
     hidden: ``[hidden]``, the base model's final hidden state that predicted the last token; None before the prompt is
-        read.
+        read. Given as an array where the CPU engine computed it, and read as a tensor.
     max_depth: >= 1, how many tokens may be drafted before the length limit cuts them off; deeper nodes are pruned.
     source: an encoder-decoder's source tokens, else empty.
     layers: ``[tokens - 1, layers * hidden]``, states of the layers that the drafter needs, concatenated, for every

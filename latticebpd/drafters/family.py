@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from latticebpd.drafters.drafter import State
 from latticebpd.lattices.sausage import SausageLattice
-from latticebpd.target.stock_model import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latticebpd.target.stock_model import Model
 
 
 class Target(Protocol):

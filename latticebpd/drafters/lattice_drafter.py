@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import LatticeSource
-from latticebpd.drafters.heads.head_family import HasHeads, HeadLattices
 from latticebpd.drafters.known_text import by_row, remaining
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Sized, Strategy, Vanilla
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
+
+if TYPE_CHECKING:
+    from latticebpd.drafters.heads.head_family import HasHeads
 
 
 class LatticeDrafter:
@@ -57,7 +60,7 @@ class VanillaDrafter(LatticeDrafter):
     """The best token of every head, as it is (Stern 2018); arguments as for ``HeadLattices``."""
 
     def __init__(self, model: HasHeads, slots: int | None = None) -> None:
-        super().__init__(HeadLattices(model, 1, slots), Vanilla())
+        super().__init__(_of_heads(model, 1, slots), Vanilla())
 
 
 class PathsDrafter(LatticeDrafter):
@@ -79,7 +82,7 @@ class PathsDrafter(LatticeDrafter):
         k: int = 16,
         slots: int | None = None,
     ) -> None:
-        super().__init__(HeadLattices(model, k, slots), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
+        super().__init__(_of_heads(model, k, slots), NBestPaths(as_scorer(lm, alpha, f"{p}-best"), p))
 
 
 class TreeDrafter(LatticeDrafter):
@@ -94,7 +97,7 @@ class TreeDrafter(LatticeDrafter):
         k: int = 16,
         slots: int | None = None,
     ) -> None:
-        super().__init__(HeadLattices(model, k, slots), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
+        super().__init__(_of_heads(model, k, slots), BestTree(as_scorer(lm, alpha, f"{num_nodes}-tree"), num_nodes))
 
 
 class HindsightDrafter(LatticeDrafter):
@@ -112,3 +115,9 @@ class HindsightDrafter(LatticeDrafter):
     def scoring_context(self, state: State) -> Sequence[int]:
         """The known continuation, instead."""
         return remaining(self.continuations, state)
+
+
+def _of_heads(model: HasHeads, k: int, slots: int | None) -> LatticeSource:
+    from latticebpd.drafters.heads.head_family import HeadLattices
+
+    return HeadLattices(model, k, slots)

@@ -27,8 +27,8 @@ from latticebpd.jacobi.block_schedule import BlockSchedule, Length
 from latticebpd.jacobi.initial_values import Initial, Padding
 from latticebpd.jacobi.solution import Iterate, Solution
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import Verified
 from latticebpd.target.stock_model import Model
+from latticebpd.target.verifier import Verified
 
 
 class JacobiOptions(SessionOptions, total=False):
@@ -186,7 +186,7 @@ def solve(
         for name in ("passes", "updates", "blocks", "columns", "pairs")
     }
     return Solution(
-        sequences=session.sequences,
+        sequences=torch.from_numpy(session.sequences),
         prompt_length=session.prompts.prefix.shape[1],
         num_tokens=np.array([len(text.new_tokens) for text in texts], dtype=np.int64),
         num_passes=num_passes,

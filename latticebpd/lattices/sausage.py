@@ -21,7 +21,7 @@ import numpy as np
 import fst
 from fst.lattices import checked_transitions
 from fst.search import LARGEST_WEIGHT
-from latticebpd.lattices.values import ArrayValues, read_only
+from latticebpd.lattices.values import ArrayValues, as_numpy, read_only
 
 if TYPE_CHECKING:
     import pywrapfst
@@ -29,16 +29,6 @@ if TYPE_CHECKING:
 PADDING = -1
 """Token of a missing arc."""
 LARGEST_TOKEN = np.iinfo(np.int32).max - 1
-
-
-def _as_numpy(values: Any) -> np.ndarray:
-    """Arrays, nested lists and torch tensors (on any device, of any float type) as numpy."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-        if values.is_floating_point():
-            values = values.float()
-        return np.asarray(values.numpy())
-    return np.asarray(values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +54,7 @@ class SausageLattice(ArrayValues):
     transitions: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        tokens, log_probs = _as_numpy(self.tokens), _as_numpy(self.log_probs)
+        tokens, log_probs = as_numpy(self.tokens), as_numpy(self.log_probs)
         if tokens.ndim != 2 or tokens.shape != log_probs.shape:
             shapes = f"{tokens.shape} and {log_probs.shape}"
             raise ValueError(f"expected tokens and log_probs of one shape [slots, k], got {shapes}")
@@ -97,7 +87,7 @@ class SausageLattice(ArrayValues):
             log_probs=read_only(np.ascontiguousarray(log_probs, dtype=np.float32)),
         )
         if self.transitions is not None:
-            gains = checked_transitions(_as_numpy(self.transitions), arcs)
+            gains = checked_transitions(as_numpy(self.transitions), arcs)
             self._assign(transitions=read_only(gains.astype(np.float32, copy=False)))
 
     @classmethod
@@ -110,7 +100,7 @@ class SausageLattice(ArrayValues):
             raise ValueError(f"expected logits [slots, vocab], got shape {tuple(np.shape(logits))}")
         if not 1 <= k <= logits.shape[1]:
             raise ValueError(f"expected 1 <= k <= {logits.shape[1]} (the vocabulary), got {k}")
-        values = _as_numpy(logits)
+        values = as_numpy(logits)
         if values.dtype.kind not in "fiu":
             raise ValueError(f"expected logits as numbers, got {values.dtype}")
         if np.isnan(values).any() or (values == np.inf).any():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Any
+from numbers import Integral
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 
 class ArrayValues:
@@ -56,3 +59,63 @@ def read_only(array: np.ndarray) -> np.ndarray:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
+    listed = value.tolist() if hasattr(value, "tolist") else value
+    ids: list[Any] = [] if listed is None else [listed]
+    if isinstance(listed, Iterable) and not isinstance(listed, str | dict):
+        ids = [*listed]
+    if any(isinstance(each, bool) or not isinstance(each, Integral) for each in ids):
+        raise ValueError(f"expected {name} of the generation config as a token id or a list of them, got {value!r:.80}")
+    return [int(each) for each in ids]
+
+
+def as_numpy(values: Any) -> np.ndarray:
+    """Arrays, nested lists and torch tensors (on any device, of any float type) as numpy."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        if values.is_floating_point():
+            values = values.float()
+        return np.asarray(values.numpy())
+    return np.asarray(values)
+
+
+def as_tensor(value: Any) -> Any:
+    """An array as a tensor of the same memory; PyTorch is imported only for that. Other values stay."""
+    if not isinstance(value, np.ndarray):
+        return value
+    import torch
+
+    return torch.from_numpy(value)
+
+
+def array_for(consumer: object, array: np.ndarray) -> Any:
+    """What a streamer or a stopping criterion is given: the array itself if it ``takes_arrays``, else a tensor."""
+    return array if getattr(consumer, "takes_arrays", False) else as_tensor(array)
+
+
+def converts(**conversions: Callable[[Any], Any]) -> Callable[[type[T]], type[T]]:
+    """Decorates a dataclass: these fields are converted whenever they are read; ``vars`` has them as they were given.
+
+    So decodes that need no PyTorch leave it unloaded, while others read tensors.
+    """
+
+    def decorate(kind: type[T]) -> type[T]:
+        for name, convert in conversions.items():
+            setattr(kind, name, _ConvertedField(name, convert))
+        return kind
+
+    return decorate
+
+
+class _ConvertedField:
+    def __init__(self, name: str, convert: Callable[[Any], Any]) -> None:
+        self.name, self.convert = name, convert
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else self.convert(vars(instance)[self.name])
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value

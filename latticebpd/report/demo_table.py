@@ -21,9 +21,9 @@ from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.machine import machine_settings
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.rescoring import as_scorer, is_calibrated, tunings_of
-from latticebpd.target import engine
 from latticebpd.target.catalogue import CATALOGUE
 from latticebpd.target.stock_model import BaseModel
+from latticebpd.target.weight_kinds import EXACT
 
 SMALL = 16
 """Nodes of the small tree: what a processor reads about as fast as one token."""
@@ -251,7 +251,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
     )
     left_out = tuple(name for name in every if name not in results)
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
-    exact &= generate_texts == len(prompts) or loaded.weights not in engine.EXACT
+    exact &= generate_texts == len(prompts) or loaded.weights not in EXACT
     speed = generate_tokens / generate_seconds
     return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts, left_out, *took)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Protocol
 
 from latticebpd.target.chat_templates import render_chat
-from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.engine_target import EngineTarget
+
+if TYPE_CHECKING:
+    from latticebpd.target.stock_model import Model
 
 USER, ASSISTANT = "user", "assistant"
 
@@ -40,7 +41,7 @@ class PlainText:
 
     eos_ids: list[int] | None = None
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer: Any = tokenizer
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
@@ -65,9 +66,7 @@ class ChatTemplate(PlainText):
     model, with the latter alone. A system prompt of None leaves the template its own.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, model: Model | None, system_prompt: str | None = None
-    ) -> None:
+    def __init__(self, tokenizer: Any, model: Model | EngineTarget | None, system_prompt: str | None = None) -> None:
         super().__init__(tokenizer)
         if not has_template(tokenizer):
             raise ValueError(
@@ -78,7 +77,7 @@ class ChatTemplate(PlainText):
         turns = self._written([{"role": USER, "content": "?"}, {"role": ASSISTANT, "content": "!"}])
         special = set(tokenizer.all_special_ids)
         self.turn_ends = [token for token in self.ids(turns.rpartition("!")[2]) if token in special][:1]
-        ends = [] if model is None else BaseModel.of(model).eos_ids
+        ends = [] if model is None else _eos_ids(model)
         self.eos_ids = list(dict.fromkeys([*ends, *self.turn_ends]))
 
     def prompt(self, turns: Sequence[str]) -> list[int]:
@@ -98,11 +97,19 @@ class ChatTemplate(PlainText):
         return self._written([*opening, *messages], add_generation_prompt=True)
 
     def _written(self, messages: list[dict[str, str]], **settings: Any) -> str:
-        if not isinstance(self.tokenizer, PreTrainedTokenizerBase):
+        if not hasattr(self.tokenizer, "get_chat_template"):
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False, **settings))
         # That of transformers renders templates without a limit on their time and memory.
         variables = {**self.tokenizer.special_tokens_map, **settings}
         return render_chat(self.tokenizer.get_chat_template(), messages, **variables)
+
+
+def _eos_ids(model: Model | EngineTarget) -> list[int]:
+    if isinstance(model, EngineTarget):
+        return model.eos_ids
+    from latticebpd.target.stock_model import BaseModel
+
+    return BaseModel.of(model).eos_ids
 
 
 def read_messages(path: str | os.PathLike[str]) -> Iterator[tuple[list[dict[str, str]], str | None]]:
@@ -130,12 +137,12 @@ def _is_message(record: Any) -> bool:
     return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in ("role", "content"))
 
 
-def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+def has_template(tokenizer: Any) -> bool:
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def prompt_format(
-    tokenizer: PreTrainedTokenizerBase, model: Model, chat: bool | None = None, system_prompt: str | None = None
+    tokenizer: Any, model: Model | EngineTarget, chat: bool | None = None, system_prompt: str | None = None
 ) -> PlainText | ChatTemplate:
     """The format of a model's prompts, by default its chat template if it has one; ValueError for a chat without a
     template, or a system prompt without a chat."""

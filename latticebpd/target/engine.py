@@ -18,13 +18,10 @@ from transformers import PreTrainedModel
 from latticebpd.cpu import _engine
 from latticebpd.target.catalogue import GGUF_NAME
 from latticebpd.target.engine_families import hooked_module, objection, transformer
+from latticebpd.target.engine_target import EngineTarget
 from latticebpd.target.gguf_weights import GgufWeights
+from latticebpd.target.weight_kinds import FILE, FLOAT32, INT8, TORCH, WEIGHTS
 
-FLOAT32, INT8, FILE, TORCH = "float32", "int8", "file", "torch"
-WEIGHTS = (FLOAT32, INT8, FILE, TORCH)
-"""What passes are computed from: the engine's weights, or PyTorch's."""
-EXACT = frozenset({FLOAT32, TORCH})
-"""Those with which texts are the float model's own, as its ``generate()`` writes them."""
 GROUP = 32
 """Weights that share a scale, where they are rounded; rows of another length stay float32."""
 SAMPLES = 256
@@ -95,6 +92,12 @@ def engine_for(model: PreTrainedModel, path: Path, weights: str | None = None, d
 def use_engine(model: PreTrainedModel, engine: Engine) -> None:
     """Let decodes with a stock model run on an engine, for as long as the model lives."""
     _engines[model] = engine
+
+
+def share_engine(model: PreTrainedModel, target: EngineTarget) -> None:
+    """Let decodes with a stock model run on the engine of its file, if it knows the model."""
+    if objection(model) is None:
+        use_engine(model, Engine(target.transformer, FILE, fingerprint(model)))
 
 
 def engine_of(model: PreTrainedModel) -> Engine | None:

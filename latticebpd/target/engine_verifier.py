@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from latticebpd.cpu import _engine
 from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.values import as_tensor
+from latticebpd.machine import num_threads
 from latticebpd.target.best_tokens import BestTokens
-from latticebpd.target.engine import Engine
-from latticebpd.target.forward import Verified
+from latticebpd.target.verifier import Verified
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from latticebpd.target.engine import Engine
+    from latticebpd.target.engine_target import EngineTarget
 
 BLOCK = 128
 """Tokens of a prompt that are read in one pass."""
@@ -24,7 +30,7 @@ class EngineVerifier:
 
     max_nodes = None
 
-    def __init__(self, engine: Engine, layers: Sequence[int] = ()) -> None:
+    def __init__(self, engine: Engine | EngineTarget, layers: Sequence[int] = ()) -> None:
         self.model, self.layers = engine.transformer, tuple(layers)
         self.caches: list[_engine.Cache] = []
         self.states: list[list[np.ndarray]] = []  # of every row's text, in parts
@@ -104,13 +110,14 @@ class EngineVerifier:
         if not self.layers:
             return None
         self.states[row] = [np.concatenate(self.states[row])]
-        return torch.from_numpy(self.states[row][0])
+        states: Tensor = as_tensor(self.states[row][0])
+        return states
 
     def _read(
         self, rows: Sequence[int], counts: list[int], tokens: np.ndarray, parents: np.ndarray, grow: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
         caches = [self.caches[row] for row in rows]
-        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, torch.get_num_threads(), grow)
+        hidden, states = self.model.read(caches, counts, tokens, parents, self.layers, num_threads(), grow)
         return hidden, states
 
     def _keep(self, rows: Sequence[int], states: Sequence[np.ndarray], columns: Sequence[Sequence[int]]) -> None:
@@ -125,11 +132,12 @@ class EngineVerifier:
         def picked(rows: Sequence[int], columns: Sequence[int]) -> np.ndarray:
             return np.ascontiguousarray(hidden[list(rows), list(columns)])
 
-        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Tensor:
-            return torch.from_numpy(self.model.logits(picked(rows, columns), torch.get_num_threads()))
+        def logits_of(rows: Sequence[int], columns: Sequence[int]) -> Any:
+            return as_tensor(self.model.logits(picked(rows, columns), num_threads()))
 
         def best_of(rows: Sequence[int], columns: Sequence[int]) -> list[int]:
-            best: list[int] = self.model.best(picked(rows, columns), torch.get_num_threads()).tolist()
+            best: list[int] = self.model.best(picked(rows, columns), num_threads()).tolist()
             return best
 
-        return Verified(torch.from_numpy(hidden), logits_of, None, BestTokens(best_of, trees, self.model.together))
+        given: Any = hidden
+        return Verified(given, logits_of, None, BestTokens(best_of, trees, self.model.together))

@@ -7,7 +7,7 @@ work, so it is computed on request, where the model's logits are its ``exact_pro
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +16,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from latticebpd.target.stock_model import BaseModel, Model
-
-
-@dataclass(frozen=True, eq=False)
-class Verified:
-    """The target model's output for the next token and every drafted node of each row.
-
-    hidden: ``[rows, nodes + 1, hidden]`` final, normalised hidden states; columns after a row's nodes are meaningless.
-    logits_of: rows and columns, equally many -> ``[n, vocab]`` logits.
-    layers: ``[rows, columns of the pass, layers * hidden]`` hidden states after selected layers, concatenated.
-    best_of: rows and columns -> each one's token of the highest logit, the lowest id of equal ones; None if no faster
-        than logits.
-    """
-
-    hidden: Tensor
-    logits_of: Callable[[Sequence[int], Sequence[int]], Tensor]
-    layers: Tensor | None = None
-    best_of: Callable[[Sequence[int], Sequence[int]], list[int]] | None = None
+from latticebpd.target.verifier import Verified as Verified
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,12 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
     Raises:
         ValueError: a damaged file, another architecture, or rotary positions of another kind.
     """
-    weights = GgufWeights(path, _engine.WeightMemory())
-    file, kind = weights.file, weights.architecture
+    return transformer_of_weights(GgufWeights(path, _engine.WeightMemory()), isa)
+
+
+def transformer_of_weights(weights: GgufWeights, isa: int = 0) -> Any:
+    """The same, of an open file, whose pages are given up as they are read."""
+    path, file, kind = weights.path, weights.file, weights.architecture
     if kind not in ARCHITECTURES:
         raise ValueError(f"{path}: expected an architecture among {', '.join(sorted(ARCHITECTURES))}, got {kind!r}")
     if file.fields.get(f"{kind}.rope.scaling.type", "none") != "none" or "rope_freqs.weight" in file.tensors:
@@ -57,7 +61,9 @@ def transformer_of_gguf(path: Path, isa: int = 0) -> Any:
     if rotated != settings.head_size or queries is None or queries.shape[0] != settings.heads * rotated:
         raise ValueError(f"{path}: expected heads of rows of blk.0.attn_q.weight, rotated as a whole, got {rotated}")
     exponents = np.arange(0, rotated, 2, dtype=np.float32) / np.float32(rotated)
-    frequencies = np.float32(1) / np.float32(number("rope.freq_base", 10_000.0, whole=False)) ** exponents
+    # Powers in float64, rounded: PyTorch's, where NumPy's in float32 are often a bit off.
+    powers = np.float64(number("rope.freq_base", 10_000.0, whole=False)) ** exponents.astype(np.float64)
+    frequencies = np.float32(1) / powers.astype(np.float32)
     settings.add_rotation(frequencies.tolist(), 1.0)
     layers = []
     for index in range(min(number("block_count"), len(file.tensors))):

@@ -14,7 +14,7 @@ import os
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import pairwise
 from math import prod
@@ -75,6 +75,7 @@ class GgufFile:
     path: str | os.PathLike[str]
     fields: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    map: mmap.mmap = field(repr=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> GgufFile:
@@ -83,9 +84,18 @@ class GgufFile:
             if not is_gguf(path):
                 raise _DamageError("a GGUF file", "another or none")
             with open(path, "rb") as file:
-                return cls(path, *_Parser(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)).parts())
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return cls(path, *_Parser(mapped).parts(), mapped)
         except (_DamageError, OSError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}; is the copy complete?") from None
+
+    def give_up(self, data: NDArray[np.uint8]) -> None:
+        """Let the system take back the memory of a view of the file, which is read anew when it is used again."""
+        if hasattr(self.map, "madvise"):
+            begin = data.ctypes.data - np.frombuffer(self.map, np.uint8).ctypes.data
+            first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+            if (size := begin + data.nbytes - first) > 0:
+                self.map.madvise(mmap.MADV_DONTNEED, first, size)
 
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:

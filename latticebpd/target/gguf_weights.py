@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from latticebpd.cpu import _engine
+from latticebpd.target.gguf_blocks import dequantized
 from latticebpd.target.gguf_file import GgufFile, GgufTensor
 
 if TYPE_CHECKING:
@@ -37,10 +39,20 @@ class GgufWeights:
     def matrix(self, layer: int, name: str, weight: Tensor) -> Any:
         """layer, name: see `engine_families.Weights`.  weight: of the model, which the file must be of."""
         made, wanted = self.stored(layer, name, tuple(weight.shape)), weight.detach().numpy()
-        for row in {1 % len(wanted), len(wanted) // 2, len(wanted) - 1}:
-            if not np.allclose(made.row(row), wanted[row], rtol=0, atol=0.01 * np.abs(wanted[row]).max()):
-                raise ValueError(f"{self.path}: expected the model's weights as {self.name(layer, name)}, got others")
+        if not all(_close(made.row(row), wanted[row]) for row in self.some_rows(len(wanted))):
+            raise ValueError(f"{self.path}: expected the model's weights as {self.name(layer, name)}, got others")
         return made
+
+    @staticmethod
+    def some_rows(outputs: int) -> set[int]:
+        """Numbers of the rows by which a matrix is recognised."""
+        return {1 % outputs, outputs // 2, outputs - 1}
+
+    def is_row(self, layer: int, name: str, row: int, wanted: NDArray[Any]) -> bool:
+        """Whether a row of a matrix, in ``transformers``' order, is this one, but for rounding."""
+        tensor = self.file.tensors[self.name(layer, name)]
+        order = self.order(name, tensor.shape[0])
+        return _close(dequantized(_rows(tensor, order[row] if order else row, 1))[0], wanted)
 
     def name(self, layer: int, name: str) -> str:
         """The name in the file."""
@@ -60,12 +72,26 @@ class GgufWeights:
             raise ValueError(f"{self.path}: expected {wanted}, got {got}")
         outputs, inputs = found.shape
         order = self.order(name, outputs)
+        blocks = found.data.reshape(-1)
         try:
-            return _engine.Matrix.of_blocks(
-                self.memory, int(found.type), found.data.reshape(-1), outputs, inputs, order
-            )
+            matrix = _engine.Matrix.of_blocks(self.memory, int(found.type), blocks, outputs, inputs, order)
+            self.file.give_up(blocks)
+            return matrix
         except ValueError as error:
             raise ValueError(f"{self.path}: {stored} ({found.type.name}): {error}") from None
+
+    def output_rows(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """``[n, hidden]`` float32, the output embeddings of some tokens."""
+        tensors = self.file.tensors
+        tensor = tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"]
+        blocks = tensor.data.reshape(tensor.shape[0], -1)
+        rows = np.empty((len(tokens), tensor.shape[1]), np.float32)
+        for begin in range(0, len(tokens), 1024):  # a part at a time, for dequantizing takes several times the memory
+            own = blocks[tokens[begin : begin + 1024]]
+            part = GgufTensor(tensor.name, tensor.type, (len(own), rows.shape[1]), own)
+            rows[begin : begin + 1024] = dequantized(part)
+        self.file.give_up(tensor.data)
+        return rows
 
     def order(self, name: str, outputs: int) -> list[int]:
         """For each output of ``transformers``' order its row in the file; empty where they are the same.
@@ -90,3 +116,7 @@ def _rows(tensor: GgufTensor, begin: int, count: int) -> GgufTensor:
     """Some rows of a matrix; begin: from its end, if negative."""
     rows = tensor.data.reshape(tensor.shape[0], -1)[begin % tensor.shape[0] :][:count]
     return GgufTensor(tensor.name, tensor.type, (len(rows), tensor.shape[1]), rows)
+
+
+def _close(row: NDArray[Any], wanted: NDArray[Any]) -> bool:
+    return row.shape == wanted.shape and np.allclose(row, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())

@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from latticebpd.lattices.values import token_ids
 
 T = TypeVar("T")
 Linear: TypeAlias = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -55,17 +56,6 @@ def _bypassed(model: PreTrainedModel) -> frozenset[object]:
     modules = set(model.modules()).difference(*(part.modules() for part in parts if part is not None))
     hooks = {hook for each in modules for hook in (*each._forward_hooks, *each._forward_pre_hooks)}
     return frozenset(hooks | {_forward(each) for each in modules if "forward" in vars(each)})
-
-
-def token_ids(name: str, value: Any) -> list[int]:
-    """A field of a generation config that holds a token, several or none; ValueError where it holds anything else."""
-    listed = value.tolist() if isinstance(value, Tensor) else value
-    ids: list[Any] = [] if listed is None else [listed]
-    if isinstance(listed, Iterable) and not isinstance(listed, str | dict):
-        ids = [*listed]
-    if any(isinstance(each, bool) or not isinstance(each, Integral) for each in ids):
-        raise ValueError(f"expected {name} of the generation config as a token id or a list of them, got {value!r:.80}")
-    return [int(each) for each in ids]
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,9 +30,10 @@ from latticebpd.cpu import _engine
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.engine import EXACT, engine_of
+from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
 from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.weight_kinds import EXACT
 from lm_training.data.batching import padded
 
 SETTINGS, LAST = "hidden.json", "last"

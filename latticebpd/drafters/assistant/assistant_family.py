@@ -33,9 +33,10 @@ from latticebpd.scoring.neural.causal_rescorer import first_kept
 from latticebpd.scoring.neural.prefix_reader import Reader, reader_for
 from latticebpd.target.catalogue import CATALOGUE, resolved
 from latticebpd.target.checkpoints import weights_fingerprint
-from latticebpd.target.engine import INT8, engine_for
+from latticebpd.target.engine import engine_for
 from latticebpd.target.gguf_file import is_gguf
 from latticebpd.target.stock_model import BaseModel, Model
+from latticebpd.target.weight_kinds import INT8
 
 DRAFTS_ONLY = None
 SLOTS, WIDTH = 6, 4

@@ -31,14 +31,12 @@ from fst.fingerprint import vocabulary_fingerprint
 from fst.printable import plain_words
 from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
+from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
 from latticebpd.target.stock_model import BaseModel, Projection
 
-HEADS_CONFIG = "heads.json"
-HEADS_WEIGHTS = "heads.safetensors"
 DAMAGED_JSON = (json.JSONDecodeError, UnicodeDecodeError)
-FORMAT_VERSION = 3
 
 
 class BlockwiseLM(nn.Module):

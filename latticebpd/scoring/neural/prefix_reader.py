@@ -21,11 +21,11 @@ from transformers import PreTrainedModel
 
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.forward import Verified
 from latticebpd.target.recompute import RecomputingVerifier
 from latticebpd.target.stock_model import BaseModel
 from latticebpd.target.tree_attention import TreeVerifier
 from latticebpd.target.tree_positions import Placement
+from latticebpd.target.verifier import Verified
 from latticebpd.target.verifier_choice import verifier_for
 
 PROJECTED = 256

@@ -1,0 +1,50 @@
+"""The compiled kernels on NumPy arrays, float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from latticebpd.cpu import _kernels
+from latticebpd.machine import num_threads
+
+
+def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """``[rows, slots, tokens]`` logits -> each row's ``k`` best tokens and their log-probabilities, ``[slots, k]``.
+
+    k >= 1, more than all tokens count as all; ties go to the lower token. PyTorch's top-k takes four times as long.
+    """
+    given = np.ascontiguousarray(logits)
+    rows, slots, tokens = given.shape
+    k = min(k, tokens)
+    values, indices = np.empty((rows, slots, k), np.float32), np.empty((rows, slots, k), np.int32)
+    totals = np.empty((rows, slots, 1), np.float32)
+    x, values_at, indices_at, totals_at = (each.ctypes.data for each in (given, values, indices, totals))
+    _kernels.top_k(x, rows * slots, tokens, k, values_at, indices_at, totals_at, num_threads())
+    return list(zip(indices, values - totals, strict=True))
+
+
+class Int8HeadKernels:
+    """Feed-forward heads and a projection, rounded to 8 bits.
+
+    Args:
+        up, down: ``[heads, hidden, inner]`` and ``[heads, inner, hidden]``.
+        projection: ``[tokens, hidden]``.
+    """
+
+    def __init__(self, up: np.ndarray, down: np.ndarray, projection: np.ndarray) -> None:
+        rows = [np.ascontiguousarray(each.swapaxes(1, 2), np.float32) for each in (up, down)]
+        self._heads: Any = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, *up.shape)
+        projection = np.ascontiguousarray(projection, np.float32)
+        self._projection: Any = _kernels.Int8Weights(projection.ctypes.data, *projection.shape)
+        self.num_heads, self.num_tokens = len(up), len(projection)
+
+    def logits(self, hidden: np.ndarray, slots: int) -> np.ndarray:
+        """``[rows, hidden]`` -> ``[rows, slots, tokens]`` of the first ``slots`` heads."""
+        given, threads = np.ascontiguousarray(hidden, np.float32), num_threads()
+        states = np.empty((len(given), slots, given.shape[1]), np.float32)
+        self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, threads)
+        logits = np.empty((len(given), slots, self.num_tokens), np.float32)
+        self._projection.multiply(states.ctypes.data, len(given) * slots, logits.ctypes.data, threads)
+        return logits

@@ -1,0 +1,59 @@
+"""GGUF files of random models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import PreTrainedModel
+
+MIXED = {
+    "attn_q": "F16", "attn_k": "Q5_0", "attn_v": "Q4_1", "ffn_up": "BF16", "ffn_down": "Q5_1", "ffn_gate": "Q4_0",
+}  # fmt: skip
+FLOATS = {**dict.fromkeys(MIXED, "F16"), "attn_k": "BF16", "attn_output": "F16", "token_embd": "F32", "output": "F32"}
+FLOATS |= {"attn_qkv": "F16"}
+
+
+def written(path: Path, model: PreTrainedModel, types: dict[str, str], fields: dict[str, int] | None = None) -> None:
+    """A GGUF file of a tiny model, as llama.cpp's converter writes it: queries and keys of Llama are interleaved, norms
+    of Gemma hold what is added to 1."""
+    gguf = pytest.importorskip("gguf")
+    config: Any = model.config
+    kind = str(config.model_type).removesuffix("_text")
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(path, kind)
+    heads, groups = config.num_attention_heads, config.num_key_value_heads
+    known = {
+        "block_count": config.num_hidden_layers, "context_length": 256, "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size, "attention.head_count": heads,
+        "attention.head_count_kv": groups, "vocab_size": config.vocab_size,
+    }  # fmt: skip
+    if getattr(config, "head_dim", None):
+        known["attention.key_length"] = config.head_dim
+    for name, number in {**known, **(fields or {})}.items():
+        writer.add_uint32(f"{kind}.{name}", number)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_token_list([f"<{n}>" for n in range(config.vocab_size)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        array, part = weight.numpy(), stored.split(".")[-2]
+        if kind == "llama" and part in ("attn_q", "attn_k"):
+            count = heads if part == "attn_q" else groups
+            array = array.reshape(count, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+        if kind.startswith("gemma") and "norm" in part:
+            array = array + 1
+        raw = gguf.GGMLQuantizationType[types.get(part, "Q8_0") if array.ndim == 2 else "F32"]
+        writer.add_tensor(stored, gguf.quants.quantize(np.ascontiguousarray(array), raw), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
