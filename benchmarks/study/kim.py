@@ -499,15 +499,17 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", type=named, default=[], help=about)
     about = "neural rescorers by name, such as tiny=RESCORER"
     parser.add_argument("--rescorers", nargs="+", type=named, default=[], help=about)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
+    parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
     given = parser.parse_args()
     if (given.data is None) != (given.work is None):
         parser.error("expected --data and --work, or neither for the tables of existing counts")
+    every = given.work is None or len(given.tasks) == len(TASKS)
+    results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:
         given.work.mkdir(parents=True, exist_ok=True)
-        count_all(given.work, given.data, given.tasks, given.results, dict(given.heads), dict(given.rescorers))
-    kim_tables.show(given.results, given.tables)
+        count_all(given.work, given.data, given.tasks, results, dict(given.heads), dict(given.rescorers))
+    kim_tables.show(results, given.tables, given.tasks)
 
 
 if __name__ == "__main__":

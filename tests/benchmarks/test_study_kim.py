@@ -223,6 +223,38 @@ def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) 
     assert set(GAIN.findall(page)) == in_tables
 
 
+def test_one_task_is_counted_and_printed_alone(
+    modules: tuple[ModuleType, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a task's stored counts on; there are no correlations across one task, and no counts of other heads."""
+    kim, tables, _ = modules
+    counts = tables.Counts(STUDY / "results", ("lambada",))
+    kinds = ("calls", "verified", "drafts", "oracle", "entropy", "entropy-bins", "quality", "weights", "ngrams")
+    rows: dict[str, list[dict[str, str]]] = {kind: counts.rows(kind) for kind in kinds}
+    calibrated = {
+        kind: [{key: row.pop(key) for key in list(row) if "calibrated" in key} for row in rows[kind]]
+        for kind in kinds[:2]
+    }
+    (tmp_path / "counts").mkdir()
+    for name, value in (("lambada", rows), ("lambada-calibrated-1", calibrated)):
+        (tmp_path / "counts" / f"{name}.json").write_text(json.dumps(value))
+    monkeypatch.setattr(kim, "lattices", lambda *_: tmp_path)
+    command = ["kim", "--data", str(tmp_path), "--work", str(tmp_path), "--tasks", "lambada"]
+    monkeypatch.setattr("sys.argv", command)
+    kim.main()
+    printed = capsys.readouterr().out
+    page = (STUDY / "kim.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in printed.splitlines() if line.startswith("| LAMBADA")]
+    assert {line for line in page if line.startswith("| LAMBADA")} - set(lines) == set()
+    assert not [line for line in printed.splitlines() if line.startswith(("| news", "| across"))]
+    # The committed counts, told the task, print the same
+    monkeypatch.setattr("sys.argv", ["kim", "--tasks", "lambada", "--tables", "1", "3", "4"])
+    kim.main()
+    again = capsys.readouterr().out
+    assert again.strip()
+    assert again.splitlines() == printed.splitlines()[: len(again.splitlines())]
+
+
 def test_figures_are_drawn_from_counts_alone(modules: tuple[ModuleType, ...], tmp_path: Path) -> None:
     tables = modules[1]
     for file in (STUDY / "results").glob("kim-*.csv"):
