@@ -119,6 +119,35 @@ def drafter_trees() -> Cells:
     ]
 
 
+def drafter_parts() -> Cells:
+    found, counted = drafters(), replays()
+
+    def row(name: str, system: Callable[[int], np.ndarray], over: Callable[[int], np.ndarray]) -> list[str | None]:
+        cells = []
+        for size in (8, 16, 32, 64):
+            own, other = system(size), over(size)
+            ends = (100 * each for each in pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1])))
+            cells.append("{:+.1f} ({:.1f} to {:.1f})".format(*ends))
+        return [name, *cells]
+
+    def by(drafter: str, kind: str) -> Callable[[int], np.ndarray]:
+        return lambda size: found[drafter, f"{size} {kind}"]
+
+    def heads(form: str) -> Callable[[int], np.ndarray]:
+        return lambda size: counted["spec-bench", form.format(size)]
+
+    block, bigram, alone = by("block", "tree"), by("bigram", "tree"), heads("{} heads alone")
+    return [
+        row("block: the bigram", bigram, block),
+        row("block: 4-gram, one weight", by("block", "tree, n-gram"), block),
+        row("block: 4-gram, and both calibrated", by("block", "calibrated, no text"), block),
+        row("block + bigram: 4-gram, and both calibrated", by("bigram", "calibrated, no text"), bigram),
+        row("heads: calibrated, no 4-gram", alone, heads("{}-tree:0-gram")),
+        row("heads: 4-gram, one weight", heads("{}-tree"), heads("{}-tree:0-gram")),
+        row("heads: 4-gram, over heads calibrated alone", heads("{} + its orders"), alone),
+    ]
+
+
 @cache
 def drafters() -> dict[tuple[str, str], np.ndarray]:
     rows = trees.counts_of(SMOLLM2 / "drafters.csv", "drafter", "system")
@@ -273,7 +302,7 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/neural.md": [OLD + "decodes of the bundled model"] * 2,
     "benchmarks/precision.md": [OLD + "decodes in half precision"],
     "benchmarks/rescoring.md": [OLD + "microseconds of searches"] * 5,
-    "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees],
+    "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees, drafter_parts],
     "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
     "benchmarks/smollm2/run.md": [run_table, run_tasks, OLD + "replays under cost curves", run_batches],
     "benchmarks/smollm2/trees.md": [
