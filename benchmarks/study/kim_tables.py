@@ -391,6 +391,20 @@ def table_entropy(counts: Counts) -> str:
     return counts.table(head, cells, with_all=False)
 
 
+def table_coverage(counts: Counts) -> str:
+    """What heads 2 to 9, which know a shortlist of the tokens, cannot draft; head 1's entropy over that shortlist."""
+    rows, names = counts.rows("coverage"), ("tokens", "outside", "foreseen", "h1", "calls")
+
+    def cells(task: str) -> list[str]:
+        tokens, outside, foreseen, nats, calls = (counts.column(name, task, rows) for name in names)
+        shares = (pooled(outside, tokens), pooled(foreseen, tokens), pooled(foreseen, tokens - outside))
+        percent = [valued((100 * value, 100 * low, 100 * high), 1) for value, low, high in shares]
+        return [*percent, f"{np.average(nats, weights=calls):.2f}"]
+
+    head = ("not known to heads, %", "head 2 right, %", "of known tokens, %", "entropy of head 1 over known tokens")
+    return counts.table(head, cells)
+
+
 def table_correlations(counts: Counts) -> str:
     means, efficiencies = entropies(counts)
     rows = []
@@ -503,7 +517,7 @@ def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[s
 
 
 KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10)
-FURTHER = (table_entropy, table_correlations, table_heads, table_heads_tasks, table_rescorers)
+FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_heads_tasks, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
 FIGURES = by_name("", (figure_3, figure_6, figure_7, figure_heads))
 

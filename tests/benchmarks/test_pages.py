@@ -3,6 +3,7 @@ listed here with what would have to be committed, and no further ones may come."
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -313,7 +314,7 @@ PAGES: dict[str, list[Table]] = {
         OLD + "replays with fewer slots",
     ],
     "benchmarks/study/README.md": [WORDS],
-    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 9,
+    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 10,
     "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 5,
     "benchmarks/study/stern.md": [
         stern_table,
@@ -359,6 +360,20 @@ def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Ca
     for row, wanted in zip(rows, expected, strict=True):
         cells = row + [""] * (len(wanted) - len(row))
         assert [cell if known is None else known for cell, known in zip(cells, wanted, strict=True)] == cells
+
+
+def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
+    counts, found = replays(), set()
+    for of in ("spec-bench", "held-out"):
+        for one, two in trees.PAIRS:
+            own, other = counts[of, one], counts[of, two]
+            ends = pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1]))
+            found.add(tuple(f"{100 * each:.1f}" for each in ends))
+    page = (ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8")
+    words = " ".join(page[: page.index("## How many arcs")].split())
+    quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
+    assert len(quoted) >= 9
+    assert set(quoted) <= found
 
 
 def test_a_changed_cell_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
