@@ -3,7 +3,10 @@ listed here with what would have to be committed, and no further ones may come."
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +21,7 @@ from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2, STUDY, ENGINE = (ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine"))
+DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
 Cells = list[list[str | None]]
 """A table without its head; None where a cell is not of committed rows, such as a paper's number."""
 TASKS = ("mt_bench", *("translation", "summarization", "qa", "math_reasoning", "rag"))
@@ -233,6 +237,13 @@ def passes(name: str, systems: Sequence[str] = ()) -> Cells:
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
 
 
+def demo() -> Cells:
+    rows = [(row["system"], *(int(row[name]) for name in NUMBERS[1:])) for row in read_csv(DEMO)]
+    return [
+        [name, f"{tokens / calls:.3f}", f"{verified / calls:.1f}", str(calls)] for name, tokens, calls, verified in rows
+    ]
+
+
 # ---------------------------------------------------------------- the study
 @cache
 def stern() -> dict[tuple[str, str, str], dict[str, str]]:
@@ -288,7 +299,7 @@ PAGES: dict[str, list[Table]] = {
     "README.md": [readme],
     "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
     "benchmarks/analysis.md": [OLD + "seconds and memory of passes over lattice files"],
-    "benchmarks/bundled/make.md": [OLD + "counts of decodes text by text"] * 2,
+    "benchmarks/bundled/make.md": [demo, *[OLD + "counts of decodes text by text"] * 2],
     "benchmarks/decoding.md": [OLD + "seconds and counts of decodes"] * 5,
     "benchmarks/engine/engine.md": [
         WORDS,
@@ -374,6 +385,19 @@ def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
     quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
     assert len(quoted) >= 9
     assert set(quoted) <= found
+
+
+@pytest.mark.slow
+def test_the_demo_counts_what_its_rows_have() -> None:
+    command = [sys.executable, "-m", "latticebpd", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    found = {system["name"]: system for system in json.loads(done.stdout)["systems"]}
+    for row in read_csv(DEMO):
+        own = found[row["system"]]
+        assert own["tokens"] == int(row["tokens"])
+        # Heads run on PyTorch, whose last bits another processor rounds otherwise; texts do not depend on them
+        assert own["calls"] == pytest.approx(int(row["calls"]), abs=3)
+        assert own["verified_tokens_per_call"] * own["calls"] == pytest.approx(int(row["verified"]), rel=0.05)
 
 
 def test_a_changed_cell_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,24 @@ def test_repeated_line_breaks_are_those_among_the_repeated_tokens(
     assert 0 < sum(found[20]) < sum(equal)
 
 
+def test_the_page_says_how_many_repeated_tokens_are_line_breaks(modules: tuple[ModuleType, ...]) -> None:
+    counts = modules[1].Counts(STUDY / "results")
+    rows, drafts = counts.rows("breaks"), [row for row in counts.rows("drafts") if row["system"] == "1-best:g2"]
+    assert [[row[name] for name in ("task", "text", "equal")] for row in rows] == [
+        [row[name] for name in ("task", "text", "equal")] for row in drafts
+    ]
+    columns = {task: [counts.column(name, task, rows).sum() for name in ("line_breaks", "equal")] for task in QUOTED}
+    shares = [f"{100 * breaks / equal:.0f}" for breaks, equal in columns.values()]
+    page = " ".join((STUDY / "kim.md").read_text(encoding="utf-8").split())
+    words = (
+        "{} % of the repeated tokens of its drafts on LAMBADA, {} % on documentation and {} % on news are line breaks"
+    )
+    assert words.format(*shares[:3]) + f" ({shares[3]} % over all tasks)" in page
+
+
+QUOTED = ("lambada", "docs", "news", "all")
+
+
 def test_neural_rescorers_are_counted_at_their_own_weights(
     modules: tuple[ModuleType, ...], lattices: LatticeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
