@@ -18,10 +18,12 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import fst
 from benchmarks.common import latticebpd, named, options, read_json, read_lines, stage, stored, write_csv, write_json
@@ -35,6 +37,7 @@ from latticebpd import load
 from latticebpd.drafters import HeadLattices
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.pretrained import load_blockwise, load_tokenizer
+from latticebpd.drafters.text_states import entropy
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
@@ -327,6 +330,22 @@ def compared(
     return calls, verified, drafts
 
 
+def line_breaks(task: str, cut_test: LatticeSet, scorer: Any) -> list[Row]:
+    """Of every text: tokens that repeat the one before in the first drafts of a 1-best decode, and the line breaks
+    among them."""
+    rows, breaks = list[Row](), {index for token, index in tokenizer().get_vocab().items() if {*token} == {"Ċ"}}
+    for number, lattices in by_text(cut_test):
+        at, repeated = 0, list[int]()
+        while at < len(lattices):
+            context = lattices.context_of(at)
+            draft = scorer.paths([lattices[at]], [context], 1)[0].tokens[0]
+            repeated += [two for one, two in pairwise([context[-1], *draft.tolist()]) if one == two]
+            at += 1 + int(np.logical_and.accumulate(draft == lattices.continuation[at]).sum())
+        row = {"task": task, "text": number, "equal": len(repeated)}
+        rows.append(row | {"line_breaks": sum(token in breaks for token in repeated)})
+    return rows
+
+
 def oracles(task: str, test: LatticeSet) -> list[Row]:
     rows = []
     for number, lattices in by_text(test):
@@ -352,6 +371,26 @@ def entropies(task: str, test: LatticeSet) -> tuple[list[Row], list[Row]]:
             if count:
                 bins.append({"task": task, "head": head, "from": round(number * BIN, 2), "calls": count})
     return rows, bins
+
+
+@torch.inference_mode()
+def coverage(task: str, test: Part, heads: BlockwiseLM) -> list[Row]:
+    """Of every text: tokens after the first; those of them that the heads' shortlist lacks; those that head 2 foresees;
+    and head 1's mean entropy over the shortlist alone, nats, at the calls of vanilla drafts."""
+    rows, shortlist = list[Row](), heads.shortlist
+    texts = {tuple(text[: length + 1]): text for text, length in test.texts}
+    for number, lattices in by_text(test.lattices):
+        begin = tuple(lattices.context_of(0))
+        logits = heads.base(torch.tensor([texts[begin]])).logits[0, len(begin) - 2 :][: len(lattices), shortlist]
+        nats = np.repeat(entropy(logits).numpy()[:, None], lattices.tokens.shape[1] + 1, axis=1)
+        following = lattices.continuation[:, 0]
+        row = {"task": task, "text": number, "tokens": len(lattices)}
+        row["outside"] = int((~np.isin(following, shortlist)).sum())
+        row["foreseen"] = int((narrowed(lattices, 1).tokens[:, 0, 0] == following).sum())
+        found = head_entropy([replace(lattices, entropy=nats)])
+        calls = round(len(lattices) / found.text_efficiency[0])
+        rows.append(row | {"calls": calls, "h1": f"{found.text_means[0, 0]:.5f}"})
+    return rows
 
 
 def qualities(work: Path, task: Task, test: Part) -> list[Row]:
@@ -410,9 +449,11 @@ def count_task(work: Path, data: Path, task: Task, found: Path) -> dict[str, lis
     means, bins = entropies(task.name, test.lattices)
     return {
         **found_counts,
+        "breaks": line_breaks(task.name, LatticeSet.load(test.cut), as_scorer(tuned["g2"], system="1-best")),
         "oracle": oracles(task.name, test.lattices),
         "entropy": means,
         "entropy-bins": bins,
+        "coverage": coverage(task.name, test, load(MODEL).model),
         "quality": qualities(work, task, test),
         "weights": weights(task.name, tuned),
         "ngrams": ngram_rows(task.name, models, test),
@@ -499,15 +540,17 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", type=named, default=[], help=about)
     about = "neural rescorers by name, such as tiny=RESCORER"
     parser.add_argument("--rescorers", nargs="+", type=named, default=[], help=about)
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the counts, tables and figures")
+    parser.add_argument("--results", type=Path, help="folder of counts, tables, figures; of some tasks WORK/results")
     parser.add_argument("--tables", nargs="+", help="which to print, such as 4 figure-3; all by default")
     given = parser.parse_args()
     if (given.data is None) != (given.work is None):
         parser.error("expected --data and --work, or neither for the tables of existing counts")
+    every = given.work is None or len(given.tasks) == len(TASKS)
+    results = given.results or (RESULTS if every else given.work / "results")
     if given.work is not None:
         given.work.mkdir(parents=True, exist_ok=True)
-        count_all(given.work, given.data, given.tasks, given.results, dict(given.heads), dict(given.rescorers))
-    kim_tables.show(given.results, given.tables)
+        count_all(given.work, given.data, given.tasks, results, dict(given.heads), dict(given.rescorers))
+    kim_tables.show(results, given.tables, given.tasks)
 
 
 if __name__ == "__main__":

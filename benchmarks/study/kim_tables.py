@@ -45,12 +45,18 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """The files of one folder. Every array has one number for each text."""
+    """The files of one folder, of all tasks or those ``asked``. Every array has one number for each text."""
 
     folder: Path
+    asked: Sequence[str] = tuple(TASKS)
 
     def rows(self, name: str) -> list[Row]:
-        return read_csv(self.folder / f"kim-{name}.csv")
+        return [row for row in read_csv(self.folder / f"kim-{name}.csv") if row["task"] in self.asked]
+
+    def suffice(self, name: str) -> bool:
+        """For a table or figure: correlations are across tasks; some need other heads' or neural rescorers' counts."""
+        kind = next((kind for kind in ("heads", "rescorers") if kind in name), "calls")
+        return (self.folder / f"kim-{kind}.csv").exists() and (name != "correlations" or len(self.tasks) > 1)
 
     @cached_property
     def calls(self) -> list[Row]:
@@ -385,6 +391,20 @@ def table_entropy(counts: Counts) -> str:
     return counts.table(head, cells, with_all=False)
 
 
+def table_coverage(counts: Counts) -> str:
+    """What heads 2 to 9, which know a shortlist of the tokens, cannot draft; head 1's entropy over that shortlist."""
+    rows, names = counts.rows("coverage"), ("tokens", "outside", "foreseen", "h1", "calls")
+
+    def cells(task: str) -> list[str]:
+        tokens, outside, foreseen, nats, calls = (counts.column(name, task, rows) for name in names)
+        shares = (pooled(outside, tokens), pooled(foreseen, tokens), pooled(foreseen, tokens - outside))
+        percent = [valued((100 * value, 100 * low, 100 * high), 1) for value, low, high in shares]
+        return [*percent, f"{np.average(nats, weights=calls):.2f}"]
+
+    head = ("not known to heads, %", "head 2 right, %", "of known tokens, %", "entropy of head 1 over known tokens")
+    return counts.table(head, cells)
+
+
 def table_correlations(counts: Counts) -> str:
     means, efficiencies = entropies(counts)
     rows = []
@@ -497,7 +517,7 @@ def by_name(prefix: str, functions: Iterable[Callable[[Counts], Any]]) -> dict[s
 
 
 KIM = (table_1, table_3, table_4, table_4_trees, table_5, table_7, table_8, table_9, table_10)
-FURTHER = (table_entropy, table_correlations, table_heads, table_heads_tasks, table_rescorers)
+FURTHER = (table_entropy, table_coverage, table_correlations, table_heads, table_heads_tasks, table_rescorers)
 TABLES = by_name("table_", KIM + FURTHER)
 FIGURES = by_name("", (figure_3, figure_6, figure_7, figure_heads))
 
@@ -506,26 +526,27 @@ def refreshed(page: str, counts: Counts) -> str:
     """A page with the tables of these counts between its marks, ``<!-- kim NAME -->`` and ``<!-- end -->``."""
 
     def table(found: re.Match[str]) -> str:
-        return f"{found[1]}\n\n{TABLES[found[2]](counts)}\n\n<!-- end -->"
+        return f"{found[1]}\n\n{TABLES[found[2]](counts)}\n\n<!-- end -->" if counts.suffice(found[2]) else found[0]
 
     return re.sub(r"(<!-- kim ([a-z0-9-]+) -->).*?<!-- end -->", table, page, flags=re.DOTALL)
 
 
-def show(folder: Path, names: Sequence[str] | None = None) -> None:
-    """Print tables and draw figures; by default all, and then put the tables into the pages next to the folder.
+def show(folder: Path, names: Sequence[str] | None = None, tasks: Sequence[str] = tuple(TASKS)) -> None:
+    """Print tables and draw figures. By default all that there are counts for; of all tasks they are then also put into
+    the pages next to the folder, of some tasks only tables are printed.
 
     Raises:
         ValueError: an unknown table.
     """
-    known = [*TABLES, *FIGURES]
+    known, whole = [*TABLES, *FIGURES], len(tasks) == len(TASKS)
     if unknown := sorted(set(names or ()) - set(known)):
         raise ValueError(f"expected tables among {', '.join(known)}, got {', '.join(unknown)}")
-    counts = Counts(folder)
-    for name in names or known:
+    counts = Counts(folder, tasks)
+    for name in names or filter(counts.suffice, known if whole else TABLES):
         if name in TABLES:
             print(f"\n{name}\n\n{TABLES[name](counts)}")
         else:
             FIGURES[name](counts).savefig(folder / f"kim-{name}.png", dpi=100)
-    for page in (folder.parent / name for name in PAGES if names is None):
+    for page in (folder.parent / name for name in PAGES if names is None and whole):
         if page.exists():
             page.write_text(refreshed(page.read_text(encoding="utf-8"), counts), encoding="utf-8")

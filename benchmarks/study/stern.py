@@ -299,7 +299,7 @@ def study_options(parser: argparse.ArgumentParser) -> None:
     """What a `Study` needs of its heads, of what is tuned, and where results go."""
     parser.add_argument("--results", type=Path, default=decodes.RESULTS, help="directory of CSV files and figure")
     parser.add_argument("--k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help="block sizes, head 1 included")
-    parser.add_argument("--head-updates", type=int, default=300, help="of heads on a frozen model, 32 sentences each")
+    parser.add_argument("--head-updates", type=int, default=600, help="of heads on a frozen model, 32 sentences each")
     parser.add_argument("--width", type=int, default=256, help="of a head's hidden layer")
     parser.add_argument("--tuned", type=int, default=100, help="validation sentences that systems are tuned on")
     about = "validation sources that calibrated trees' weights are fitted to"
@@ -324,7 +324,6 @@ def main() -> None:
     ):
         parser.add_argument(f"--{name}", type=Path, help=f"JSONL, a sentence and its translation a line, {what}")
     study_options(parser)
-    parser.set_defaults(head_updates=600)
     about = "those with a fine-tuned base model"
     parser.add_argument("--tuned-k", type=int, nargs="+", default=[2, 4, 6, 8, 10], help=about)
     parser.add_argument("--teacher-updates", type=int, default=1800)

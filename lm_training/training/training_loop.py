@@ -315,13 +315,15 @@ class Trainer:
 
     @functools.cached_property
     def run_identity(self) -> dict[str, Any]:
-        identity = {"objective": type(self.objective).__name__, **self.objective.run_identity()}
+        identity = {"training": type(self.objective).__name__, **self.objective.run_identity()}
         known: dict[str, Any] = json.loads(json.dumps({**identity, **self.options.record(free=False)}))
         return known
 
     def _compare(self, record: dict[str, Any]) -> None:
         """ValueError for a checkpoint of another run; values that an earlier version did not store are not compared."""
         stored, identity = {**self.objective.legacy_defaults, **record.get("made_of", {})}, self.run_identity
+        if stored.get("objective") == identity["training"]:  # an earlier version's word for it
+            del stored["objective"]
         for name in sorted(stored.keys() & identity.keys()):
             if stored[name] != identity[name]:
                 message = f"{self.directory}: holds a run with {name} {stored[name]}, asked for is {identity[name]}"

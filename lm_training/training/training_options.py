@@ -118,26 +118,19 @@ class PlateauOptions(LoopOptions):
 
 
 @dataclass(frozen=True)
-class HeadTraining(LoopOptions):
-    """Heads for an existing base model.
+class HeadLosses:
+    """The loss of heads.
 
-    objective: which pairs of head and position are scored (`lm_training.training.selection`).
-    head_weights: of heads 2..h; 1 by default.
+    objective: which pairs of prediction and position are scored (`lm_training.training.selection`).
+    head_weights: of heads 2..h, where the base model weighs 1; 1 by default.
     """
 
-    learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
-    batch_size: int = option(32, "Texts per update, over all processes.", min=1)
-    fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")
-    base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
     objective: str = option(
         "position",
-        "position: one head at each position; batch: one prediction per update (Stern); joint: all (Kim).",
+        "position: one head at a position; batch: one prediction per update (Stern); joint: all (Kim).",
         choices=tuple(OBJECTIVES),
     )
     head_weights: tuple[float, ...] | None = option(None, "Loss weights of heads 2, 3, ...: 1,0.8,0.6.", parse=numbers)
-    fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
-    validation_sequences: int = option(64, free=True, min=1)
-    serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
 
     @property
     def selection(self) -> Selection:
@@ -145,8 +138,21 @@ class HeadTraining(LoopOptions):
 
 
 @dataclass(frozen=True)
-class BlockwiseTraining(PlateauOptions):
-    """A new base model with heads.  head_positions: share of the positions at which a head is scored."""
+class HeadTraining(HeadLosses, LoopOptions):
+    """Heads for an existing base model."""
+
+    learning_rate: float = option(1e-3, "Peak rate of the heads.", min=0.0)
+    batch_size: int = option(32, "Texts per update, over all processes.", min=1)
+    fine_tune: bool = option(False, "Train the base model too.", flag="--fine-tune/--freeze-base")
+    base_learning_rate: float = option(1e-4, "Peak rate of the base model, with --fine-tune.", min=0.0)
+    fsdp: bool = option(False, "Shard the weights over the processes (FSDP).", free=True, flag="--fsdp")
+    validation_sequences: int = option(64, free=True, min=1)
+    serving_prompts: int = option(8, "Validation prompts decoded to measure block efficiency.", free=True, min=0)
+
+
+@dataclass(frozen=True)
+class BlockwiseTraining(HeadLosses, PlateauOptions):
+    """A new base model with heads.  head_positions: share of the positions at which `position` scores a head."""
 
     steps: int = option(6000, "Updates in all; a finished run can be extended.", free=True, min=1)
     batch_size: int = option(8, "Texts per update, over all processes.", min=1)
@@ -156,12 +162,11 @@ class BlockwiseTraining(PlateauOptions):
     head_positions: float = option(0.25, above=0.0, max=1.0)
     validation_sequences: int = option(64, free=True, min=1)
     serving_prompts: int = option(0, free=True, min=0)
-    head_weights: tuple[float, ...] | None = option(None)
     fine_tune: bool = option(True)
 
     @property
     def selection(self) -> Selection:
-        return OneHeadPerPosition(self.head_positions)
+        return OneHeadPerPosition(self.head_positions) if self.objective == "position" else super().selection
 
 
 @dataclass(frozen=True)

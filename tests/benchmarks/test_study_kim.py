@@ -12,10 +12,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import fst
 from latticebpd import LatticeSet
+from latticebpd.drafters.heads.blockwise import BlockwiseLM, new_heads
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring import compare
 from latticebpd.measuring.collect import CollectOptions, collect
@@ -123,6 +125,108 @@ def test_other_heads_foresee_the_same_text(modules: tuple[ModuleType, ...]) -> N
         np.testing.assert_array_equal(getattr(drawn, name), getattr(found, name))
 
 
+def test_coverage_is_what_the_shortlist_lacks_and_head_1_is_measured_on_the_same_tokens(
+    modules: tuple[ModuleType, ...], tmp_path: Path
+) -> None:
+    kim, shortlist = modules[0], np.array([1, 2, 4, 5, 8, 9, 11, 13, 15, 16, 17, 19, 20, 21])
+    base = tiny_model().base
+    heads = new_heads(base, "feed-forward", 5, shortlist=shortlist)
+    torch.nn.init.normal_(heads.down, std=0.5)
+    model = BlockwiseLM(base, heads).eval()
+    found, texts = collect(model, Texts.of_rows([[3, 4, 5], [6, 7]], [3, 2]), CollectOptions(4, 12, 30))
+    part = kim.Part([(list(map(int, text)), length) for text, length in texts.items()], found, tmp_path)
+    rows = kim.coverage("squad", part, model)
+    for row, (text, length) in zip(rows, texts.items(), strict=True):
+        written = [int(token) for token in text[length:][:12]]
+        following = written[1:]
+        assert row["tokens"] == len(following)
+        assert row["outside"] == sum(token not in shortlist for token in following)
+        with torch.no_grad():
+            states = base(torch.tensor([list(map(int, text))]), output_hidden_states=True)
+            first = model.head_logits(states.hidden_states[-1][0, length - 1 : length - 1 + len(following)])[:, 0]
+            drafted = shortlist[first.argmax(dim=-1).numpy()].tolist()
+        assert row["foreseen"] == sum(one == other for one, other in zip(drafted, following, strict=True))
+        at, nats = 0, []  # vanilla drafts, by hand
+        own = found.take(kim.numbers_of(found) == row["text"])
+        while at < len(following):
+            with torch.no_grad():
+                logits = base(torch.tensor([[int(token) for token in text[: length + at]]])).logits[0, -1, shortlist]
+            nats.append(float(torch.distributions.Categorical(logits=logits).entropy()))
+            best = own.tokens[at, np.arange(4), own.log_probs[at].argmax(axis=-1)]
+            right = np.logical_and.accumulate(best == own.continuation[at])
+            at += int(right.sum()) + 1
+        assert row["calls"] == len(nats)
+        assert float(row["h1"]) == pytest.approx(np.mean(nats), abs=1e-4)
+    assert 0 < sum(row["outside"] for row in rows) < sum(row["tokens"] for row in rows)
+
+
+def test_coverage_was_counted_on_the_texts_of_all_other_counts(modules: tuple[ModuleType, ...]) -> None:
+    counts = modules[1].Counts(STUDY / "results")
+    rows = counts.rows("coverage")
+    for other, names in (("calls", ("task", "text", "tokens")), ("entropy", ("task", "text", "calls"))):
+        assert [[row[name] for name in names] for row in rows] == [
+            [row[name] for name in names] for row in counts.rows(other)
+        ]
+
+
+def test_the_page_says_how_much_of_the_gap_is_coverage(modules: tuple[ModuleType, ...]) -> None:
+    counts = modules[1].Counts(STUDY / "results")
+    rows, shares = counts.rows("coverage"), {}
+    for task in ("all", "squad", "xquad"):
+        tokens, outside, right = (counts.column(name, task, rows).sum() for name in ("tokens", "outside", "foreseen"))
+        shares[task] = 1 - outside / tokens, right / (tokens - outside)
+    whole, right = shares.pop("all")
+    quoted = [
+        f"{100 * each:.1f}" for of, own in shares.values() for each in ((whole - of) * own, whole * right - of * own)
+    ]
+    page = " ".join((STUDY / "kim.md").read_text(encoding="utf-8").split())
+    words = "would be right {} points more often on SQuAD, where it is {} points behind, and {} of {} on XQuAD."
+    assert words.format(*quoted) in page
+
+
+def test_repeated_line_breaks_are_those_among_the_repeated_tokens(
+    modules: tuple[ModuleType, ...], lattices: LatticeSet, lm: fst.NgramModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kim = modules[0]
+
+    class Vocabulary:
+        def __init__(self, breaks: set[int]) -> None:
+            self.breaks = breaks
+
+        def get_vocab(self) -> dict[str, int]:
+            return {"Ċ" * (token + 1) if token in self.breaks else f"Ċ{token}": token for token in range(40)}
+
+    _, _, drafts = kim.compared("squad", lattices, {"g2": Tuned(NgramScorer(lm, 0.5), ())}, ("1-best:g2",))
+    equal = [row["equal"] for row in drafts if row["system"] == "1-best:g2"]
+    found = {}
+    for breaks in (set(range(40)), set(range(20)), set[int]()):
+        monkeypatch.setattr(kim, "tokenizer", lambda breaks=breaks: Vocabulary(breaks))
+        rows = kim.line_breaks("squad", lattices, NgramScorer(lm, 0.5))
+        assert [row["equal"] for row in rows] == equal
+        found[len(breaks)] = [row["line_breaks"] for row in rows]
+    assert found[40] == equal
+    assert found[0] == [0, 0, 0]
+    assert 0 < sum(found[20]) < sum(equal)
+
+
+def test_the_page_says_how_many_repeated_tokens_are_line_breaks(modules: tuple[ModuleType, ...]) -> None:
+    counts = modules[1].Counts(STUDY / "results")
+    rows, drafts = counts.rows("breaks"), [row for row in counts.rows("drafts") if row["system"] == "1-best:g2"]
+    assert [[row[name] for name in ("task", "text", "equal")] for row in rows] == [
+        [row[name] for name in ("task", "text", "equal")] for row in drafts
+    ]
+    columns = {task: [counts.column(name, task, rows).sum() for name in ("line_breaks", "equal")] for task in QUOTED}
+    shares = [f"{100 * breaks / equal:.0f}" for breaks, equal in columns.values()]
+    page = " ".join((STUDY / "kim.md").read_text(encoding="utf-8").split())
+    words = (
+        "{} % of the repeated tokens of its drafts on LAMBADA, {} % on documentation and {} % on news are line breaks"
+    )
+    assert words.format(*shares[:3]) + f" ({shares[3]} % over all tasks)" in page
+
+
+QUOTED = ("lambada", "docs", "news", "all")
+
+
 def test_neural_rescorers_are_counted_at_their_own_weights(
     modules: tuple[ModuleType, ...], lattices: LatticeSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +325,49 @@ def test_the_page_has_the_tables_of_the_counts(modules: tuple[ModuleType, ...]) 
     # What the page quotes in words, with its interval, is in a table
     in_tables = {gain for make in tables.TABLES.values() for gain in GAIN.findall(make(counts))}
     assert set(GAIN.findall(page)) == in_tables
+
+
+def test_one_task_is_counted_and_printed_alone(
+    modules: tuple[ModuleType, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From a task's stored counts on; there are no correlations across one task, and no counts of other heads."""
+    kim, tables, _ = modules
+    counts = tables.Counts(STUDY / "results", ("lambada",))
+    kinds = (
+        "calls",
+        "verified",
+        "drafts",
+        "oracle",
+        "entropy",
+        "entropy-bins",
+        "quality",
+        "weights",
+        "ngrams",
+        "coverage",
+    )
+    rows: dict[str, list[dict[str, str]]] = {kind: counts.rows(kind) for kind in (*kinds, "coverage")}
+    calibrated = {
+        kind: [{key: row.pop(key) for key in list(row) if "calibrated" in key} for row in rows[kind]]
+        for kind in kinds[:2]
+    }
+    (tmp_path / "counts").mkdir()
+    for name, value in (("lambada", rows), ("lambada-calibrated-1", calibrated)):
+        (tmp_path / "counts" / f"{name}.json").write_text(json.dumps(value))
+    monkeypatch.setattr(kim, "lattices", lambda *_: tmp_path)
+    command = ["kim", "--data", str(tmp_path), "--work", str(tmp_path), "--tasks", "lambada"]
+    monkeypatch.setattr("sys.argv", command)
+    kim.main()
+    printed = capsys.readouterr().out
+    page = (STUDY / "kim.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in printed.splitlines() if line.startswith("| LAMBADA")]
+    assert {line for line in page if line.startswith("| LAMBADA")} - set(lines) == set()
+    assert not [line for line in printed.splitlines() if line.startswith(("| news", "| across"))]
+    # The committed counts, told the task, print the same
+    monkeypatch.setattr("sys.argv", ["kim", "--tasks", "lambada", "--tables", "1", "3", "4"])
+    kim.main()
+    again = capsys.readouterr().out
+    assert again.strip()
+    assert again.splitlines() == printed.splitlines()[: len(again.splitlines())]
 
 
 def test_figures_are_drawn_from_counts_alone(modules: tuple[ModuleType, ...], tmp_path: Path) -> None:

@@ -74,6 +74,30 @@ def test_the_committed_counts_make_table_and_figure(
     assert all(line in page for line in printed)
 
 
+def test_what_the_pages_say_of_gad_and_of_heads_is_in_the_rows(together: ModuleType) -> None:
+    counts = common.read_csv(FOLDER / "results" / together.COUNTS)
+    lines = together.lines_of(counts, common.read_csv(FOLDER / "results" / together.QUALITY))
+    by = {line["system"]: line for line in lines}
+    names = ("GAD, paper", "GAD, all changes", "16-node tree, all changes", "16-node tree, 4-gram, all changes")
+    guide = (FOLDER.parents[1] / "docs" / "gad.md").read_text()
+    for name in names:
+        value, low, high = (f"{by[name][f'tokens a pass{end}']:.2f}" for end in common.ENDS)
+        assert f"{value} ({low} to {high})" in " ".join(guide.split()).replace(" tokens a pass", "")
+    speeds = [f"{by[name]['over greedy']:.2f}" for name in names]
+    words = " ".join(guide.split())
+    assert f"{', '.join(speeds[:3])} and {speeds[3]} times as fast" in words
+    assert f"beam search with 5 beams is at {by['beam 5']['over greedy']:.2f}" in words
+    page = " ".join((FOLDER / "together.md").read_text().split())
+    tokens, passes = (
+        sum(float(row["vanilla"]) - 1 for row in counts if row["what"] == what) for what in ("tokens", "passes")
+    )
+    assert by["vanilla"]["setting"] == "heads: 3"
+    assert f"these, with as many, {tokens / passes:.2f} on their {len(counts) // 3}" in page
+    stern = common.read_csv(FOLDER / "results" / "stern.csv")
+    (heads,) = (row for row in stern if (row["setting"], row["k"], row["rule"]) == ("distilled", "4", "exact"))
+    assert f"commit {float(heads['accepted']):.2f} tokens a call on the 500 sentences with four predictions" in page
+
+
 @pytest.mark.slow
 def test_one_command_goes_from_sentences_to_the_table_and_goes_on(together: ModuleType, tmp_path: Path) -> None:
     files, environment = (

@@ -218,9 +218,11 @@ def test_tokenizer_corpus_and_model_are_trained_from_text(run: Run, tmp_path: Pa
         "train", "blockwise", tmp_path / "ids.npy", "--validation", tmp_path / "ids.npy", "--tokenizer",
         tmp_path / "tokenizer.json",
         "-o", tmp_path / "model", "--steps", 2, "--batch-size", 2, "--sequence-length", 16, "--hidden-size", 16,
-        "--num-layers", 1, "--num-heads", 3,
+        "--num-layers", 1, "--num-heads", 3, "--objective", "joint", "--head-weights", "1,0.5",
     )  # fmt: skip
     assert status == 0, err
+    options = json.loads((tmp_path / "model" / "training-state.json").read_text())["options"]
+    assert (options["objective"], options["head_weights"]) == ("joint", [1.0, 0.5])
     status, out, _ = run(
         "generate", "the cat", "--model", tmp_path / "model", "--system", "6-tree", "--max-new-tokens", 8, "--json"
     )

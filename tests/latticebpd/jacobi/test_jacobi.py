@@ -205,6 +205,45 @@ def test_iterates_and_updates_are_the_papers(rule: Callable[[Sequence[int]], int
         assert updates <= int(found.passes[0]) <= updates + 1
 
 
+def passes_of_blocks(
+    model: RuleModel, prompt: list[int], initial: list[int], block_size: int, last_counts: bool
+) -> tuple[list[int], int]:
+    """Algorithm 2 on a rule: the text, and its passes when a block ends with one that changes none of the block's
+    values, its last one among them or not."""
+    text, passes = list(prompt), 0
+    for begin in range(0, len(initial), block_size):
+        block, ended = initial[begin : begin + block_size], False
+        compared = len(block) if last_counts else len(block) - 1
+        while not ended:
+            found = [model.rule([*text, *block[:i]]) % model.config.vocab_size for i in range(len(block))]
+            ended, block, passes = found[:compared] == block[:compared], found, passes + 1
+        text += block
+    return text[len(prompt) :], passes
+
+
+@pytest.mark.parametrize("rule", [follows_its_predecessor, knows_its_place, follows_the_last_but_one, adds_up])
+def test_blocks_end_by_the_authors_code_and_not_by_equation_5(rule: Callable[[Sequence[int]], int]) -> None:
+    """``gs_jacobi.py`` of the authors' code compares what the decoder reads, and so never a block's last value."""
+    model = RuleModel(rule)
+    for seed, block_size in ((0, 1), (1, 3), (2, 4)):
+        initial = RandomTokens(model.config.vocab_size, seed)
+        found = gauss_seidel_jacobi(model, [3, 1], block_size, initial, max_new_tokens=12, trace=True)
+        first = trajectory(found).initial
+        by_code, printed = (passes_of_blocks(model, [3, 1], first, block_size, last) for last in (False, True))
+        assert by_code[0] == printed[0] == found.tokens()
+        assert int(found.passes[0]) == by_code[1]
+        assert by_code[1] <= printed[1] <= by_code[1] + int(found.blocks[0])
+
+
+def test_equation_5_takes_one_pass_more_where_the_last_value_changed_last() -> None:
+    """On paper: a chain settles one value a pass, 12 in 12; four blocks of three whose last pass changed something."""
+    model = RuleModel(follows_its_predecessor)
+    found = gauss_seidel_jacobi(model, [1], block_size=3, max_new_tokens=12)
+    assert (found.passes.tolist(), found.blocks.tolist()) == ([12], [4])
+    assert passes_of_blocks(model, [1], [0] * 12, 3, last_counts=True)[1] == 16
+    assert passes_of_blocks(model, [1], [0] * 12, 1, last_counts=True)[1] == 24  # blocks of one: two passes a token
+
+
 def test_right_initial_values_take_one_pass_and_no_update() -> None:
     ids, mask = padded()
     for model in (tiny("marian", seed=3), tiny("gpt2", seed=3)):

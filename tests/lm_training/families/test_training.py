@@ -127,6 +127,15 @@ def objective(
     return BlockwiseObjective(model, texts, texts, chosen, lambda model: [torch.optim.SGD(model.parameters())])
 
 
+def from_scratch(name: str, **options: Any) -> BlockwiseObjective:
+    """The objective of `train blockwise`, on the texts of `ragged`."""
+    torch.manual_seed(0)
+    model = new_model(SHAPE, 0)
+    torch.nn.init.normal_(model.heads.down, std=0.3)
+    chosen = BlockwiseTraining(objective=name, batch_size=4, **options)
+    return BlockwiseObjective(model, ragged(), ragged(), chosen, lambda model: [torch.optim.SGD(model.parameters())])
+
+
 def ragged() -> Texts:
     rng = np.random.default_rng(3)
     rows = [rng.integers(1, 31, length).astype(np.uint16) for length in (9, 5, 12, 7)]
@@ -205,6 +214,36 @@ def test_position_loss_is_the_base_models_and_the_weighted_mean_of_the_heads() -
     with torch.no_grad():
         found = whole(whole.data.batch([0, 1, 2, 3], EveryHead(), EVERY, [0]))  # every pair, of which it draws some
     assert float(found["loss"]) == pytest.approx(base + float(np.average(heads, weights=[2, 1, 1])), rel=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 2.0, 0.0)])
+def test_a_model_from_scratch_learns_by_kims_c1_or_any_other_loss(weights: tuple[float, ...] | None) -> None:
+    """Kim 2024, appendix C.1: the sum over h of lambda_h L_h, of the base model and the heads together, lambda_h = 1;
+    Stern's sub-loss and ours have the same losses, and coefficients of their own."""
+    joint = from_scratch("joint", head_weights=weights)
+    losses, lambdas = losses_by_hand(joint.model, ragged()), [1.0, *(weights or (1.0, 1.0, 1.0))]
+    assert float(joint(joint.batch(0, 0, 1))["loss"].detach()) == pytest.approx(np.dot(lambdas, losses), rel=1e-5)
+    batch = from_scratch("batch", head_weights=weights)
+    drawn = [float(batch(batch.batch(step, 0, 1))["loss"].detach()) for step in range(8)]
+    each = [weight * loss for weight, loss in zip(lambdas, losses, strict=True) if weight]
+    assert all(min(abs(loss / value - 1) for value in each) < 1e-5 for loss in drawn)
+    assert len({round(loss, 4) for loss in drawn}) > 1
+    position = from_scratch("position", head_weights=weights)
+    assert position.coefficients.tolist() == [1.0, *(np.array(lambdas[1:]) / sum(lambdas[1:]))]
+    assert position.options.selection == OneHeadPerPosition(0.25)
+
+
+def test_objectives_from_scratch_end_with_different_models_and_are_not_mixed(tmp_path: Path) -> None:
+    found = {}
+    for name in OBJECTIVES:
+        options = replace(OPTIONS, objective=name)
+        found[name] = train_blockwise(corpus(), corpus(200), tmp_path / name, SHAPE, options, 0).heads.down
+    assert not torch.equal(found["joint"], found["position"])
+    assert not torch.equal(found["joint"], found["batch"])
+    with pytest.raises(ValueError, match="holds a run with objective joint, asked for is position"):
+        train_blockwise(corpus(), corpus(200), tmp_path / "joint", SHAPE, OPTIONS, 0)
+    with pytest.raises(ValueError, match="expected 3 head weights"):
+        train_blockwise(corpus(), corpus(200), tmp_path / "no", SHAPE, replace(OPTIONS, head_weights=(1.0,)), 0)
 
 
 @settings(max_examples=25, deadline=None)
@@ -438,6 +477,10 @@ def test_checkpoint_of_an_earlier_version_is_taken_up(tmp_path: Path) -> None:
     path = tmp_path / "training-state.safetensors"
     with safe_open(path, framework="pt") as file:
         record = json.loads(file.metadata()["training"])
+    # Runs from scratch had one objective, and the name stood for the class
+    record["made_of"] = {**record["made_of"], "objective": record["made_of"].pop("training")}
+    save_file(load_file(path), path, metadata={"training": json.dumps(record)})
+    train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, OPTIONS, 0)
     del record["made_of"]
     save_file(load_file(path), path, metadata={"training": json.dumps(record)})
     train_blockwise(corpus(), corpus(200), tmp_path, SHAPE, replace(OPTIONS, steps=7), 0)

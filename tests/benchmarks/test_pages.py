@@ -1,0 +1,409 @@
+"""Every page's tables of measurements: those with committed rows are made again from them, cell by cell; the others are
+listed here with what would have to be committed, and no further ones may come."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.common import interval, pooled, read_csv, spread
+from benchmarks.smollm2 import compare_drafters, trees
+from tests.helpers.markdown_tables import markdown_tables
+
+ROOT = Path(__file__).parents[2]
+SMOLLM2, STUDY, ENGINE = (ROOT / "benchmarks" / name / "results" for name in ("smollm2", "study", "engine"))
+DEMO = ROOT / "benchmarks" / "bundled" / "results" / "demo.csv"
+Cells = list[list[str | None]]
+"""A table without its head; None where a cell is not of committed rows, such as a paper's number."""
+TASKS = ("mt_bench", *("translation", "summarization", "qa", "math_reasoning", "rag"))
+
+
+def shown(value: float, low: float, high: float, places: int = 2) -> str:
+    return f"{value:.{places}f} ({low:.{places}f}–{high:.{places}f})"
+
+
+# ---------------------------------------------------------------- SmolLM2: counts text by text
+@cache
+def replays() -> dict[tuple[str, str], np.ndarray]:
+    """``[texts, (tokens, calls, verified)]`` by texts and system, from ``trees.csv``."""
+    found = trees.counts_of(SMOLLM2 / "trees.csv", "texts", "system")
+    return {key: np.array([each[text] for text in sorted(each)]) for key, each in found.items()}
+
+
+def efficiency(counts: np.ndarray) -> float:
+    return float(counts[:, 0].sum() / counts[:, 1].sum())
+
+
+SYSTEMS = {
+    "static tree by mean accuracies of ranks": "static {}",
+    "tree, no language model": "{}-tree:0-gram",
+    "tree, 4-gram, one weight": "{}-tree",
+    "the same, 16 arcs per slot": "{}-tree, k = 16",
+    "copies": "{}-copies",
+    "copies + tree, 4-gram": "copies+{}-tree",
+    "calibrated: heads alone": "{} heads alone",
+    "+ n-gram model": "{} + n-gram model",
+    "+ its orders": "{} + its orders",
+    "+ the text so far": "{} + the text so far",
+    "+ copies": "{} calibrated, heads' slots",
+    "+ copies after the last slot: all": "{} + copies: calibrated",
+    "all less the n-gram model": "{} less n-gram model",
+    "all less its orders": "{} less its orders",
+    "all less outside": "{} less outside",
+    "all less heads": "{} less heads",
+    "all, 16 arcs per slot": "{} calibrated, k = 16",
+}
+"""Of the page's rows, as ``trees.csv`` calls them."""
+
+
+def tree_parts() -> Cells:
+    def cell(system: str) -> str:
+        asked, held = (efficiency(replays()[of, system]) for of in ("spec-bench", "held-out"))
+        return f"{asked:.3f} ({held:.3f})"
+
+    return [[name, *(cell(form.format(size)) for size in trees.SIZES)] for name, form in SYSTEMS.items()]
+
+
+def tree_tasks() -> Cells:
+    """Ten questions of each category, in the file's order: MT-Bench's eight categories come first."""
+    parts = np.split(np.arange(130), [80, 90, 100, 110, 120])
+    names = ("vanilla", "16-best", "16-tree", "16-copies", "copies+16-tree", *(f"{n} {trees.ALL}" for n in (16, 64)))
+    systems = [replays()["spec-bench", name] for name in (*names, "oracle")]
+    return [[None, *(f"{efficiency(each[part]):.2f}" for each in systems)] for part in parts]
+
+
+def readme() -> Cells:
+    found = {name: each for (of, name), each in replays().items() if of == "spec-bench"}
+
+    def row(system: str, *pairs: tuple[str, str]) -> list[str | None]:
+        own = found[system]
+        gains = []
+        for other, words in pairs:
+            value, low, high = (100 * each for each in pooled(own[:, 0], own[:, 1], found[other].T[:2]))  # type: ignore[arg-type]
+            gains.append(f"{value:+.1f} % ({low:.1f} to {high:.1f}) {words}")
+        verified = f"{own[:, 2].sum() / own[:, 1].sum():.0f}"
+        return [None, verified, shown(*pooled(own[:, 0], own[:, 1])), ", ".join(gains)]
+
+    sixteen, sixty_four = (f"{size} {trees.ALL}" for size in (16, 64))
+    return [
+        row("vanilla"),
+        row("16-best:0-gram"),
+        row("16-best", ("16-best:0-gram", "by the 4-gram")),
+        row("16-tree:0-gram"),
+        row("16-tree", ("16-tree:0-gram", "by the 4-gram")),
+        row("16-copies"),
+        row("copies+16-tree", ("16-tree", "over the tree")),
+        row(sixteen, ("16-tree", "over the tree"), ("copies+16-tree", "over copies + tree")),
+        row("64-tree"),
+        row(sixty_four, ("64-tree", "over the tree")),
+        row("oracle"),
+    ]
+
+
+def drafter_paths() -> Cells:
+    return [
+        [None, *(f"{efficiency(drafters()[name, system]):.3f}" for system in compare_drafters.PATHS)]
+        for name in ("heads", "block", "causal", "bigram")
+    ]
+
+
+def drafter_trees() -> Cells:
+    return [
+        [None, None, *(f"{efficiency(drafters()[name, f'{size} {kind}']):.3f}" for size in compare_drafters.SIZES)]
+        for name in ("heads", "block", "causal", "bigram")
+        for kind in compare_drafters.KINDS
+    ]
+
+
+def drafter_parts() -> Cells:
+    found, counted = drafters(), replays()
+
+    def row(name: str, system: Callable[[int], np.ndarray], over: Callable[[int], np.ndarray]) -> list[str | None]:
+        cells = []
+        for size in (8, 16, 32, 64):
+            own, other = system(size), over(size)
+            ends = (100 * each for each in pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1])))
+            cells.append("{:+.1f} ({:.1f} to {:.1f})".format(*ends))
+        return [name, *cells]
+
+    def by(drafter: str, kind: str) -> Callable[[int], np.ndarray]:
+        return lambda size: found[drafter, f"{size} {kind}"]
+
+    def heads(form: str) -> Callable[[int], np.ndarray]:
+        return lambda size: counted["spec-bench", form.format(size)]
+
+    block, bigram, alone = by("block", "tree"), by("bigram", "tree"), heads("{} heads alone")
+    return [
+        row("block: the bigram", bigram, block),
+        row("block: 4-gram, one weight", by("block", "tree, n-gram"), block),
+        row("block: 4-gram, and both calibrated", by("block", "calibrated, no text"), block),
+        row("block + bigram: 4-gram, and both calibrated", by("bigram", "calibrated, no text"), bigram),
+        row("heads: calibrated, no 4-gram", alone, heads("{}-tree:0-gram")),
+        row("heads: 4-gram, one weight", heads("{}-tree"), heads("{}-tree:0-gram")),
+        row("heads: 4-gram, over heads calibrated alone", heads("{} + its orders"), alone),
+    ]
+
+
+@cache
+def drafters() -> dict[tuple[str, str], np.ndarray]:
+    rows = trees.counts_of(SMOLLM2 / "drafters.csv", "drafter", "system")
+    texts = sorted(set.intersection(*map(set, rows.values())))
+    return {key: np.array([each[text] for text in texts]) for key, each in rows.items()}
+
+
+# ---------------------------------------------------------------- SmolLM2: decodes by the clock
+def decodes(name: str) -> dict[str, Mapping[str, np.ndarray]]:
+    """Seconds, tokens, calls and verified tokens of every system's questions or batches, and their tasks."""
+    by_system: dict[str, list[dict[str, str]]] = {}
+    for row in sorted(read_csv(SMOLLM2 / name), key=lambda row: int(row["question"])):
+        by_system.setdefault(row["system"], []).append(row)
+    found: dict[str, Mapping[str, np.ndarray]] = {}
+    for system, rows in by_system.items():
+        columns: dict[str, Any] = {key: np.array([float(row[key]) for row in rows]) for key in NUMBERS}
+        others = [row["category"] if row["category"] in TASKS else TASKS[0] for row in rows]
+        found[system] = columns | {"task": np.array(others)}
+    return found
+
+
+NUMBERS = ("seconds", "tokens", "calls", "verified")
+TIMED = ("generate()", "generate(prompt lookup)", "greedy", "copies+16-tree", "8-calibrated", "64-calibrated by cost")
+
+
+def run_table() -> Cells:
+    found, rows = decodes("speed-narrow.csv"), Cells()
+    base = found[TIMED[0]]["seconds"]
+    for system in TIMED:
+        seconds, tokens, calls, verified = (found[system][name] for name in NUMBERS)
+        value, low, high = interval(lambda drawn, own=seconds: base[drawn].sum(-1) / own[drawn].sum(-1), len(base))
+        committed = pooled(tokens - 1, calls)
+        drafts = f"{verified.sum() / calls.sum():.0f}" if verified.any() else ""
+        over = f"{value:.2f}×" if system == TIMED[0] else f"{value:.2f}× ({low:.2f}–{high:.2f})"
+        speed, call = f"{tokens.sum() / seconds.sum():.1f}", f"{1e3 * seconds.sum() / calls.sum():.1f}"
+        rows.append([None, "1" if committed[2] == 1 else shown(*committed), drafts, speed, over, call])
+    return rows
+
+
+def run_tasks() -> Cells:
+    found, rows = decodes("speed-narrow.csv"), Cells()
+    for system in TIMED[:5]:
+        row: list[str | None] = [None]
+        for task in TASKS:
+            own, base = (found[name] for name in (system, TIMED[0]))
+            mine, theirs = own["task"] == task, base["task"] == task
+            seconds, tokens, others = (
+                part.sum() for part in (own["seconds"][mine], own["tokens"][mine], base["seconds"][theirs])
+            )
+            gain = f" ({others / seconds:.2f}×)" if system == TIMED[4] else ""
+            row.append(f"{tokens / seconds:.1f}{gain}")
+        rows.append(row)
+    return rows
+
+
+def run_batches() -> Cells:
+    rows = Cells()
+    for size in (4, 16):
+        row: list[str | None] = [f"batch {size}"]
+        for system, own in decodes(f"speed-batch-{size}.csv").items():
+            speed = own["tokens"].sum() / own["seconds"].sum()
+            committed = (own["tokens"] - size).sum() / own["calls"].sum()
+            row.append(f"{speed:.1f} ({committed:.2f})" if "calibrated" in system else f"{speed:.1f}")
+        rows.append(row)
+    return rows
+
+
+def passes(name: str, systems: Sequence[str] = ()) -> Cells:
+    """Medians of wall-clock and processor time on one thread, systems by name unless an order is given."""
+    groups: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for row in read_csv(ENGINE / name):
+        if row["threads"] == "1":
+            times = (float(row["wall_ms"]), float(row["cpu_ms"]))
+            groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
+    assert not systems or {*systems} == {*groups}
+    return [
+        [each, *("{:.1f} ({:.1f})".format(*np.median(times, axis=0)) for _, times in sorted(groups[each].items()))]
+        for each in systems or sorted(groups)
+    ]
+
+
+AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
+
+
+def demo() -> Cells:
+    rows = [(row["system"], *(int(row[name]) for name in NUMBERS[1:])) for row in read_csv(DEMO)]
+    return [
+        [name, f"{tokens / calls:.3f}", f"{verified / calls:.1f}", str(calls)] for name, tokens, calls, verified in rows
+    ]
+
+
+# ---------------------------------------------------------------- the study
+@cache
+def stern() -> dict[tuple[str, str, str], dict[str, str]]:
+    return {(row["setting"], row["k"], row["rule"]): row for row in read_csv(STUDY / "stern.csv")}
+
+
+def both(setting: str, k: int, rule: str) -> str:
+    """BLEU / mean accepted block size."""
+    row = stern().get((setting, str(k), rule))
+    return "" if row is None else f"{float(row['BLEU']):.2f} / {float(row['accepted']):.2f}"
+
+
+def stern_table() -> Cells:
+    settings = ("regular", "distilled", "fine-tuned", "both", "both, ours")
+    rules = {1: "greedy"}
+    return [
+        [str(k), *(both(each, k, rules.get(k, "exact")) for each in settings), *[None] * 4] for k in (1, 2, 4, 6, 8, 10)
+    ]
+
+
+def stern_rules() -> Cells:
+    rules = ("exact", "top-2", "top-3", "at least 2", "at least 3")
+    settings = [("fine-tuned", 2), ("fine-tuned", 4), ("fine-tuned", 10), ("both", 2), ("both", 4), ("both", 10)]
+    settings += [("both, ours", 4), ("both, ours", 10)]
+    return [[f"{each}, k = {k}", *(both(each, k, rule) for rule in rules)] for each, k in settings]
+
+
+def stern_trees() -> Cells:
+    kinds = [f"{nodes}-node tree, {kind}" for nodes in (8, 16) for kind in ("0-gram", "4-gram", "calibrated")]
+    rows = Cells()
+    for setting in ("distilled", "both", "both, ours"):
+        own = [stern()[setting, "10", rule] for rule in ("exact", *kinds)]
+        rows.append([f"{setting}, BLEU {float(own[0]['BLEU']):.2f}", *(spread(row, "accepted") for row in own)])
+    return rows
+
+
+def speeds(name: str, systems: Sequence[str]) -> Cells:
+    rows = {row["system"]: row for row in read_csv(STUDY / name)}
+    return [[None, *(spread(rows[f"{each}, k = {k}"], "speedup") for k in (2, 4, 6, 8, 10))] for each in systems]
+
+
+def images(what: str, ks: Sequence[int], places: int = 2) -> Cells:
+    found = {(row["base"], row["k"], row["rule"]): row for row in read_csv(STUDY / "superresolution.csv")}
+    columns = [(base, rule) for base in ("frozen", "fine-tuned") for rule in ("exact", "distance 1", "distance 2")]
+    return [[None, *(spread(found[base, str(k), rule], what, places) for base, rule in columns)] for k in ks]
+
+
+Table = Callable[[], Cells] | str
+"""What makes it again; or the test that does, or why nothing does."""
+WORDS = "no measurement"
+OLD = "measured before rows were kept: "
+PAGES: dict[str, list[Table]] = {
+    "README.md": [readme],
+    "benchmarks/README.md": [WORDS] * 5,  # quotes the other pages
+    "benchmarks/analysis.md": [OLD + "seconds and memory of passes over lattice files"],
+    "benchmarks/bundled/make.md": [demo, *[OLD + "counts of decodes text by text"] * 2],
+    "benchmarks/decoding.md": [OLD + "seconds and counts of decodes"] * 5,
+    "benchmarks/engine/engine.md": [
+        WORDS,
+        lambda: passes("passes.csv"),
+        lambda: passes("passes-avx2.csv", AVX2),
+        OLD + "three questions' decodes",
+    ],
+    "benchmarks/gad.md": [OLD + "decodes from before drafting in the first pass"] * 6,
+    "benchmarks/gad_recipe.md": [OLD + "decodes of seven runs' drafters"],
+    "benchmarks/jacobi.md": [OLD + "decodes of 60 to 600 texts"] * 3,
+    "benchmarks/lm_training.md": [OLD + "seconds and memory of programs"] * 2,
+    "benchmarks/neural.md": [OLD + "decodes of the bundled model"] * 2,
+    "benchmarks/precision.md": [OLD + "decodes in half precision"],
+    "benchmarks/rescoring.md": [OLD + "microseconds of searches"] * 5,
+    "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees, drafter_parts],
+    "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
+    "benchmarks/smollm2/run.md": [run_table, run_tasks, OLD + "replays under cost curves", run_batches],
+    "benchmarks/smollm2/trees.md": [
+        tree_parts,
+        tree_tasks,
+        OLD + "replays of lattices of 256 arcs",
+        OLD + "replays with fewer heads",
+        OLD + "replays with fewer slots",
+    ],
+    "benchmarks/study/README.md": [WORDS],
+    "benchmarks/study/kim.md": [WORDS] + ["test_study_kim.py"] * 10,
+    "benchmarks/study/kim_models.md": ["test_study_kim.py"] * 5,
+    "benchmarks/study/stern.md": [
+        stern_table,
+        stern_rules,
+        stern_trees,
+        lambda: speeds("stern-speed.csv", ("distilled", "both", "both, ours")),
+    ],
+    "benchmarks/study/superresolution.md": [
+        lambda: [*images("accepted", (2, 4, 6, 8, 10)), [None] * 7],
+        lambda: [*images("MAE", (10,)), *images("PSNR", (10,), 1)],
+        lambda: speeds("superresolution-speed.csv", ("fine-tuned, exact", "fine-tuned, distance 2")),
+    ],
+    "benchmarks/study/together.md": [WORDS, "test_study_together.py"],
+    "benchmarks/translation.md": [OLD + "decodes of two translators"] * 2,
+    "benchmarks/word_lattices.md": [OLD + "milliseconds of searches"] * 2,
+}
+"""Every table of every page: what makes it again from committed rows, the test that does, or why nothing does."""
+
+
+def found_tables(page: str) -> list[list[list[str]]]:
+    return list(markdown_tables((ROOT / page).read_text(encoding="utf-8")))
+
+
+def numbered() -> Iterator[Any]:
+    for page, tables in PAGES.items():
+        for number, table in enumerate(tables):
+            if callable(table):
+                yield pytest.param(page, number, table, id=f"{page}, table {number + 1}")
+
+
+def test_every_table_of_every_page_is_listed() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "benchmarks").rglob("*.md")} | {"README.md"}
+    assert {page: len(found_tables(page)) for page in pages if found_tables(page)} == {
+        page: len(tables) for page, tables in PAGES.items()
+    }
+
+
+@pytest.mark.parametrize(("page", "number", "table"), list(numbered()))
+def test_a_table_is_that_of_the_committed_rows(page: str, number: int, table: Callable[[], Cells]) -> None:
+    _, *rows = found_tables(page)[number]
+    expected = table()
+    assert len(rows) == len(expected)
+    for row, wanted in zip(rows, expected, strict=True):
+        cells = row + [""] * (len(wanted) - len(row))
+        assert [cell if known is None else known for cell, known in zip(cells, wanted, strict=True)] == cells
+
+
+def test_gains_that_the_page_of_trees_quotes_are_those_of_the_rows() -> None:
+    counts, found = replays(), set()
+    for of in ("spec-bench", "held-out"):
+        for one, two in trees.PAIRS:
+            own, other = counts[of, one], counts[of, two]
+            ends = pooled(own[:, 0], own[:, 1], (other[:, 0], other[:, 1]))
+            found.add(tuple(f"{100 * each:.1f}" for each in ends))
+    page = (ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8")
+    words = " ".join(page[: page.index("## How many arcs")].split())
+    quoted = re.findall(r"(\d+\.\d)(?: %)? \((\d+\.\d) to (\d+\.\d)\)", words)
+    assert len(quoted) >= 9
+    assert set(quoted) <= found
+
+
+@pytest.mark.slow
+def test_the_demo_counts_what_its_rows_have() -> None:
+    command = [sys.executable, "-m", "latticebpd", "demo", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    found = {system["name"]: system for system in json.loads(done.stdout)["systems"]}
+    for row in read_csv(DEMO):
+        own = found[row["system"]]
+        assert own["tokens"] == int(row["tokens"])
+        # Heads run on PyTorch, whose last bits another processor rounds otherwise; texts do not depend on them
+        assert own["calls"] == pytest.approx(int(row["calls"]), abs=3)
+        assert own["verified_tokens_per_call"] * own["calls"] == pytest.approx(int(row["verified"]), rel=0.05)
+
+
+def test_a_changed_cell_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "benchmarks/smollm2/trees.md").read_text(encoding="utf-8")
+    changed = page.replace("1.536 (1.629)", "1.537 (1.629)")
+    assert changed != page
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: changed)
+    with pytest.raises(AssertionError):
+        test_a_table_is_that_of_the_committed_rows("benchmarks/smollm2/trees.md", 0, tree_parts)
