@@ -37,7 +37,7 @@ def drafters(work: Path, model: str, shortlist: str, steps: int, bigram_steps: i
         rates = f"--shortlist {shortlist} --steps {steps} --learning-rate 2e-3"
         latticebpd(*common, SHAPE, causal, rates, "-o", blocks / name)
         rates = f"--bigram-rank {rank} --steps {bigram_steps} --learning-rate 5e-3"
-        latticebpd(*common, "--bigram-on", blocks / name, rates, "-o", blocks / f"{name}-bigram")
+        latticebpd(*common, "--head-on", blocks / name, rates, "-o", blocks / f"{name}-bigram")
 
 
 def main() -> None:

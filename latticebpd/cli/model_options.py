@@ -31,15 +31,15 @@ SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by defaul
 DRAFTER_MODEL: Any = typer.Option(
     None,
     help=(
-        "Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash or DSpark"
-        " checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model that fills masks"
-        " (`latticebpd train drafter`)."
+        "Draft with this model instead of heads: a block drafter (`latticebpd train block-drafter`, a DFlash, DFlash 2,"
+        " DSpark or LiLiCorr checkpoint), a small causal LM of the same vocabulary or, for an encoder–decoder, a model"
+        " that fills masks (`latticebpd train drafter`)."
     ),
 )
 BIGRAM: Any = typer.Option(
     True,
     "--bigram/--no-bigram",
-    help="Use the bigram head and the confidence head of a block drafter that has them (DSpark).",
+    help="Use the bigram, selector or reranker, and the confidence head, of a block drafter that has them.",
 )
 IGNORE_BEAMS: Any = typer.Option(
     False, "--ignore-beams", help="Decode greedily even if the model's generation config asks for beam search."

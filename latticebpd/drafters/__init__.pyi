@@ -21,6 +21,7 @@ from .mixture import MixtureDrafter as MixtureDrafter
 from .no_drafts import NoDrafter as NoDrafter
 from .saved_top_k import SavedTopK as SavedTopK
 from .saved_top_k import load_top_k as load_top_k
+from .strategies import BeamTree as BeamTree
 from .strategies import BestTree as BestTree
 from .strategies import GreedyChain as GreedyChain
 from .strategies import NBestPaths as NBestPaths

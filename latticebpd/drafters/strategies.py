@@ -140,7 +140,53 @@ class BestTree:
         if isinstance(self.scorer, NgramScorer | CalibratedScorer):
             return StoredTrees(*self.scorer.tree_arrays(lattices, self.num_nodes, threads))
         trees = self.scorer.trees(*_listed(lattices), self.num_nodes)
-        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+        return _stored(trees)
+
+
+@dataclass(frozen=True)
+class BeamTree:
+    """The ``width`` most probable prefixes of every length, each a continuation of one that is one token shorter.
+
+    SGLang searches DFlash 2's selector so; a heuristic, since what a beam drops it cannot come back to. Probabilities
+    are those of `BestTree` without a language model.
+
+    num_nodes: the most probable so many nodes; None: all, at most ``width`` per slot.
+    """
+
+    width: int
+    num_nodes: int | None = None
+
+    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
+        return [self._tree(lattice) for lattice in lattices]
+
+    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
+        return _stored(self.draft(*_listed(lattices)))
+
+    def _tree(self, lattice: SausageLattice) -> DraftTree:
+        weights = np.where(lattice.tokens == PADDING, -np.inf, lattice.log_probs).astype(np.float64)
+        tokens: list[np.ndarray] = []
+        parents: list[np.ndarray] = []
+        log_probs: list[np.ndarray] = []
+        arcs, nodes, beam = np.zeros(1, np.int64), np.full(1, ROOT), np.zeros(1)  # of the prefixes that are kept
+        for slot, row in enumerate(weights):
+            steps = np.tile(row, (len(beam), 1))
+            if slot and lattice.transitions is not None:
+                steps += lattice.transitions[slot - 1, arcs]
+            norms = np.logaddexp.reduce(steps, axis=1, keepdims=True)
+            reached = beam[:, None] + steps - np.where(norms > -np.inf, norms, 0.0)
+            best = np.argsort(-reached, axis=None, kind="stable")[: self.width]
+            best = best[reached.flat[best] > -np.inf]
+            befores, arcs = np.unravel_index(best, reached.shape)
+            first = sum(map(len, tokens))
+            tokens.append(lattice.tokens[slot, arcs])
+            parents.append(nodes[befores])
+            beam, nodes = reached.flat[best], first + np.arange(len(best))
+            log_probs.append(beam)
+        every = np.concatenate(log_probs)
+        order = np.argsort(-every, kind="stable")  # a prefix comes before its continuations
+        ranks = np.append(np.argsort(order), ROOT)
+        order = order[: self.num_nodes]
+        return DraftTree(np.concatenate(tokens)[order], ranks[np.concatenate(parents)[order]], every[order], lattice)
 
 
 class DraftingBudget:
@@ -207,7 +253,7 @@ class Sized:
     def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
         """One by one, as texts that are decoded alone, and without pauses."""
         trees = [self._cut([lattices[row]], [lattices.context_of(row)])[0][0] for row in range(len(lattices))]
-        return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
+        return _stored(trees)
 
 
 def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[int, float]:
@@ -232,6 +278,10 @@ def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple
     seconds = passes + costs.drafting_of(rows)
     size = int(np.argmax(expected / seconds))
     return size, float(expected[size] / rows * passes[0] - seconds[size])
+
+
+def _stored(trees: Sequence[DraftTree]) -> StoredTrees:
+    return StoredTrees(_stacked([tree.tokens for tree in trees]), _stacked([tree.parents for tree in trees]))
 
 
 def _one_path(tokens: np.ndarray) -> StoredPaths:

@@ -2,6 +2,8 @@
 
     vanilla             the best token of every slot (Stern 2018)
     chain               slot by slot the best token after the one before, by the lattice's transitions (DSpark)
+    4-beam              the four best prefixes of every length, each a continuation of one before (SGLang's tree over
+                        DFlash 2); any number
     16-best             the 16 best rescored paths (Kim 2024, section 7.2); any number
     64-tree             the best prefix tree of 64 nodes; any number
     64-calibrated       the same under calibrated probabilities, copies from the text so far among its nodes
@@ -23,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafters.strategies import BestTree, GreedyChain, NBestPaths, Oracle, Sized, Strategy, Vanilla
+from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Sized, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
@@ -32,12 +34,13 @@ if TYPE_CHECKING:
     from latticebpd.drafters.family import LatticeSource
 
 VANILLA, CHAIN, ORACLE, NO_MODEL, GREEDY, COPIES = "vanilla", "chain", "oracle", "0-gram", "greedy", "copies"
-BEST, TREE, CALIBRATED = "best", "tree", "calibrated"
+BEST, TREE, CALIBRATED, BEAM = "best", "tree", "calibrated", "beam"
 _FORMS = (
     "P-best or N-tree, or N-calibrated, perhaps with :0-gram or a language model's name appended, such as"
     " 16-best:0-gram"
 )
 _SIZED = re.compile(r"([1-9][0-9]{0,5})-(best|tree|calibrated)(?::(.+))?")
+_BEAM = re.compile(r"([1-9][0-9]{0,5})-beam")
 _COPIES = re.compile(r"([1-9][0-9]{0,5})-copies")
 
 Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
@@ -48,7 +51,7 @@ Models: TypeAlias = "LanguageModel | Mapping[str, LanguageModel]"
 class SystemName:
     """A strategy's name, taken apart.
 
-    kind: vanilla, chain, oracle, best, tree or calibrated.  size: paths or nodes, 0 if it has none.
+    kind: vanilla, chain, oracle, beam, best, tree or calibrated.  size: paths or nodes, 0 if it has none.
     model: the language model's name, or None.
     """
 
@@ -61,8 +64,10 @@ class SystemName:
         """Raises ValueError for a name that is no system's."""
         if name in (VANILLA, CHAIN, ORACLE):
             return cls(name)
+        if (match := _BEAM.fullmatch(name)) is not None:
+            return cls(BEAM, int(match[1]))
         if (match := _SIZED.fullmatch(name)) is None:
-            raise ValueError(f"expected vanilla, chain, oracle, {_FORMS}, got {name!r}")
+            raise ValueError(f"expected vanilla, chain, oracle, {_FORMS}, W-beam, got {name!r}")
         return cls(match[2], int(match[1]), match[3])
 
     def chosen(self, models: Mapping[str, LanguageModel]) -> str:
@@ -93,6 +98,8 @@ def strategy_named(name: str, lm: Models = None, alpha: float | None = None) -> 
         return GreedyChain()
     if system.kind == ORACLE:
         return Oracle()
+    if system.kind == BEAM:
+        return BeamTree(system.size)
     models: Mapping[str, LanguageModel] = lm if isinstance(lm, Mapping) else {"": lm}
     wanted = system.chosen(models)
     if wanted != NO_MODEL and wanted not in models:
@@ -118,8 +125,10 @@ def rescores(name: str) -> bool:
 
 def tells_probabilities(name: str) -> bool:
     """Whether the trees of a drafter of that name tell their nodes' probabilities."""
+    if _COPIES.fullmatch(name) or _BEAM.fullmatch(name):
+        return True
     match = _SIZED.fullmatch(name.removeprefix(f"{COPIES}+"))
-    return _COPIES.fullmatch(name) is not None or (match is not None and match[2] in (TREE, CALIBRATED))
+    return match is not None and match[2] in (TREE, CALIBRATED)
 
 
 def drafter_named(
@@ -153,8 +162,8 @@ def drafter_named(
         return PromptNgramDrafter(block_size=int(copies[1]), num_nodes=int(copies[1]))
     with_copies = name.startswith(f"{COPIES}+")
     lattices = name.removeprefix(f"{COPIES}+")
-    if lattices not in (VANILLA, CHAIN, ORACLE) and not _SIZED.fullmatch(lattices):
-        raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, got {name!r}")
+    if lattices not in (VANILLA, CHAIN, ORACLE) and not (_SIZED.fullmatch(lattices) or _BEAM.fullmatch(lattices)):
+        raise ValueError(f"expected greedy, N-copies, copies+N-tree, vanilla, chain, {_FORMS}, W-beam, got {name!r}")
     system = SystemName.parse(lattices)
     if system.kind == ORACLE:
         raise ValueError("expected a system that can draft, got the oracle, which has to know the text beforehand")

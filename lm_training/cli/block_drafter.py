@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -23,7 +25,9 @@ def block_drafter(
     intermediate_size: int | None = typer.Option(None, min=1, help="Feed-forward width; the target's by default."),
     num_kv_heads: int | None = typer.Option(None, min=1, help="Key and value heads; the target's number by default."),
     causal: bool = typer.Option(False, "--causal/--bidirectional", help="Causal attention in a block (JetSpec)."),
-    sample_from_anchor: bool = typer.Option(True, help="Columns predict the next token (DSpark), not their own."),
+    sample_from_anchor: bool | None = typer.Option(
+        None, help="Columns predict the next token (DSpark), not their own; by default without selector or reranker."
+    ),
     shortlist: str | None = typer.Option(
         None, help="Draft only so many tokens, the text's most frequent; or those of a blockwise model's heads."
     ),
@@ -31,7 +35,17 @@ def block_drafter(
         True, "--warm-start/--random-start", help="Initialise norms, context and attention from the target."
     ),
     bigram_rank: int = typer.Option(0, min=0, help="Rank of a bigram added to the logits (DSpark); 0: none."),
-    bigram_on: Path | None = typer.Option(None, help="Train a bigram alone, on this trained drafter."),
+    selector: bool = typer.Option(False, "--selector", help="Add DFlash 2's convolutions and candidate selector."),
+    selector_rank: int = typer.Option(256, min=1, help="Rank of the selector."),
+    reranker: bool = typer.Option(False, "--reranker", help="Add LiLiCorr's reranker of the lattice."),
+    reranker_size: int = typer.Option(0, min=0, help="Width of the reranker and its factors; 0: the target's."),
+    reranker_heads: int = typer.Option(8, min=1, help="Attention heads of the reranker."),
+    candidates: int | None = typer.Option(
+        None, min=1, help="Arcs per slot that a selector or reranker scores; 16 or 8 by default."
+    ),
+    head_on: Path | None = typer.Option(
+        None, "--head-on", "--bigram-on", help="Train such a head alone, by default a bigram, on this trained drafter."
+    ),
     mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,
     *,
@@ -39,14 +53,16 @@ def block_drafter(
     device: str = DEVICE,
 ) -> None:
     """Train a drafter that fills a block of tokens in one pass over its target's hidden states (DFlash, JetSpec,
-    DSpark).
+    DSpark, DFlash 2, LiLiCorr).
 
     The data are text that the target wrote (`latticebpd distill`) and its states (`latticebpd train hidden --whole`);
     the target is not run.
 
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o block[/bold]
     Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o bigram
-        --bigram-on block[/bold]
+        --head-on block[/bold]
+    Example: [bold]latticebpd train block-drafter written --validation written-held-out --model model -o selected
+        --selector[/bold]
     """
     quiet_transformers()
     import torch
@@ -55,19 +71,31 @@ def block_drafter(
     from latticebpd.console import positive_numbers
     from latticebpd.drafters.block.block_checkpoints import load_block_drafter
     from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+    from latticebpd.drafters.block.lattice_reranker import RerankerConfig
     from latticebpd.drafters.pretrained import load_blockwise, load_stock, load_tokenizer
     from latticebpd.target.stock_model import BaseModel
     from lm_training.cli.training_run import mask_token_id, report_shortlist, training_run
     from lm_training.data.shortlist import shortlist_of
     from lm_training.data.training_data import load_head_data
-    from lm_training.families.block import train_block_drafter, with_bigram
+    from lm_training.families.block import train_block_drafter, with_head
 
     require_texts((*data, validation))
     target = torch.nn.Module.to(load_stock(model, base_type(base_dtype)), base_type(base_dtype))
     learnt, held_out = load_head_data(data, [validation], 0)
     torch.manual_seed(options.seed)
-    if bigram_on is not None:
-        new = with_bigram(load_block_drafter(bigram_on), bigram_rank or 64)
+    learned = selector or reranker
+    head: dict[str, Any] = {} if learned else {"markov_rank": bigram_rank or 64 * (head_on is not None)}
+    width = BaseModel.of(target).hidden_size
+    if selector:
+        head |= {"conv_kernel_size": 2, "conv_group_size": math.gcd(16, width)}
+        head |= {"selector_rank": selector_rank, "selector_top_k": candidates or 16}
+    if reranker:
+        shape = {"hidden_size": reranker_size, "factor_dim": reranker_size or width, "num_heads": reranker_heads}
+        head["reranker"] = RerankerConfig(candidates or 8, **shape)
+    if learned and bigram_rank:
+        head["markov_rank"] = bigram_rank
+    if head_on is not None:
+        new = with_head(load_block_drafter(head_on), **head)
         listed = None if new.draft_tokens is None else new.draft_tokens.numpy()
     else:
         tokenizer, listed = load_tokenizer(model), None
@@ -90,8 +118,8 @@ def block_drafter(
             block_size,
             mask_token,
             causal_head=causal,
-            sample_from_anchor=sample_from_anchor,
-            markov_rank=bigram_rank,
+            sample_from_anchor=not learned if sample_from_anchor is None else sample_from_anchor,
+            **head,
             draft_vocab_size=None if listed is None else len(listed),
             tokenizer_fingerprint=vocabulary_fingerprint(tokenizer.get_vocab()),
             **({"target_layer_ids": chosen} if chosen else {}),
@@ -105,5 +133,5 @@ def block_drafter(
         new = BlockDrafter(config, None if listed is None else torch.from_numpy(listed))
     with training_run(output, options, device) as process:
         report_shortlist(process, listed, learnt, held_out)
-        warm_start = warm_start and bigram_on is None
+        warm_start = warm_start and head_on is None
         train_block_drafter(new, target, learnt, held_out, output, options, process, warm_start)

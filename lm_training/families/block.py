@@ -1,4 +1,5 @@
-"""Training block drafters (DFlash, Chen 2026; JetSpec; DSpark) on a target's own text and its stored hidden states.
+"""Training block drafters (DFlash, Chen 2026; JetSpec; DSpark; DFlash 2; LiLiCorr) on a target's own text and its
+stored hidden states.
 
 An *anchor* is a written token that others follow. Each of a few random anchors of a text starts a block; one pass
 fills all blocks under one mask (`latticebpd.drafters.block.block_network.anchored_blocks`). The target is not run: its
@@ -11,7 +12,8 @@ after the anchor; slots beyond the text, or whose token is not drafted, have non
     forward KL          L_m = T^2 KL(p_m^(1/T) || q_m^(1/T)), p_m the target's own distribution after x_(m-1) (JetSpec)
 
 both over the drafted tokens. A low-rank *bigram* (DSpark's Markov head) adds scores for the token before to a slot's
-logits, in training the text's own. It can also be trained alone, on a frozen drafter.
+logits, in training the text's own. A selector's and a reranker's losses are added (`transition_losses`). Each of these
+heads can also be trained alone, on a frozen drafter.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from transformers import PreTrainedModel
 
 from latticebpd.drafters.block.block_checkpoints import save_block_drafter
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, anchored_blocks
+from latticebpd.drafters.block.learned_transitions import Candidates, step_scores
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel, Model
 from lm_training.data.batching import rows_of_step
@@ -38,12 +41,14 @@ from lm_training.data.hidden_states import LAST, layer_name, whole_command
 from lm_training.data.shortlist import fingerprint, shortlist_indices
 from lm_training.data.training_data import HeadData
 from lm_training.families.heads import TOP
+from lm_training.families.transition_losses import reranker_losses, selector_losses, teacher_forced
 from lm_training.training.labels import ModelTexts
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded
 from lm_training.training.training_options import BlockDrafterTraining
 
 UNLABELLED = -1
+AHEAD = 1e5
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +169,8 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         identity: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(options, data.texts, identity)
-        self.data = BlockSampler(target, drafter, data, "training", options.anchors, options.objective == "kl")
+        with_last = options.objective == "kl" or drafter.lilicorr is not None
+        self.data = BlockSampler(target, drafter, data, "training", options.anchors, with_last)
         self.validation = BlockSampler(target, drafter, validation, "validation", options.anchors)
         if int((data.texts.lengths - data.texts.prompt_lengths).max(initial=0)) < 2:
             raise ValueError("expected training texts of at least 2 written tokens (an anchor and a label), got none")
@@ -197,33 +203,66 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         return logits if self.drafter.markov_head is None else logits + self.drafter.markov_head(previous).float()
 
     def forward(self, batch: BlockBatch) -> dict[str, Tensor]:
-        """``loss`` and ``slot_losses``, ``[slots]``, in nats."""
-        known = batch.labels >= 0
-        logits = self.logits(self.hidden(batch)[known], batch.previous[known])
-        if batch.last is None:
+        """``loss``, the block's own ``slot_losses``, ``[slots]``, a selector's or reranker's ``transition_loss``; in
+        nats."""
+        known, hidden = batch.labels >= 0, self.hidden(batch)
+        every = self.project(hidden).float() if self.drafter.lilicorr is not None else None
+        logits = self.logits(hidden[known], batch.previous[known]) if every is None else every[known]
+        if self.options.objective == "ce":
             losses = F.cross_entropy(logits, batch.labels[known], reduction="none")
         else:
             warm = self.options.temperature
+            assert batch.last is not None
             with torch.no_grad():
                 wanted = (self.target(batch.last[known]).float() / warm).log_softmax(dim=-1)
             found = (logits / warm).log_softmax(dim=-1)
             losses = F.kl_div(found, wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
-        sums = torch.zeros(known.shape, dtype=losses.dtype, device=losses.device)
-        sums = sums.masked_scatter(known, losses).sum(dim=(0, 1))
-        loss = (sums * self.decay).sum() / (batch.counts * self.decay).sum().clamp(min=1e-6)
-        return {"loss": loss, "slot_losses": sums / batch.counts.clamp(min=1e-6)}
+        added: dict[str, Tensor] = {}
+        if self.drafter.candidate_selector is not None:
+            given = (hidden[known], batch.previous[known], batch.labels[known])
+            added["transition_loss"] = selector_losses(self.drafter, logits, *given)
+        if every is not None:
+            assert batch.last is not None
+            candidates, walked = self.walk(batch, hidden, every)
+            learnt = reranker_losses(*walked, candidates.indices, self.target, batch.last.flatten(0, 1))
+            added["transition_loss"] = learnt.view(known.shape)[known]
+
+        def by_slot(values: Tensor) -> Tensor:
+            return torch.zeros(known.shape, device=values.device).masked_scatter(known, values).sum(dim=(0, 1))
+
+        sums, norm = by_slot(losses), (batch.counts * self.decay).sum().clamp(min=1e-6)
+        means = {name: (by_slot(each) * self.decay).sum() / norm for name, each in added.items()}
+        loss = (sums * self.decay).sum() / norm + sum(means.values())
+        return {"loss": loss, "slot_losses": sums / batch.counts.clamp(min=1e-6), **means}
+
+    def walk(
+        self, batch: BlockBatch, hidden: Tensor, logits: Tensor
+    ) -> tuple[Candidates, tuple[Tensor, Tensor, Tensor]]:
+        """Each block's candidates, and what a walk along the text sees of their lattice (`teacher_forced`)."""
+        drafter, before = self.drafter, (batch.anchors - 1).clamp(min=0)
+        candidates = Candidates.of(drafter, logits.flatten(0, 1), drafter.config.max_candidates)
+        with torch.no_grad() if self.frozen else contextlib.nullcontext():
+            rows = torch.arange(len(before), device=before.device)[:, None]
+            contexts = drafter.context(batch.states[rows, before]) * (batch.anchors > 0)[..., None]
+        given = (hidden.flatten(0, 1), batch.previous[..., 0].flatten(), contexts.flatten(0, 1))
+        weight: Any = self.embedding.weight
+        scores = step_scores(drafter, candidates, *given, weight.detach())
+        return candidates, teacher_forced(candidates, batch.labels.flatten(0, 1), scores)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        bigram = self.drafter.markov_head.parameters() if self.drafter.markov_head is not None else ()
+        heads = (self.drafter.markov_head, self.drafter.candidate_selector)
+        tables = [weight for head in heads if head is not None for weight in head.parameters()]
+        if self.drafter.lilicorr is not None:
+            tables.append(self.drafter.lilicorr.relative_slot_bias)
         dtype = torch.bfloat16 if self.options.precision == "bfloat16" else None
-        return adamw_and_muon(self.drafter, self.options, by_adamw=bigram, dtype=dtype)
+        return adamw_and_muon(self.drafter, self.options, by_adamw=tables, dtype=dtype)
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
         """Cross-entropy and accuracy by slot, after fixed random anchors and the text's own tokens.
 
         A label that is not drafted is in no loss and counts as missed. ``chain_block_efficiency``: tokens per call for
-        drafts of each slot's best token, the target's own token included.
+        drafts of each slot's best token, after those before it where a head ties them, the target's own token included.
         """
         slots, rng = self.drafter.config.slots, np.random.default_rng(self.options.seed)
         count, known, loss, hits = np.zeros(slots), np.zeros(slots), np.zeros(slots), np.zeros((len(TOP), slots))
@@ -231,8 +270,13 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         for index in range(min(self.options.validation_sequences, len(self.validation))):
             batch = self.validation.batch([index], [self.validation.anchors(index, rng)])
             labelled, labels = batch.labels >= 0, batch.labels.clamp(min=0)
-            logits = self.logits(self.hidden(batch).flatten(0, 2), batch.previous.flatten()).unflatten(0, labels.shape)
+            hidden = self.hidden(batch)
+            logits = self.logits(hidden.flatten(0, 2), batch.previous.flatten()).unflatten(0, labels.shape)
             losses = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
+            if self.drafter.config.max_candidates:  # they come before all others
+                candidates, (scores, *_) = self.walk(batch, hidden, logits)
+                ahead = (each.view(*labels.shape, -1) for each in (candidates.indices, scores + AHEAD))
+                logits = logits.scatter(-1, *ahead)
             rank = (logits > logits.gather(-1, labels[..., None])).sum(dim=-1)
             right = [(rank < top) & labelled for top in TOP]
             loss += _by_slot(losses * labelled)
@@ -327,15 +371,26 @@ def _copy_matching(own: nn.Module, other: nn.Module | None) -> None:
             weight.copy_(weights[name])
 
 
-def with_bigram(drafter: BlockDrafter, rank: int) -> BlockDrafter:
-    """The same drafter, frozen, with a new bigram to train; ValueError if it has one already."""
-    if drafter.markov_head is not None:
-        raise ValueError("expected a drafter without a bigram, to teach one to, got one that has it")
-    new = BlockDrafter(replace(drafter.config, markov_rank=rank), drafter.draft_tokens, drafter.lm_head is not None)
+def with_head(drafter: BlockDrafter, **parts: Any) -> BlockDrafter:
+    """The same drafter, frozen, with a new bigram, selector or reranker to train.
+
+    Args:
+        parts: fields of ``BlockConfig`` that describe the head, and convolutions, which stay without effect.
+
+    Raises:
+        ValueError: it has such a head already, or values that describe no drafter.
+    """
+    if drafter.ties_slots:
+        wanted = "a drafter without a bigram, selector or reranker, to teach one to"
+        raise ValueError(f"expected {wanted}, got one that has it")
+    if drafter.config.conv_kernel_size:
+        parts = {name: value for name, value in parts.items() if not name.startswith("conv_")}
+    new = BlockDrafter(replace(drafter.config, **parts), drafter.draft_tokens, drafter.lm_head is not None)
     new.load_state_dict(drafter.state_dict(), strict=False)
     new.requires_grad_(False)
-    assert new.markov_head is not None
-    new.markov_head.requires_grad_(True)
+    for head in (new.markov_head, new.candidate_selector, new.lilicorr):
+        if head is not None:
+            head.requires_grad_(True)
     return new
 
 
@@ -375,6 +430,8 @@ def train_block_drafter(
         "causal": config.causal_head,
         "sample_from_anchor": config.sample_from_anchor,
         "taught": "all" if drafter.fc.weight.requires_grad else "bigram",
+        **({"candidates": config.max_candidates} if config.max_candidates else {}),
+        **({"reranker": asdict(config.reranker)} if config.reranker else {}),
         "shortlist": fingerprint(None if tokens is None else tokens.numpy()),
     }
     objective = BlockObjective(drafter.to(process.device), target, data, validation, options, identity)

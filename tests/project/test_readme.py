@@ -71,7 +71,8 @@ def prepare_files(guide: str, names: dict[str, Any]) -> None:
         names["model"].base.save_pretrained("target")
         names["loaded"].tokenizer.save_pretrained("target")
         shutil.copytree("target", "small-model")
-        save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1)), "drafter")
+        parts = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "selector_top_k": 8}  # DFlash 2's
+        save_block_drafter(BlockDrafter(config_for(names["model"].base, 1, 4, mask_token_id=1, **parts)), "drafter")
         shutil.copyfile(ASSETS / "lm.fst", "lm.fst")
     elif guide == "gad":
         tiny = TranslationShape(

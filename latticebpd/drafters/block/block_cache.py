@@ -55,7 +55,7 @@ class BlockFiller:
         """
         drafter, read, device = self.drafter, self.read, self.drafter.device
         read.align(texts)
-        layers = [_layers_of(text) for text in texts]
+        layers = [layers_of(text) for text in texts]
         new = [states[done:].to(device, drafter.dtype) for states, done in zip(layers, read.lengths, strict=True)]
         if any(map(len, new)):
             padded = pad_sequence(new, batch_first=True)
@@ -64,6 +64,18 @@ class BlockFiller:
             read.keep([text.tokens[done:-1] for text, done in zip(texts, read.lengths, strict=True)])
         anchors = [[length] for length in read.cache.lengths]
         return self._fill([[text.tokens[-1]] for text in texts], anchors, read.cache, read.cache.longest)[:, 0]
+
+    @torch.inference_mode()
+    def contexts(self, last: Sequence[Tensor]) -> Tensor:
+        """``[rows, hidden]`` context vectors of each row's last token before its anchor, zeros where there is none.
+
+        Args:
+            last: ``[n, layers * hidden]`` of each row, of which the last is read.
+        """
+        drafter = self.drafter
+        rows = [states[-1:] if len(states) else states.new_zeros(1, states.shape[1]) for states in last]
+        known = torch.tensor([[len(states) > 0] for states in last], device=drafter.device)
+        return drafter.context(torch.cat(rows).to(drafter.device, drafter.dtype)) * known
 
     @torch.inference_mode()
     def states_of_text(
@@ -99,7 +111,12 @@ class BlockFiller:
         return drafter.slot_states(hidden)
 
 
-def _layers_of(text: SeenText) -> Tensor:
+def layers_of(text: SeenText) -> Tensor:
+    """A text's states of the target's layers.
+
+    Raises:
+        ValueError: it has none, or not of all its tokens but the last.
+    """
     tokens = len(text.tokens) - 1
     if text.layers is None or len(text.layers) != tokens:
         found = "none" if text.layers is None else f"{len(text.layers)} tokens'"

@@ -5,9 +5,13 @@
 ``dflash_config`` too, under the names of ``speculators``: ``sample_from_anchor``, ``draft_vocab_size``,
 ``markov_rank``, ``enable_confidence_head``, ``confidence_head_with_markov``; so is our ``tokenizer_fingerprint``.
 
-*Speculators'*: ``speculators_model_type`` ``dflash`` or ``dspark``, the Qwen3 config in ``transformer_layer_config``,
-the other fields next to it. Its ``aux_hidden_state_layer_ids`` count the layers that have been run: id k is DFlash's
-k - 1.
+DFlash 2 (``DFlash2DraftModel``) adds ``conv_kernel_size``, ``conv_group_size``, ``selector_rank`` and
+``selector_top_k`` to it, LiLiCorr (``LiLiCorrDraftModel``) eight ``lilicorr_`` fields, all required, and perhaps the
+two of the convolutions; ``layer_types`` may name ``sliding_attention``, of ``sliding_window`` positions.
+
+*Speculators'*: ``speculators_model_type`` ``dflash``, ``dspark`` or ``dflash2``, the Qwen3 config in
+``transformer_layer_config``, the other fields next to it. Its ``aux_hidden_state_layer_ids`` count the layers that have
+been run: id k is DFlash's k - 1.
 
 Both keep a reduced vocabulary as ``t2d``, a mask over the target's tokens, and ``d2t``, the offset of each drafted
 token's id. Nothing is unpickled, and no code of a checkpoint is run. Shapes are compared before memory is allocated.
@@ -19,6 +23,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ from transformers import Qwen3Config
 
 from fst.files import replacing
 from latticebpd.drafters.block.block_network import BlockConfig, BlockDrafter, is_vocabulary
+from latticebpd.drafters.block.lattice_reranker import RerankerConfig
 from latticebpd.drafters.checks import expect
 from latticebpd.target.checkpoints import safetensors_in
 
@@ -40,18 +46,23 @@ _MAPS = ("t2d", "d2t")
 _TARGETS_OWN = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """Tensors of some checkpoints that are the target's, or constants."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-_SPECULATORS = ("dflash", "dspark")
+_SPECULATORS = ("dflash", "dspark", "dflash2")
+_NAMED = "dflash, dspark or dflash2"
+_KINDS = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "lilicorr": "LiLiCorrDraftModel"}
 _SIZES = (
     "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
+_CONVOLUTIONS, _SELECTOR = ("conv_kernel_size", "conv_group_size"), ("selector_rank", "selector_top_k")
+_WINDOW, _WINDOWED = ("layer_types", "sliding_window"), ("full_attention", "sliding_attention")
+_PREFIX = "lilicorr_"
 _LAYER_FIELDS = (
     *_SIZES, "rms_norm_eps", "hidden_act", "attention_bias", "rope_theta", "rope_scaling", "rope_parameters",
 )  # fmt: skip
 _NEUTRAL = {  # fields that would change what a drafter computes, and the values with which they do not
-    "projector_type": ("dflash",), "markov_head_type": ("vanilla",), "input_embedding_scale": (1,),
+    "projector_type": ("dflash", "dflash2", "lilicorr"), "lilicorr_enabled": (True,),
+    "markov_head_type": ("vanilla",), "input_embedding_scale": (1,),
     "output_multiplier": (1,), "final_logit_softcapping": (None, 0), "quantization_config": (None,),
-    "selector_rank": (None,), "conv_kernel_size": (None,),
 }  # fmt: skip
 
 
@@ -70,8 +81,9 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
     """Write a drafter in DFlash's layout; each file is complete or absent."""
     directory = Path(directory)
     config, layers = drafter.config, drafter.config.layers.to_dict()
+    kind = "lilicorr" if config.reranker else "dflash2" if config.selector_rank else "dflash"
     record = {name: layers[name] for name in ("model_type", *_LAYER_FIELDS) if name in layers} | {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": [_KINDS[kind]],
         "block_size": config.block_size,
         "num_target_layers": config.num_target_layers,
         "dflash_config": {
@@ -84,8 +96,18 @@ def save_block_drafter(drafter: BlockDrafter, directory: str | os.PathLike[str])
             "enable_confidence_head": config.confidence,
             "confidence_head_with_markov": config.confidence_with_markov,
             "tokenizer_fingerprint": config.tokenizer_fingerprint,
-        },
+        }
+        | {name: getattr(config, name) for name in (*_CONVOLUTIONS, *_SELECTOR) if getattr(config, name)}
+        | ({_PREFIX + name: value for name, value in asdict(config.reranker).items()} if config.reranker else {}),
     }
+    if kind != "dflash":
+        record["dflash_config"]["block_size"] = config.block_size
+        record |= {"has_own_lm_head": drafter.lm_head is not None, "is_causal": config.causal_head}
+    if config.sliding_layers:
+        types = ["full_attention"] * config.layers.num_hidden_layers
+        for index in config.sliding_layers:
+            types[index] = "sliding_attention"
+        record |= {"layer_types": types, "sliding_window": config.sliding_window, "is_causal": config.causal_head}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     if drafter.draft_tokens is not None:
         tokens = drafter.draft_tokens.cpu()
@@ -104,19 +126,20 @@ def load_block_drafter(directory: str | os.PathLike[str], dtype: torch.dtype = t
         ValueError: no drafter, damaged files, or parts that are not supported; the message names the field or tensor.
     """
     directory = Path(directory)
-    config = _read_config(directory)
+    config, own_head = _read_config(directory)
     # Next to the weights may be a checkpoint of the training.
     files = sorted(directory.glob("model*.safetensors")) or safetensors_in(directory, WEIGHTS)
     try:
         with ExitStack() as stack:
-            return _load(config, [stack.enter_context(safe_open(file, framework="pt")) for file in files], dtype)
+            archives = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
+            return _load(config, archives, dtype, own_head)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{directory}: expected safetensors files: {error}; is the copy complete?") from error
     except ValueError as error:
         raise ValueError(f"{directory}: {error}") from error
 
 
-def _load(config: BlockConfig, archives: list[Any], dtype: torch.dtype) -> BlockDrafter:
+def _load(config: BlockConfig, archives: list[Any], dtype: torch.dtype, own_head: bool) -> BlockDrafter:
     archive_of: dict[str, Any] = {}
     for archive in archives:
         for name in archive.keys():  # noqa: SIM118  (no dict)
@@ -124,6 +147,11 @@ def _load(config: BlockConfig, archives: list[Any], dtype: torch.dtype) -> Block
             archive_of[name] = archive
     layers, number = config.layers.num_hidden_layers, len(archive_of)
     expect(layers <= number, f"num_hidden_layers up to {number} (the tensors of the files)", layers)
+    reranker, mixed = config.reranker, sum(name.startswith("lilicorr.layers.") for name in archive_of)
+    fits = reranker is None or reranker.num_layers <= mixed
+    expect(fits, f"lilicorr_num_layers up to {mixed} (the tensors of the files)", reranker and reranker.num_layers)
+    fits = not own_head or "lm_head.weight" in archive_of
+    expect(fits, "lm_head.weight with has_own_lm_head", "no such tensor")
     drafter = _empty_drafter(config, {name: file.get_slice(name).get_shape() for name, file in archive_of.items()})
     tensors = {name: file.get_tensor(name) for name, file in archive_of.items() if name not in _TARGETS_OWN}
     if config.draft_vocab_size is not None:
@@ -175,7 +203,8 @@ def _draft_tokens(tensors: Mapping[str, Tensor], size: int, vocab_size: int) -> 
     return found[0][1]
 
 
-def _read_config(directory: Path) -> BlockConfig:
+def _read_config(directory: Path) -> tuple[BlockConfig, bool]:
+    """The shape, and whether the drafter has an output projection of its own for certain."""
     path = directory / CONFIG
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
@@ -187,35 +216,46 @@ def _read_config(directory: Path) -> BlockConfig:
         raise ValueError(f"{path}: expected JSON: {error}; is the copy complete?") from error
     try:
         expect(isinstance(given, dict), "an object", repr(given))
-        return _of_speculators(given) if "speculators_model_type" in given else _of_dflash(given)
+        config = _of_speculators(given) if "speculators_model_type" in given else _of_dflash(given)
+        return config, _truth(given, "has_own_lm_head")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
 def _of_dflash(given: dict[str, Any]) -> BlockConfig:
-    own = _field(given, "dflash_config", ", or speculators_model_type dflash or dspark", _is_object)
-    fields = {"causal_head": _truth(given | own, "is_causal")} | given | own
-    return _block_config(fields, _layers(fields), _ids(fields, "target_layer_ids", 0), fields.get("draft_vocab_size"))
+    own = _field(given, "dflash_config", f", or speculators_model_type {_NAMED}", _is_object)
+    fields, named = given | own, given.get("architectures")
+    kind = next((kind for kind, model in _KINDS.items() if isinstance(named, list) and model in named), "dflash")
+    layer_ids = _ids(fields, "target_layer_ids", 0)
+    return _block_config(kind, fields, _layers(fields), layer_ids, fields.get("draft_vocab_size"))
 
 
 def _of_speculators(given: dict[str, Any]) -> BlockConfig:
-    kind = _field(given, "speculators_model_type", " dflash or dspark", _SPECULATORS.__contains__)
-    layers = _layers(_field(given, "transformer_layer_config", ", an object", _is_object))
+    kind = _field(given, "speculators_model_type", f" {_NAMED}", _SPECULATORS.__contains__)
+    described = _field(given, "transformer_layer_config", ", an object", _is_object)
+    layers = _layers(described)
     wanted = f" {layers.hidden_size} (hidden_size)"
     _field(given, "target_hidden_size", wanted, (None, layers.hidden_size).__contains__)
-    defaults: dict[str, Any] = {"block_size": 8}
+    defaults = {"block_size": 8} | {name: described[name] for name in _WINDOW if name in described}
     if kind == "dspark":
         defaults |= {"sample_from_anchor": True, "markov_rank": 256}
         defaults |= {"enable_confidence_head": True, "confidence_head_with_markov": True}
-    reduced = given.get("draft_vocab_size", 32000)
+    reduced = given.get("draft_vocab_size", layers.vocab_size if kind == "dflash2" else 32000)
     layer_ids = _ids(given, "aux_hidden_state_layer_ids", 1)
-    return _block_config(defaults | given, layers, layer_ids, None if reduced == layers.vocab_size else reduced)
+    return _block_config(kind, defaults | given, layers, layer_ids, None if reduced == layers.vocab_size else reduced)
 
 
-def _block_config(fields: dict[str, Any], layers: Any, layer_ids: tuple[int, ...], reduced: Any) -> BlockConfig:
+def _block_config(
+    kind: str, fields: dict[str, Any], layers: Any, layer_ids: tuple[int, ...], reduced: Any
+) -> BlockConfig:
     for name, allowed in _NEUTRAL.items():
         wanted = f" {allowed[0]!r}, the only supported value"
         _field(fields, name, wanted, allowed.__contains__, allowed[0])
+    if "is_causal" in fields:
+        fields = {"causal_head": _truth(fields, "is_causal")} | fields
+    required = (*_CONVOLUTIONS, *_SELECTOR) if kind == "dflash2" else ()
+    added = [name for name in (*_CONVOLUTIONS, *_SELECTOR) if name in required or fields.get(name) is not None]
+    reranks, sliding = kind == "lilicorr" or any(name.startswith(_PREFIX) for name in fields), _sliding(fields, layers)
     return BlockConfig(
         layers,
         block_size=_whole(fields, "block_size"),
@@ -229,7 +269,39 @@ def _block_config(fields: dict[str, Any], layers: Any, layer_ids: tuple[int, ...
         confidence=_truth(fields, "enable_confidence_head"),
         confidence_with_markov=_truth(fields, "confidence_head_with_markov"),
         tokenizer_fingerprint=_field(fields, "tokenizer_fingerprint", " as text", lambda v: isinstance(v, str | None)),
+        reranker=_reranker(fields) if reranks else None,
+        sliding_layers=sliding,
+        sliding_window=_whole(fields, "sliding_window") if sliding else 0,
+        **{name: _whole(fields, name) for name in added},
     )
+
+
+def _sliding(fields: Mapping[str, Any], layers: Any) -> tuple[int, ...]:
+    """The layers with a window. Implementations differ in whether such layers are causal by default, so it is asked
+    for."""
+    number = layers.num_hidden_layers
+
+    def fits(value: Any) -> bool:
+        listed = isinstance(value, list) and len(value) == number
+        return not value or (listed and all(kind in _WINDOWED for kind in value))
+
+    kinds = _field(fields, "layer_types", f", {number} of full_attention and sliding_attention", fits) or []
+    sliding = tuple(index for index, kind in enumerate(kinds) if kind == "sliding_attention")
+    expect(not sliding or "causal_head" in fields, "is_causal with layer_types of sliding_attention", "none")
+    return sliding
+
+
+def _reranker(fields: Mapping[str, Any]) -> RerankerConfig:
+    """LiLiCorr's fields, of which none has a default: two of them change no tensor's shape."""
+
+    def number(name: str) -> float:
+        fits = _field(fields, name, ", a number", lambda value: type(value) in (int, float) and abs(value) < 1e9)
+        return float(fits)
+
+    fitted: dict[str, Any] = {name: number(_PREFIX + name) for name in ("mlp_ratio", "logit_scale", "vector_eps")}
+    sizes = ("candidate_topk", "factor_dim", "num_layers", "num_heads")
+    width = _whole(fields, f"{_PREFIX}hidden_size", 0)
+    return RerankerConfig(hidden_size=width, **fitted, **{name: _whole(fields, _PREFIX + name) for name in sizes})
 
 
 def _layers(given: dict[str, Any]) -> Any:
@@ -243,7 +315,6 @@ def _layers(given: dict[str, Any]) -> Any:
     expect(number <= MOST_LAYERS, f"num_hidden_layers up to {MOST_LAYERS}", number)  # transformers makes lists of them
     expect(head_dim % 2 == 0, "an even head_dim", head_dim)
     _field(given, "rms_norm_eps", " from 0 to 1", lambda v: type(v) in (int, float) and 0 <= v < 1, 1e-6)
-    _field(given, "layer_types", " of full_attention alone", _is_full_attention)
     _truth(given, "attention_bias")
     try:
         layers: Any = Qwen3Config(**{name: given[name] for name in _LAYER_FIELDS if name in given})
@@ -286,7 +357,3 @@ def _ids(fields: Mapping[str, Any], name: str, first: int) -> tuple[int, ...]:
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, dict)
-
-
-def _is_full_attention(value: Any) -> bool:
-    return not value or (isinstance(value, list) and all(kind == "full_attention" for kind in value))

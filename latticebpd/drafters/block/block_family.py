@@ -1,4 +1,5 @@
-"""The family of block drafters (DFlash, JetSpec, DSpark): they read what layers of their target return."""
+"""The family of block drafters (DFlash, JetSpec, DSpark, DFlash 2, LiLiCorr): they read what layers of their target
+return."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fst.fingerprint import vocabulary_fingerprint
-from latticebpd.drafters.block.block_cache import BlockFiller
+from latticebpd.drafters.block.block_cache import BlockFiller, layers_of
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter
 from latticebpd.drafters.block.block_lattices import ALL_HEADS, DrafterHeads, block_lattices
 from latticebpd.drafters.block.block_network import BlockDrafter, check_target
@@ -39,12 +40,13 @@ def load(path: Path, target: Target, options: LoadOptions) -> FamilySource:
 
 
 class BlockLattices:
-    """The outputs of a block drafter, which reads states of selected layers of the target (DFlash, JetSpec, DSpark).
+    """The outputs of a block drafter, which reads states of selected layers of the target (DFlash, JetSpec, DSpark,
+    DFlash 2, LiLiCorr).
 
     Args:
         drafter: fills the blocks.
         target: the model that it was trained for, which decodes.
-        k: arcs per slot.
+        k: arcs per slot; at most as many as a selector or reranker was trained to score.
         slots: the first so many only; the drafter still fills a whole block, as it was trained to.
         heads: which of the drafter's further heads are used, all by default.
 
@@ -68,16 +70,33 @@ class BlockLattices:
             raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
         self.fingerprint = getattr(target, "tokenizer_fingerprint", None) or drafter.config.tokenizer_fingerprint
         self.filler = BlockFiller(drafter, target, self.fingerprint)
-        self.drafter, self.target, self.k, self.slots, self.heads = drafter, target, k, slots, heads
+        most = drafter.config.max_candidates if heads.bigram else 0
+        self.k = min(k, most) if most else k
+        self.drafter, self.target, self.slots, self.heads = drafter, target, slots, heads
         self.vocab_size = drafter.config.vocab_size
         self.needs_layers = drafter.config.target_layer_ids
 
     def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        reachable = max(state.max_depth for state in states)
-        hidden = self.filler.states(states)[:, : reachable if self.slots is None else min(reachable, self.slots)]
-        anchors = [state.tokens[-1] for state in states]
-        drawn = block_lattices(self.drafter, self.filler.output, hidden, anchors, self.k, self.heads)
+        reachable = min(max(state.max_depth for state in states), self.num_slots)
+        hidden = self.filler.states(states)
+        last = [layers_of(state) for state in states] if self._reranks else []
+        drawn = self._lattices(hidden, [state.tokens[-1] for state in states], last, reachable)
         return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
+
+    @property
+    def _reranks(self) -> bool:
+        return self.heads.bigram and self.drafter.lilicorr is not None
+
+    def _lattices(
+        self, hidden: Tensor, anchors: Sequence[int], last: Sequence[Tensor], slots: int
+    ) -> list[SausageLattice]:
+        """The first ``slots`` slots of each row's lattice; last: what the context before its anchor is read from."""
+        arguments = (self.drafter, self.filler.output)
+        if not self._reranks:
+            return block_lattices(*arguments, hidden[:, :slots], anchors, self.k, self.heads)
+        further = (self.filler.contexts(last), self.filler.embeddings)
+        drawn = block_lattices(*arguments, hidden, anchors, self.k, self.heads, *further)
+        return [lattice.first_slots(slots) for lattice in drawn]
 
     @property
     def num_slots(self) -> int:
@@ -109,12 +128,12 @@ class BlockLattices:
         states, own = text_states(self.target, text, positions, source)
         layers = torch.cat([states[layer + 1][0, : positions.stop] for layer in self.needs_layers], dim=-1)
         anchors = [position + 1 for position in positions]
-        softmaxes = self.k if self.has_transitions else 1  # of a slot
+        softmaxes = self.k if self.heads.bigram and self.drafter.markov_head is not None else 1  # of a slot
         together, begin = max(1, MAX_LOGITS // (self.num_slots * self.num_tokens * softmaxes)), 0
         for hidden in self.filler.states_of_text(text, layers, anchors, together):
-            hidden = hidden[:, : self.num_slots]
             rows = slice(begin, begin + len(hidden))
             begin = rows.stop
-            tokens = [text[anchor] for anchor in anchors[rows]]
-            drawn = block_lattices(self.drafter, self.filler.output, hidden, tokens, self.k, self.heads)
-            yield drawn, torch.cat([own[rows], entropy(self.filler.output(hidden))], dim=1)
+            last = [layers[max(anchor - 1, 0) : anchor] for anchor in anchors[rows]] if self._reranks else []
+            drawn = self._lattices(hidden, [text[anchor] for anchor in anchors[rows]], last, self.num_slots)
+            entropies = entropy(self.filler.output(hidden[:, : self.num_slots]))
+            yield drawn, torch.cat([own[rows], entropies], dim=1)

@@ -11,6 +11,9 @@ and a slot keeps the ``k`` best tokens by the former. So a path's score, log_pro
 probability in the chain, and the log_probs alone are the chain's marginals. The token before the first slot is the
 anchor, which is known: its bigram is in the first ``log_probs``.
 
+DFlash 2's *candidate selector* and LiLiCorr's *reranker* make chains of a slot's best tokens alone
+(`learned_transitions`).
+
 A *confidence head* gives the probability c that the target accepts a slot's token; a slot's arcs then have the mass c
 instead of 1. Where that head reads the token before, p(j | i) is c(i) p(j | i).
 """
@@ -25,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from latticebpd.drafters.block.block_network import BlockDrafter
+from latticebpd.drafters.block.learned_transitions import Candidates, chain_lattices, step_scores, top_k
 from latticebpd.drafters.checks import expect
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
@@ -34,7 +38,8 @@ from latticebpd.lattices.sausage import SausageLattice
 class DrafterHeads:
     """Which of a block drafter's optional heads are used, where it has them.
 
-    bigram: the Markov head. confidence: the confidence head; one that reads the Markov head's embedding needs that too.
+    bigram: what ties neighbouring slots: the Markov head, the candidate selector or the reranker. confidence: the
+    confidence head; one that reads the Markov head's embedding needs that too.
     """
 
     bigram: bool = True
@@ -42,7 +47,7 @@ class DrafterHeads:
 
     def of(self, drafter: BlockDrafter) -> DrafterHeads:
         """Those of them that the drafter has."""
-        bigram = self.bigram and drafter.markov_head is not None
+        bigram = self.bigram and drafter.ties_slots
         confidence = self.confidence and drafter.confidence_head is not None
         return DrafterHeads(bigram, confidence and (bigram or not drafter.config.confidence_with_markov))
 
@@ -58,13 +63,17 @@ def block_lattices(
     anchors: Sequence[int],
     k: int,
     heads: DrafterHeads = ALL_HEADS,
+    contexts: Tensor | None = None,
+    embedding: Tensor | None = None,
 ) -> list[SausageLattice]:
-    """One lattice for each row.
+    """One lattice for each row; a selector or reranker scores as many arcs per slot as it was trained to, or ``k``.
 
     Args:
         output: from states to logits (``BlockDrafter.output``).
         hidden: ``[rows, slots, hidden]`` slot states.
         anchors: each row's last token.
+        contexts, embedding: as for `learned_transitions.step_scores`, for drafters with a reranker, whose lattices
+            have all slots.
 
     Raises:
         ValueError: more arcs than the drafter knows tokens.
@@ -75,7 +84,12 @@ def block_lattices(
     if not (heads.bigram or heads.confidence):
         shortlist = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu().numpy()
         return lattices_from_logits(logits, k, shortlist)
-    return _chain_lattices(drafter, logits.float(), hidden, torch.tensor(anchors, device=hidden.device), k, heads)
+    before = torch.tensor(anchors, device=hidden.device)
+    if heads.bigram and drafter.markov_head is None:
+        candidates = Candidates.of(drafter, logits, min(k, drafter.config.max_candidates or k))
+        given = (hidden.new_zeros(0) if each is None else each for each in (contexts, embedding))
+        return chain_lattices(candidates, *step_scores(drafter, candidates, hidden, before, *given))
+    return _chain_lattices(drafter, logits.float(), hidden, before, k, heads)
 
 
 def _chain_lattices(
@@ -92,7 +106,7 @@ def _chain_lattices(
             states = hidden[:, slot, None].expand(-1, given.shape[1], -1)
             given = given + F.logsigmoid(drafter.confidence(states, before[:, : given.shape[1]]).float())[..., None]
         marginal = given[:, 0] if given.shape[1] == 1 else (weights[..., None] + given).logsumexp(dim=1)
-        values, indices = _top_k(marginal, k)
+        values, indices = top_k(marginal, k)
         if given.shape[1] > 1:
             transitions.append(given.gather(2, indices[:, None].expand(-1, given.shape[1], -1)) - values[:, None])
         before = indices if drafter.draft_tokens is None else drafter.draft_tokens[indices]
@@ -101,11 +115,3 @@ def _chain_lattices(
         log_probs.append(values)
     arrays = [torch.stack(each, dim=1).cpu().numpy() for each in (tokens, log_probs, transitions) if each]
     return [SausageLattice(*(array[row] for array in arrays)) for row in range(len(anchors))]
-
-
-def _top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest of each row and their indices, largest first, equal ones by lower index."""
-    indices = values.topk(k, dim=-1).indices.sort(dim=-1).values
-    chosen = values.gather(-1, indices)
-    order = chosen.argsort(dim=-1, descending=True, stable=True)
-    return chosen.gather(-1, order), indices.gather(-1, order)

@@ -19,7 +19,8 @@ every column predicts the next token. So a block of b has b - 1 or b slots; the 
 
 Optional parts: a reduced vocabulary, the only tokens that are drafted; DSpark's *Markov head*, a bigram of low rank
 whose scores are added to a slot's logits given the token before; DSpark's *confidence head*, the probability that a
-slot's token is accepted.
+slot's token is accepted; DFlash 2's *convolutions* in every layer and its *candidate selector*; LiLiCorr's *reranker*;
+layers that see a *window* of the keys alone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from transformers import Cache, DynamicCache, Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding, rotate_half
 
 from latticebpd.cpu.int8_layers import Int8Linear, use_int8_layers
+from latticebpd.drafters.block.candidate_selector import CandidateSelector
+from latticebpd.drafters.block.grouped_convolutions import ConvolvedLayer, GroupedConvolution
+from latticebpd.drafters.block.lattice_reranker import LatticeReranker, RerankerConfig
 from latticebpd.drafters.checks import expect, expect_equal
 from latticebpd.target.stock_model import BaseModel, Model, Projection
 
@@ -53,6 +57,10 @@ class BlockConfig:
     markov_rank: of the Markov head; 0 without.
     confidence: whether there is a confidence head. confidence_with_markov: whether it reads the Markov embedding too.
     tokenizer_fingerprint: hash of the target's vocabulary (``vocabulary_fingerprint``), if known.
+    conv_kernel_size, conv_group_size: taps, and channels of a group, of the layers' convolutions; 0: none.
+    selector_rank, selector_top_k: of the candidate selector, and candidates of a slot that it was trained on; 0: none.
+    reranker: of LiLiCorr's reranker; None: without.
+    sliding_layers: which layers see only keys of the last ``sliding_window`` positions, a column's own included.
 
     Raises:
         ValueError: values that describe no drafter.
@@ -70,6 +78,13 @@ class BlockConfig:
     confidence: bool = False
     confidence_with_markov: bool = False
     tokenizer_fingerprint: str | None = None
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
+    reranker: RerankerConfig | None = None
+    sliding_layers: tuple[int, ...] = ()
+    sliding_window: int = 0
 
     def __post_init__(self) -> None:
         layers, limit, vocab, drafted = (
@@ -86,7 +101,28 @@ class BlockConfig:
         fits = not self.confidence_with_markov or (self.confidence and self.markov_rank > 0)
         expect(fits, "a confidence head and a markov_rank > 0 with confidence_with_markov", "one missing")
         types = getattr(self.layers, "layer_types", None) or []
-        expect(all(kind == "full_attention" for kind in types), "layer_types of full attention", types)
+        expect(all(kind == "full_attention" for kind in types), "layers of full attention", types)
+        expect(not self.sliding_layers or self.sliding_window >= 1, "a sliding_window >= 1", self.sliding_window)
+        self._check_additions()
+
+    def _check_additions(self) -> None:
+        taps, group, rank, top = self.conv_kernel_size, self.conv_group_size, self.selector_rank, self.selector_top_k
+        expect((taps > 0) == (group > 0), "conv_kernel_size and conv_group_size, or neither", f"{taps} and {group}")
+        expect(taps <= self.block_size, f"conv_kernel_size up to {self.block_size} (block_size)", taps)
+        expect(group == 0 or self.hidden_size % group == 0, f"conv_group_size dividing {self.hidden_size}", group)
+        expect((rank > 0) == (top > 0), "selector_rank and selector_top_k, or neither", f"{rank} and {top}")
+        expect(rank == 0 or taps > 0, "conv_kernel_size and conv_group_size with a selector_rank", "none")
+        ties = [self.markov_rank > 0, rank > 0, self.reranker is not None]
+        expect(sum(ties) <= 1, "one of markov_rank, selector_rank and lilicorr_candidate_topk", "several")
+        if rank or self.reranker is not None:
+            name = "a candidate selector" if rank else "a reranker"
+            expect(not self.sample_from_anchor, f"sample_from_anchor false with {name}", True)
+            expect(not self.confidence, f"no confidence head with {name}", "one")
+            known, most = self.draft_vocab_size or self.vocab_size, self.max_candidates
+            expect(most <= known, f"at most {known} candidates per slot (the tokens that are drafted)", most)
+        if self.reranker is not None:
+            width, parts = self.reranker.hidden_size or self.hidden_size, self.reranker.num_heads
+            expect(width % parts == 0, f"lilicorr_num_heads dividing {width} (its width)", parts)
 
     @property
     def hidden_size(self) -> int:
@@ -95,6 +131,11 @@ class BlockConfig:
     @property
     def vocab_size(self) -> int:
         return int(self.layers.vocab_size)
+
+    @property
+    def max_candidates(self) -> int:
+        """Candidates per slot that a selector or reranker was trained on; 0 without."""
+        return self.selector_top_k if self.reranker is None else self.reranker.candidate_topk
 
     @property
     def slots(self) -> int:
@@ -192,14 +233,22 @@ class BlockDrafter(nn.Module):
         config.layers._attn_implementation = "sdpa"
         self.fc = nn.Linear(len(config.target_layer_ids) * size, size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(size, eps=eps)
+        convolutions = (config.conv_kernel_size, config.conv_group_size, config.block_size)
         self.layers = nn.ModuleList(
-            Qwen3DecoderLayer(config.layers, index) for index in range(config.layers.num_hidden_layers)
+            ConvolvedLayer(config.layers, index, convolutions)
+            if config.conv_kernel_size
+            else Qwen3DecoderLayer(config.layers, index)
+            for index in range(config.layers.num_hidden_layers)
         )
         self.norm = Qwen3RMSNorm(size, eps=eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config.layers)
         drafted = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(size, drafted, bias=False) if own_head else None
         self.markov_head = MarkovHead(config.vocab_size, drafted, config.markov_rank) if config.markov_rank else None
+        rank = config.selector_rank
+        self.candidate_selector = CandidateSelector(config.vocab_size, size, rank) if rank else None
+        reranker = config.reranker
+        self.lilicorr = None if reranker is None else LatticeReranker(reranker, size, config.slots, eps)
         width = size + config.markov_rank * config.confidence_with_markov
         self.confidence_head = ConfidenceHead(width) if config.confidence else None
         tokens = None if draft_tokens is None else torch.as_tensor(draft_tokens, dtype=torch.int64, device="cpu")
@@ -213,6 +262,9 @@ class BlockDrafter(nn.Module):
                     nn.init.zeros_(module.bias)  # type: ignore[arg-type]
         if self.markov_head is not None:  # an untrained bigram adds nothing
             nn.init.zeros_(self.markov_head.markov_w2.weight)
+        for module in self.modules():  # nor does an untrained convolution
+            if isinstance(module, GroupedConvolution):
+                nn.init.zeros_(module.kernel_projection.weight)
 
     @property
     def device(self) -> torch.device:
@@ -222,6 +274,16 @@ class BlockDrafter(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
 
+    @property
+    def ties_slots(self) -> bool:
+        """Whether a head scores a slot's tokens given those of the slot before."""
+        return not (self.markov_head is None and self.candidate_selector is None and self.lilicorr is None)
+
+    def context(self, states: Tensor) -> Tensor:
+        """``[..., layers * hidden]`` of the target -> ``[..., hidden]`` context vectors."""
+        normed: Tensor = self.hidden_norm(self.fc(states))
+        return normed
+
     def read(self, states: Tensor, positions: Tensor, cache: Cache) -> None:
         """Append the context's keys and values to a cache.
 
@@ -229,7 +291,7 @@ class BlockDrafter(nn.Module):
             states: ``[rows, n, layers * hidden]`` hidden states after the ``target_layer_ids``, concatenated.
             positions: ``[rows, n]``.
         """
-        context = self.hidden_norm(self.fc(states))
+        context = self.context(states)
         cos, sin = (part[:, None] for part in self.rotary_emb(context, positions))
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
@@ -246,10 +308,15 @@ class BlockDrafter(nn.Module):
             positions: ``[rows, columns]``.
             visible: ``[rows, columns, context + columns]`` bool: which keys a column sees.
         """
-        rotary = self.rotary_emb(block, positions)
-        for layer in self.layers:
+        rotary, windowed = self.rotary_emb(block, positions), visible
+        if self.config.sliding_layers:
+            context = torch.arange(visible.shape[2] - positions.shape[1], device=visible.device)
+            keys = torch.cat([context.expand(len(positions), -1), positions], dim=1)
+            windowed = visible & (keys[:, None] > positions[..., None] - self.config.sliding_window)
+        for index, layer in enumerate(self.layers):
+            seen = windowed if index in self.config.sliding_layers else visible
             block = layer(
-                block, attention_mask=visible[:, None], position_ids=positions, past_key_values=cache, use_cache=True,
+                block, attention_mask=seen[:, None], position_ids=positions, past_key_values=cache, use_cache=True,
                 position_embeddings=rotary,
             )  # fmt: skip
         normed: Tensor = self.norm(block)

@@ -12,11 +12,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from latticebpd.drafters.block.block_checkpoints import is_block_drafter, load_block_drafter, save_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks
+from latticebpd.drafters.block.lattice_reranker import RerankerConfig
 from tests.helpers.block_drafters import MASK, VOCAB, tiny_drafter, tiny_target
 
 QWEN3 = {
@@ -27,6 +28,7 @@ QWEN3 = {
     "dtype": "bfloat16",
 }  # fmt: skip
 REDUCED = [1, 4, 9, 10, 28]
+Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 
 
 def zlab(drafter: BlockDrafter, **changes: Any) -> dict[str, Any]:
@@ -80,7 +82,8 @@ def assert_same(one: BlockDrafter, other: BlockDrafter) -> None:
     }
     for name in ("block_size", "slots", "mask_token_id", "target_layer_ids",
     "causal_head", "sample_from_anchor", "draft_vocab_size",
-                 "markov_rank", "confidence", "confidence_with_markov"):  # fmt: skip
+                 "markov_rank", "confidence", "confidence_with_markov", "conv_kernel_size", "conv_group_size",
+                 "selector_rank", "selector_top_k", "reranker", "sliding_layers", "sliding_window"):  # fmt: skip
         assert getattr(one.config, name) == getattr(other.config, name), name
     assert (one.draft_tokens is None) == (other.draft_tokens is None)
     assert one.draft_tokens is None or one.draft_tokens.tolist() == other.draft_tokens.tolist()  # type: ignore[union-attr]
@@ -98,6 +101,16 @@ def assert_same(one: BlockDrafter, other: BlockDrafter) -> None:
             "confidence_with_markov": True,
             "draft_tokens": REDUCED,
         },
+        {
+            "conv_kernel_size": 2,
+            "conv_group_size": 8,
+            "selector_rank": 5,
+            "selector_top_k": 4,
+            "draft_tokens": REDUCED,
+            "sliding_layers": (0,),
+            "sliding_window": 9,
+        },
+        {"reranker": RerankerConfig(3, 16, 7, 2, 4, 1.5, 6.0, 1e-4), "own_head": True},
     ],
 )
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path, parts: dict[str, Any]) -> None:
@@ -155,6 +168,143 @@ def test_speculators_dspark(tmp_path: Path) -> None:
     assert_same(load_block_drafter(write(tmp_path, config, drafter.state_dict() | maps(REDUCED))), drafter)
 
 
+def dflash2(**changes: Any) -> dict[str, Any]:
+    """DFlash 2's config.json, as published ones are: a block's size among its own fields, windows."""
+    own = {"target_layer_ids": [1, 2], "mask_token_id": MASK, "block_size": 4, "conv_kernel_size": 2,
+           "conv_group_size": 8, "selector_rank": 5, "selector_top_k": 4}  # fmt: skip
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3, "is_causal": False}
+    return QWEN3 | windows | {"architectures": ["DFlash2DraftModel"], "dflash_config": own, **changes}
+
+
+def lilicorr(drafter: BlockDrafter, **changes: Any) -> dict[str, Any]:
+    own = {"lilicorr_candidate_topk": 3, "lilicorr_hidden_size": 16, "lilicorr_factor_dim": 7, "lilicorr_num_layers": 2,
+           "lilicorr_num_heads": 4, "lilicorr_mlp_ratio": 1.5, "lilicorr_logit_scale": 6.0,
+           "lilicorr_vector_eps": 1e-4}  # fmt: skip
+    config = zlab(drafter, architectures=["LiLiCorrDraftModel"], has_own_lm_head=False)
+    config["dflash_config"] |= own | changes
+    return config
+
+
+SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 5, "selector_top_k": 4}
+RERANKER = {"reranker": RerankerConfig(3, 16, 7, 2, 4, 1.5, 6.0, 1e-4)}
+WINDOW = {"sliding_layers": (1,), "sliding_window": 3}
+
+
+def test_dflash2s_own_layout(tmp_path: Path) -> None:
+    drafter = tiny_drafter(tiny_target(), **SELECTOR, **WINDOW)
+    shapes = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items()}
+    added = {f"layers.{layer}.{side}_conv.base_kernel": [2, 2, 24] for layer in (0, 1) for side in ("attention", "mlp")}
+    added |= {name.replace("base_kernel", "kernel_projection.weight"): [12, 24] for name in added}
+    codebooks = {f"candidate_selector.{side}_codebook": [VOCAB, 5] for side in ("predecessor", "successor")}
+    added |= codebooks | {"candidate_selector.hidden_projection.weight": [5, 24]}
+    plain = {name: list(tensor.shape) for name, tensor in tiny_drafter(tiny_target()).state_dict().items()}
+    assert shapes == plain | added
+    assert_same(load_block_drafter(write(tmp_path / "zlab", dflash2(), drafter.state_dict())), drafter)
+    described = QWEN3 | {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}
+    config = speculators("dflash2", **SELECTOR, transformer_layer_config=described, is_causal=False)
+    del config["draft_vocab_size"]  # the whole vocabulary
+    assert_same(load_block_drafter(write(tmp_path / "speculators", config, drafter.state_dict())), drafter)
+
+
+def test_lilicorrs_own_layout(tmp_path: Path) -> None:
+    drafter = tiny_drafter(tiny_target(), **RERANKER)
+    shapes = {name: list(tensor.shape) for name, tensor in drafter.state_dict().items() if name.startswith("lilicorr.")}
+    linear = {"token_proj": [16, 24], "pass_hidden_proj": [16, 24], "feature_mlp.1": [16, 5], "feature_mlp.3": [16, 16],
+              "context_proj": [16, 24], "factor_input_proj": [16, 48], "out_head": [7, 16], "in_head": [7, 16],
+              "anchor_out_head": [7, 16]}  # fmt: skip
+    expected = {"feature_mlp.0.weight": [5], "feature_mlp.0.bias": [5], "slot_embedding": [1, 1, 3, 1, 16],
+                "rank_embedding": [1, 1, 1, 3, 16], "relative_slot_bias": [4, 7], "same_slot_bias": [4],
+                "output_norm.weight": [16], "anchor_norm.weight": [16]}  # fmt: skip
+    for layer in ("layers.0", "layers.1"):
+        linear |= {f"{layer}.attn.out_proj": [16, 16], f"{layer}.mlp.0": [24, 16], f"{layer}.mlp.2": [16, 24]}
+        expected |= {f"{layer}.attn.in_proj_weight": [48, 16], f"{layer}.attn.in_proj_bias": [48]}
+        expected |= {f"{layer}.attn_norm.weight": [16], f"{layer}.mlp_norm.weight": [16]}
+    expected |= {f"{name}.weight": shape for name, shape in linear.items()}
+    expected |= {f"{name}.bias": shape[:1] for name, shape in linear.items()}
+    assert shapes == {f"lilicorr.{name}": shape for name, shape in expected.items()}
+    assert_same(load_block_drafter(write(tmp_path / "plain", lilicorr(drafter), drafter.state_dict())), drafter)
+    convolved = tiny_drafter(tiny_target(), own_head=True, conv_kernel_size=2, conv_group_size=8, **RERANKER)
+    config = lilicorr(drafter, conv_kernel_size=2, conv_group_size=8) | {"has_own_lm_head": True}
+    assert_same(load_block_drafter(write(tmp_path / "convolved", config, convolved.state_dict())), convolved)
+    wide = tiny_drafter(tiny_target(), reranker=RerankerConfig(3, 0, 7, 1, 4, 1.5, 6.0, 1e-4))
+    assert "lilicorr.token_proj.weight" not in wide.state_dict()
+    config = lilicorr(drafter, lilicorr_hidden_size=24, lilicorr_num_layers=1)
+    with torch.inference_mode():
+        same = load_block_drafter(write(tmp_path / "wide", config, wide.state_dict()))
+        points = torch.randn(2, 3, 3, 24), torch.randn(2, 3, 3), torch.randn(2, 3, 24), torch.randn(2, 24)
+        assert torch.equal(same.lilicorr(*points)[1], wide.lilicorr(*points)[1])  # type: ignore[misc]
+
+
+def own(name: str, value: Any = None) -> Change:
+    """A field of ``dflash_config`` with another value, or without one."""
+    return lambda config, tensors: config["dflash_config"].update({name: value})
+
+
+def top(name: str, value: Any = None) -> Change:
+    return lambda config, tensors: config.update({name: value})
+
+
+def renamed(name: str, other: str) -> Change:
+    return lambda config, tensors: tensors.update({other: tensors.pop(name)})
+
+
+CODEBOOK, BIAS = "candidate_selector.successor_codebook", "lilicorr.in_head.bias"
+DFLASH2_REFUSED: list[tuple[Change, str]] = [
+    (own("selector_rank"), "expected selector_rank, a whole number from 1 on, got None"),
+    (own("conv_kernel_size", 0), "expected conv_kernel_size, a whole number from 1 on, got 0"),
+    (own("conv_group_size", 7), "expected conv_group_size dividing 24, got 7"),
+    (own("conv_kernel_size", 5), r"expected conv_kernel_size up to 4 \(block_size\), got 5"),
+    (own("selector_top_k", 99), f"expected at most {VOCAB} candidates per slot"),
+    (own("selector_rank", 6), r"expected candidate_selector.predecessor_codebook of shape \[31, 6\]"),
+    (renamed(CODEBOOK, f"{CODEBOOK}.weight"), f"expected {CODEBOOK} of shape .* found no such tensor"),
+    (top("sliding_window"), "expected sliding_window, a whole number from 1 on, got None"),
+    (lambda config, tensors: config.pop("is_causal"), "expected is_causal with layer_types of sliding_attention"),
+    (top("layer_types", ["sliding_attention"]), "expected layer_types, 2 of full_attention and sliding_attention"),
+    (top("sample_from_anchor", True), "expected sample_from_anchor false with a candidate selector"),
+    (top("markov_rank", 3), "expected one of markov_rank, selector_rank and lilicorr_candidate_topk"),
+    (own("final_logit_softcapping", 20.0), "expected final_logit_softcapping None"),
+]
+LILICORR_REFUSED: list[tuple[Change, str]] = [
+    (own("lilicorr_logit_scale"), "expected lilicorr_logit_scale, a number, got None"),
+    (own("lilicorr_logit_scale", float("inf")), "expected lilicorr_logit_scale, a number, got inf"),
+    (own("lilicorr_vector_eps", 0.5), "expected lilicorr_vector_eps from 0 to 0.5, got 0.5"),
+    (own("lilicorr_num_heads", 5), r"expected lilicorr_hidden_size in 5 parts \(lilicorr_num_heads\), got 16"),
+    (own("lilicorr_num_layers", 10**6), "expected lilicorr_num_layers up to 20"),
+    (own("lilicorr_hidden_size", 1 << 20), "expected lilicorr.* of shape"),
+    (own("lilicorr_enabled", False), "expected lilicorr_enabled True"),
+    (top("block_size", 5), r"expected lilicorr.slot_embedding of shape \[1, 1, 4"),
+    (
+        top("dflash_config", {"target_layer_ids": [1, 2], "mask_token_id": MASK}),
+        "expected lilicorr_mlp_ratio, a number",
+    ),
+    (top("has_own_lm_head", True), "expected lm_head.weight with has_own_lm_head"),
+    (lambda config, tensors: tensors.pop(BIAS), f"expected {BIAS} of shape .* found no such tensor"),
+    (lambda config, tensors: tensors.update({"lilicorr.gate": torch.ones(1)}), "got lilicorr.gate too"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DFLASH2_REFUSED)
+def test_selectors_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Change, message: str) -> None:
+    drafter = tiny_drafter(tiny_target(), **SELECTOR, **WINDOW)
+    refused_in_a_line(tmp_path, dflash2(), drafter, change, message)
+
+
+@pytest.mark.parametrize(("change", "message"), LILICORR_REFUSED)
+def test_rerankers_that_do_not_fit_are_refused_by_name(tmp_path: Path, change: Change, message: str) -> None:
+    drafter = tiny_drafter(tiny_target(), **RERANKER)
+    refused_in_a_line(tmp_path, lilicorr(drafter), drafter, change, message)
+
+
+def refused_in_a_line(
+    directory: Path, config: dict[str, Any], drafter: BlockDrafter, change: Change, message: str
+) -> None:
+    tensors = dict(drafter.state_dict())
+    change(config, tensors)
+    with pytest.raises(ValueError, match=message) as refused:
+        load_block_drafter(write(directory, config, tensors))
+    assert "\n" not in str(refused.value)
+
+
 def test_one_map_is_enough_and_shards_are_read(tmp_path: Path) -> None:
     drafter = tiny_drafter(tiny_target(), draft_tokens=REDUCED)
     tensors, both = drafter.state_dict(), maps(REDUCED)
@@ -168,7 +318,6 @@ def test_one_map_is_enough_and_shards_are_read(tmp_path: Path) -> None:
     assert_same(load_block_drafter(tmp_path / "shards"), drafter)
 
 
-Change = Callable[[dict[str, Any], dict[str, Tensor]], object]
 REFUSED: dict[str, tuple[Change, str]] = {
     "neither layout": (lambda c, t: c.pop("dflash_config"), "expected dflash_config, or speculators_model_type"),
     "no mask": (
@@ -192,7 +341,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "another model": (lambda c, t: c.update(model_type="llama"), "expected layers of model_type qwen3, got 'llama'"),
     "sliding window": (
         lambda c, t: c.update(layer_types=["full_attention", "sliding_attention"]),
-        "expected layer_types of full_attention",
+        "expected is_causal with layer_types of sliding_attention, got none",
     ),
     "domino": (lambda c, t: c.update(projector_type="domino"), "expected projector_type 'dflash'"),
     "gated bigram": (lambda c, t: c.update(markov_head_type="gated"), "expected markov_head_type 'vanilla'"),
@@ -282,7 +431,10 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculators_model_type": "eagle3"}, "expected speculators_model_type dflash or dspark, got 'eagle3'"),
+        (
+            {"speculators_model_type": "eagle3"},
+            "speculators_model_type dflash, dspark or dflash2, got 'eagle3'",
+        ),
         ({"transformer_layer_config": None}, "expected transformer_layer_config, an object, got None"),
         ({"aux_hidden_state_layer_ids": [0, 2]}, "expected aux_hidden_state_layer_ids, a list of layers from 1 on"),
         ({"target_hidden_size": 48}, r"expected target_hidden_size 24 \(hidden_size\), got 48"),
@@ -317,10 +469,13 @@ def test_other_directories_are_no_block_drafters(tmp_path: Path) -> None:
         load_block_drafter(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["bigram", "selector", "reranker"])
+def good(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     directory = tmp_path_factory.mktemp("good")
-    drafter = tiny_drafter(tiny_target(), markov_rank=3, confidence=True, draft_tokens=REDUCED)
+    parts: dict[str, dict[str, Any]] = {
+        "bigram": {"markov_rank": 3, "confidence": True}, "selector": SELECTOR | WINDOW, "reranker": RERANKER,
+    }  # fmt: skip
+    drafter = tiny_drafter(tiny_target(), draft_tokens=REDUCED, **parts[request.param])
     save_block_drafter(drafter, directory)
     return directory
 
@@ -378,4 +533,3 @@ def test_damage_of_shapes_is_refused_before_memory_is_taken(good: Path, tmp_path
     (tmp_path / "huge" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="of shape"):
         load_block_drafter(tmp_path / "huge")
-    assert len(load_file(good / "model.safetensors")) == 31

@@ -113,6 +113,7 @@ def test_trees_without_probabilities_are_refused() -> None:
     [
         ("8-copies", True),
         ("8-tree", True),
+        ("2-beam", True),
         ("copies+8-tree", True),
         ("greedy", False),
         ("vanilla", False),

@@ -42,7 +42,7 @@ from latticebpd.drafters import (
 )
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
-from latticebpd.drafters.strategies import GreedyChain, StoredPaths, StoredTrees
+from latticebpd.drafters.strategies import BeamTree, GreedyChain, StoredPaths, StoredTrees
 from latticebpd.drafters.system_names import SystemName
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
@@ -72,6 +72,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 WITH_TRANSITIONS: dict[str, Strategy] = {
     "chain": GreedyChain(),
+    "beam": BeamTree(2, 5),
     **{name: STRATEGIES[name] for name in ("vanilla", "oracle", "paths", "all paths", "tree")},
 }
 
@@ -164,6 +165,7 @@ def test_oracle_is_the_best_of_all_paths(found: LatticeSet) -> None:
     [
         ("vanilla", Vanilla()),
         ("chain", GreedyChain()),
+        ("4-beam", BeamTree(4)),
         ("oracle", Oracle()),
         ("16-best", (NBestPaths, 16, "a", 0.5)),
         ("8-tree", (BestTree, 8, "a", 0.5)),

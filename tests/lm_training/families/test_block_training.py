@@ -17,14 +17,17 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from latticebpd.cli import app
+from latticebpd.drafters import BlockLattices, State
 from latticebpd.drafters.block.block_checkpoints import load_block_drafter
 from latticebpd.drafters.block.block_network import BlockDrafter, config_for
+from latticebpd.drafters.block.lattice_reranker import RerankerConfig
+from latticebpd.lattices.sausage import greedy_chain
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import rows_of_step
 from lm_training.data.corpus import train_tokenizer
 from lm_training.data.hidden_states import StateOptions, add_states, load_states, states_directory
 from lm_training.data.training_data import HeadData
-from lm_training.families.block import BlockObjective, train_block_drafter, with_bigram
+from lm_training.families.block import BlockObjective, train_block_drafter, with_head
 from lm_training.training.training_loop import Trainer
 from lm_training.training.training_options import BlockDrafterTraining
 from tests.helpers.blockwise_models import tiny_model
@@ -153,6 +156,92 @@ def test_loss_is_that_of_the_definition(data: HeadData, kind: str, rank: int) ->
         assert float(objective(batch)["loss"]) == pytest.approx(total / weights, rel=1e-4)
 
 
+HEADS = {
+    "bigram": {"markov_rank": 3},
+    "selector": {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 3, "selector_top_k": 4},
+    "reranker": {"reranker": RerankerConfig(4, 8, 6, 1, 2, 2.0, 8.0, 1e-4)},
+}
+
+
+@pytest.mark.parametrize("kind", ["selector", "reranker"])
+def test_losses_of_selector_and_reranker_are_those_of_the_definition(data: HeadData, kind: str) -> None:
+    target, tokens = base(), [2, 3, 5, 7, 8, 11, 13, 14, 17, 19, 22]
+    made = with_head(drafter(target, tokens), **HEADS[kind])
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.4)
+    options = replace(QUICK, batch_size=11)
+    objective, plain = (BlockObjective(each, target, data, data, options) for each in (made, drafter(target, tokens)))
+    batch, embedding = objective.batch(0, 0, 1), target.get_input_embeddings().weight
+    projection = target.get_output_embeddings().weight[tokens]
+    total, weights = 0.0, float((batch.counts * objective.decay).sum())
+    with torch.no_grad():
+        for row, drawn in enumerate(batch.anchors.tolist()):
+            index = rows_of_step(11, 11, 0, 0, 1)[row]
+            text = data.texts[index].tolist()
+            for anchor in [place for place in drawn if place]:
+                hidden = one_at_a_time(objective, index, anchor)
+                logits = hidden @ projection.T
+                best = logits.argsort(dim=-1, descending=True, stable=True)[:, :4]
+                last = data.states.of_whole_text(index).float()
+                read = [data.states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)]
+                if kind == "reranker":
+                    context = made.context(torch.cat(read, dim=1)[anchor - 1])
+                    embedded = embedding[torch.tensor(tokens)[best]]
+                    log_probs = logits.log_softmax(-1).gather(1, best)
+                    start, pairs = made.lilicorr(embedded[None], log_probs[None], hidden[None], context[None])
+                rank = -1
+                for slot in range(min(3, len(text) - 1 - anchor)):
+                    previous, written = text[anchor + slot], text[anchor + slot + 1]
+                    if written not in tokens:
+                        if kind == "reranker":
+                            break
+                        continue
+                    label, candidates = tokens.index(written), best[slot].tolist()
+                    if kind == "selector":
+                        candidates = candidates if label in candidates else [*candidates[:-1], label]
+                        head = made.candidate_selector
+                        keys = head.predecessor_codebook[previous] * (head.hidden_projection.weight @ hidden[slot])
+                        scores = [logits[slot, at] + keys @ head.successor_codebook[tokens[at]] for at in candidates]
+                        loss = -torch.stack(scores).log_softmax(0)[candidates.index(label)]
+                    else:
+                        if label not in candidates:
+                            break
+                        scores = start[0] if slot == 0 else pairs[0, slot - 1, rank]
+                        rank = candidates.index(label)
+                        z = projection @ last[anchor + slot]
+                        behind = (z[label] - z[candidates]).clamp(min=0)
+                        loss = -0.25 * scores.log_softmax(0)[rank] + 0.25 * (scores.softmax(0) * behind).sum()
+                    total += float(loss) * np.exp(-slot / 2.0)
+        assert total > 0
+        expected = float(plain(plain.batch(0, 0, 1))["loss"]) + total / weights
+        assert float(objective(batch)["loss"]) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_validation_walks_as_a_decode_does(data: HeadData, kind: str) -> None:
+    """``chain_block_efficiency`` is that of the greedy walks of the lattices that a decode draws."""
+    target = base()
+    made = with_head(drafter(target), **HEADS[kind])
+    for parameter in made.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.4)
+    options = replace(QUICK, validation_sequences=len(data.texts))
+    objective = BlockObjective(made, target, data, data, options)
+    found, rng, blocks, committed = objective.validate(), np.random.default_rng(0), 0, 0
+    source = BlockLattices(made.eval(), target, 4)
+    for index in range(len(data.texts)):
+        text = data.texts[index].tolist()
+        read = [data.states.of_whole_text(index, f"layer-{layer}").float() for layer in (1, 2)]
+        for anchor in objective.validation.anchors(index, rng).tolist():
+            state = State(0, text[: anchor + 1], 1, None, 9, (), torch.cat(read, dim=1)[:anchor])
+            (lattice,) = source.lattices([state])
+            chain = greedy_chain(lattice.tokens, lattice.log_probs, lattice.transitions).tolist()
+            right = [a == b for a, b in zip(chain, text[anchor + 1 :], strict=False)]
+            blocks, committed = blocks + 1, committed + (right.index(False) if False in right else len(right))
+    assert found["chain_block_efficiency"] == pytest.approx(1 + committed / blocks, abs=1e-4)
+
+
 @dataclass(frozen=True)
 class Part(BlockDrafterTraining):
     """The first steps of a run of six: the schedule is that of the whole run."""
@@ -162,16 +251,18 @@ class Part(BlockDrafterTraining):
         return QUICK.schedule
 
 
-@pytest.mark.parametrize("bigram", [False, True])
-def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, bigram: bool) -> None:
+@pytest.mark.parametrize("kind", ["whole", *HEADS, "whole selector", "whole reranker"])
+def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, kind: str) -> None:
     def made(seed: int) -> BlockDrafter:
+        if kind.startswith("whole"):
+            return drafter(base(), **HEADS.get(kind.removeprefix("whole "), {}))
         begun = drafter(base())
         torch.manual_seed(seed)
-        return with_bigram(begun, 3) if bigram else begun
+        return with_head(begun, **HEADS[kind])
 
     train_block_drafter(made(0), base(), data, data, tmp_path / "whole", QUICK)
     for steps in (2, 4, 6):
-        objective = BlockObjective(made(0), base(), data, data, QUICK)
+        objective = BlockObjective(made(0), base().requires_grad_(False), data, data, QUICK)
         Trainer(objective, tmp_path / "parts", Part(**asdict(QUICK) | {"steps": steps})).run()
     one, other = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
     assert one.keys() == other.keys()
@@ -180,8 +271,10 @@ def test_resumed_run_ends_with_the_same_weights(data: HeadData, tmp_path: Path, 
         train_block_drafter(made(0), base(), data, data, tmp_path / "whole", replace(QUICK, gamma=3.0))
 
 
-def test_parts_of_a_batch_are_the_batch(data: HeadData) -> None:
-    objective = BlockObjective(drafter(base(), list(range(2, 20))), base(), data, data, QUICK)
+@pytest.mark.parametrize("kind", [None, "selector", "reranker"])
+def test_parts_of_a_batch_are_the_batch(data: HeadData, kind: str | None) -> None:
+    made = drafter(base(), list(range(2, 20)), **HEADS.get(kind, {}))
+    objective = BlockObjective(made, base(), data, data, QUICK)
     whole = objective(objective.batch(3, 0, 1))
     parts = [objective(objective.batch(3, part, 2)) for part in range(2)]
     for name, expected in whole.items():
@@ -207,21 +300,23 @@ def test_drafter_of_a_periodic_model_says_all_of_the_block(tmp_path: Path) -> No
         assert torch.equal(weight, again.state_dict()[name])
 
 
-def test_bigram_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_alone_leaves_the_drafter_as_it_is_and_learns(data: HeadData, tmp_path: Path, kind: str) -> None:
     tokens = list(range(2, 20))
     before = drafter(base(), tokens).eval()
-    options = replace(QUICK, steps=80, batch_size=11, learning_rate=5e-2, validation_every=80, checkpoint_every=80)
-    new = with_bigram(before, 4)
+    rate = 5e-3 if kind == "reranker" else 5e-2
+    options = replace(QUICK, steps=80, batch_size=11, learning_rate=rate, validation_every=80, checkpoint_every=80)
+    new = with_head(before, **HEADS[kind])
     train_block_drafter(new, base(), data, data, tmp_path, options)
-    log = [json.loads(line)["loss"] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
-    assert log[-1] < 0.8 * log[0]
+    field = "loss" if kind == "bigram" else "transition_loss"
+    log = [json.loads(line)[field] for line in (tmp_path / "training-log.jsonl").read_text().splitlines()]
+    assert np.mean(log[-5:]) < 0.8 * np.mean(log[:5])
     again = load_block_drafter(tmp_path)
-    assert again.config.markov_rank == 4
+    assert again.ties_slots
     for name, weight in before.state_dict().items():
         assert torch.equal(weight, again.state_dict()[name])
-    assert again.markov_head.markov_w2.weight.abs().max() > 0
     with pytest.raises(ValueError, match="expected a drafter without a bigram"):
-        with_bigram(again, 4)
+        with_head(again, **HEADS[kind])
 
 
 def test_states_that_do_not_serve_are_refused(data: HeadData, tmp_path: Path) -> None:
@@ -325,6 +420,16 @@ def test_commands_train_a_drafter_and_a_bigram_on_it(run: Run, tmp_path: Path) -
     assert "validation.slot_accuracy.top-1.3" in header
     train("bigram", "--bigram-on", str(tmp_path / "block"), "--bigram-rank", "2")
     assert load_block_drafter(tmp_path / "bigram").config.markov_rank == 2
+    train("anchored", *shape, "--no-sample-from-anchor")
+    train(
+        "selected", "--head-on", str(tmp_path / "anchored"), "--selector", "--selector-rank", "3", "--candidates", "4"
+    )
+    assert json.loads((tmp_path / "selected/config.json").read_text())["architectures"] == ["DFlash2DraftModel"]
+    reranker = ["--reranker", "--reranker-size", "8", "--reranker-heads", "2"]
+    train("reranked", *shape, *reranker)
+    assert load_block_drafter(tmp_path / "reranked").config.reranker == RerankerConfig(8, 8, 8, 2, 2)
+    status, _, err = run("train", "block-drafter", *files, *shape, *reranker, "--sample-from-anchor", "-o", "no")
+    assert (status, "expected sample_from_anchor false with a reranker" in err) == (2, True)
     train("causal", *shape, "--causal", "--random-start", "--no-sample-from-anchor")
     assert (
         load_block_drafter(tmp_path / "causal").config.causal_head,

@@ -1,0 +1,210 @@
+"""Learned lattices (DFlash 2's selector, LiLiCorr's reranker) by their own walks and beams, and searched exactly.
+
+    python -m benchmarks.smollm2.learned_lattices --work WORK [--texts 600 --steps 150 --head-steps 120]    # trains
+    python -m benchmarks.smollm2.learned_lattices --work WORK --lm lm.fst -o results.csv                    # replays
+    python -m benchmarks.smollm2.learned_lattices --table benchmarks/smollm2/results/learned.csv
+    python -m benchmarks.smollm2.learned_lattices --time --lm lm.fst                  # of a search, on one core
+
+WORK is a folder that `make.py` has filled with texts. One block drafter is trained on the first of them; a bigram
+(DSpark), a selector and a reranker are then each taught to it alone, so that all draft from the same marginals. Of the
+held-out answers one half tunes the n-gram model's weight, once for each drafter, by 16-node trees; the other half is
+replayed. Systems of n nodes: the *beam* of SGLang cut to n, the first n nodes of the p best *paths*, the best *tree*.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fst
+from benchmarks.common import err, latticebpd, options, stage, table
+from benchmarks.smollm2.make import MODEL
+from benchmarks.smollm2.trees import COLUMNS, answers, counts_of, efficiency, gain, replayed
+from latticebpd import DraftTree, LatticeDrafter
+from latticebpd.drafters.saved_top_k import SavedTopK
+from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Strategy
+from latticebpd.lattices.shards import texts_of
+from latticebpd.lattices.texts import Texts
+from latticebpd.measuring.examples import draw_examples
+from latticebpd.measuring.tuning import tune
+from latticebpd.scoring.ngram import NgramScorer
+
+HEADS = {
+    "block": None,
+    "bigram": "--learning-rate 5e-3 --bigram-rank 64",
+    "selector": "--learning-rate 5e-3 --selector --selector-rank 64",
+    "reranker": "--reranker --reranker-size 128 --reranker-heads 4 --candidates 16",
+}
+LAYERS = "2,15,28"
+SHAPE = (
+    f"--no-sample-from-anchor --num-layers 2 --layers {LAYERS} --block-size 8 --num-kv-heads 9 --intermediate-size 768"
+)
+COMMON = "--batch-size 8 --anchors 16 --warmup-steps 10 --validation-sequences 32"
+SIZES, SLOTS, K = (8, 16, 32, 64), 7, 16
+KINDS = ("beam", "paths", "tree", "paths, 4-gram", "tree, 4-gram")
+PAIRS = (("tree", "beam"), ("tree", "paths"), ("tree, 4-gram", "tree"))
+
+
+def train(work: Path, texts: int, held: int, steps: int, head_steps: int) -> None:
+    """Drafters, and lattices of held-out answers by each; what is there stays."""
+    home = work / "learned"
+    home.mkdir(exist_ok=True)
+    files = {name: home / f"{name}.npz" for name in ("train", "held-out")}
+    for name, count in (("train", texts), ("held-out", held)):
+        given = Texts.load(work / f"{name}.npz")
+        stage(files[name], partial(given.chosen(range(min(count, len(given)))).save, files[name]))
+    target = f"--model {MODEL}"
+    latticebpd("train", "hidden", *files.values(), f"{target} --whole --layers {LAYERS} --shard-texts 64")
+    for name, head in HEADS.items():
+        common = ("train", "block-drafter", files["train"], "--validation", files["held-out"], f"{target} {COMMON}")
+        if head is None:
+            latticebpd(*common, SHAPE, f"--shortlist {MODEL} --steps {steps}", "-o", home / name)
+        else:
+            latticebpd(*common, head, f"--steps {head_steps} --head-on", home / "block", "-o", home / name)
+        lattices = home / f"{name}-lattices"
+        drafter = ("--drafter-model", home / name, f"--teacher-force --context 1024 -k {K} -o")
+        latticebpd("lattices", "--prompts", files["held-out"], target, *drafter, lattices)
+
+
+@dataclass(frozen=True)
+class PathNodes:
+    """The first ``num_nodes`` nodes of the best paths, best path first."""
+
+    scorer: NgramScorer
+    num_nodes: int
+
+    def draft(self, lattices: Any, contexts: Any) -> list[DraftTree]:
+        trees = NBestPaths(self.scorer, self.num_nodes).draft(lattices, contexts)
+        return [tree.first(self.num_nodes) for tree in trees]
+
+
+def systems_of(fit: Path, lm: fst.NgramModel, examples: int) -> dict[str, Any]:
+    plain, alpha = NgramScorer(None), tune([fit], lm, "16-tree", examples=examples)[0].alpha
+    mixed = NgramScorer(lm, alpha)
+    err.print(f"{fit.name}: weight of the 4-gram {alpha:g}", style="dim")
+    made: dict[str, Any] = {"walk": GreedyChain(), "best path": NBestPaths(plain, 1)}
+    made["best path, 4-gram"] = NBestPaths(mixed, 1)
+    for size in SIZES:
+        made[f"{size} beam"] = BeamTree(-(-size // SLOTS), size)
+        for name, scorer in (("", plain), (", 4-gram", mixed)):
+            made[f"{size} paths{name}"] = PathNodes(scorer, size)
+            made[f"{size} tree{name}"] = BestTree(scorer, size)
+    return made
+
+
+def replay(work: Path, lm: fst.NgramModel, output: Path) -> None:
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(("drafter", *COLUMNS))
+        for name in HEADS:
+            path = work / "learned" / f"{name}-lattices"
+            count = sum(1 for _ in texts_of([path]))
+            examples = set(draw_examples([path], count // 2, 0)[1])
+            made: dict[str, Strategy] = systems_of(path, lm, len(examples))
+
+            def systems(answer: Any, made: Any = made) -> dict[str, LatticeDrafter]:
+                source = SavedTopK(answer.lattices)
+                return {system: LatticeDrafter(source, strategy) for system, strategy in made.items()}
+
+            rows = replayed(answers(path, set(range(count)) - examples), systems)
+            writer.writerows((name, *row) for row in rows)
+
+
+def show(path: Path) -> None:
+    """Tokens per call, and what exact search and the n-gram model gain."""
+    found = {key: np.array([*each.values()]) for key, each in counts_of(path, "drafter", "system").items()}
+    singles = ("walk", "best path", "best path, 4-gram")
+    lines = [[name, *("{} ({})".format(*efficiency(found[name, each])) for each in singles)] for name in HEADS]
+    table(f"tokens per call, {len(found['block', 'walk'])} answers, one path", ("drafter", *singles), lines)
+    sizes = tuple(map(str, SIZES))
+    lines = [
+        [name, kind, *(efficiency(found[name, f"{size} {kind}"])[0] for size in SIZES)]
+        for name in HEADS
+        for kind in KINDS
+    ]
+    table("by verified tokens", ("drafter", "system", *sizes), lines)
+    lines = [
+        [name, f"{one} over {other}", *(gain(found[name, f"{n} {one}"], found[name, f"{n} {other}"]) for n in SIZES)]
+        for name in HEADS
+        for one, other in PAIRS
+    ]
+    for name in HEADS:
+        walks = (gain(found[name, f"{n} tree"], found[name, "walk"]) for n in SIZES)
+        lines.append([name, "tree over walk", *walks])
+        if name != "block":
+            over = (gain(found[name, f"{n} tree"], found["block", f"{n} tree"]) for n in SIZES)
+            lines.append([name, "tree over the block's tree", *over])
+            four = (gain(found[name, f"{n} tree, 4-gram"], found["block", f"{n} tree, 4-gram"]) for n in SIZES)
+            lines.append([name, "4-gram tree over the block's", *four])
+    table("gain, 95 % intervals", ("drafter", "pair", *sizes), lines)
+
+
+def search_times(lm: fst.NgramModel, count: int = 200) -> None:
+    """Processor time of exact searches of random 8 x 16 lattices with transitions; scores have a deviation of 1 to 4
+    nats, so that the best of 16 arcs has 0.2 to 0.7 of the probability."""
+    rows = []
+    for spread in (1.0, 2.0, 4.0):
+        rng = np.random.default_rng(0)
+        tokens = np.stack([[rng.choice(lm.vocab_size, K, False) for _ in range(8)] for _ in range(count)])
+        start, pairs = (spread * rng.normal(size=(count, *shape)) for shape in ((K,), (7, K, K)))
+        marginals, steps = [_normalised(start)], _normalised(pairs)
+        for slot in range(7):
+            marginals.append(np.logaddexp.reduce(marginals[-1][:, :, None] + steps[:, slot], axis=1))
+        arcs = np.stack(marginals, axis=1)
+        arrays = (tokens.astype(np.int32), arcs.astype(np.float32), (steps - arcs[:, 1:, None]).astype(np.float32))
+
+        def row(search: Callable[..., object], model: Any, size: int, arrays: Any = arrays) -> str:
+            times = np.full(count, np.inf)
+            for _ in range(20):
+                for i, (ids, weights, gains) in enumerate(zip(*arrays, strict=True)):
+                    begin = time.process_time_ns()
+                    search(ids, weights, model, size, 0.5, [5, 6, 7], gains)
+                    times[i] = min(times[i], (time.process_time_ns() - begin) / 1e3)
+            return f"{np.median(times):.1f} ({np.percentile(times, 95):.1f})"
+
+        searches = ((fst.nbest_paths, 1), (fst.nbest_paths, 16), (fst.best_first_tree, 16), (fst.best_first_tree, 64))
+        for name, model in (("", None), (", 4-gram", lm)):
+            rows.append([f"{spread:g} nats{name}", *(row(search, model, size) for search, size in searches)])
+    head = ("scores", "best path", "16 best paths", "16-node tree", "64-node tree")
+    table("microseconds of processor time, median (95th percentile)", head, rows)
+
+
+def _normalised(scores: np.ndarray) -> np.ndarray:
+    normalised: np.ndarray = scores - np.logaddexp.reduce(scores, axis=-1, keepdims=True)
+    return normalised
+
+
+def main() -> None:
+    parser = options(__doc__, whole=True)
+    parser.add_argument("--work", type=Path, help="folder with train.npz and held-out.npz")
+    parser.add_argument("--texts", type=int, default=600, help="training texts")
+    parser.add_argument("--held-out", type=int, default=80, help="held-out texts")
+    parser.add_argument("--steps", type=int, default=150, help="updates of the block drafter")
+    parser.add_argument("--head-steps", type=int, default=120, help="updates of each head")
+    parser.add_argument("--lm", type=Path)
+    parser.add_argument("-o", "--output", type=Path, help="CSV file of all replays")
+    parser.add_argument("--table", type=Path, help="print the tables of such a CSV file")
+    parser.add_argument("--time", action="store_true", help="time searches instead")
+    given = parser.parse_args()
+    if given.table is not None:
+        show(given.table)
+    elif given.time and given.lm is not None:
+        search_times(fst.NgramModel.load(given.lm))
+    elif given.work is None or (given.lm is None) != (given.output is None):
+        parser.error("expected --work, perhaps with --lm and -o, or --table, or --time with --lm")
+    elif given.lm is None:
+        train(given.work, given.texts, given.held_out, given.steps, given.head_steps)
+    else:
+        replay(given.work, fst.NgramModel.load(given.lm), given.output)
+        show(given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Lattices whose neighbouring slots are scored by a trained network: DFlash 2's selector, LiLiCorr's reranker.
+
+Both score a few *candidates*, each slot's best tokens: ``start[j]`` of the first slot's, ``pairs[s, i, j]`` of
+candidate j of slot s + 1 after candidate i of slot s. Softmax over j makes a chain of them, p(j | i), and the lattice
+of that chain has, with m_s the drafter's probability of the candidates of slot s together,
+
+    log_probs[0, j]           = log m_0 + log p(j)
+    log_probs[s + 1, j]       = log m_(s + 1) + log sum_i w_i p(j | i)     w: the same sum of slot s
+    transitions[s, i, j]      = log m_(s + 1) + log p(j | i) - log_probs[s + 1, j]
+
+so that a path's log_probs and transitions add up to its log-probability in the chain, and the mass of a slot's arcs is
+that of the drafter. Greedy walks (``chain``), beams and exact searches all read these arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from latticebpd.drafters.block.block_network import BlockDrafter
+from latticebpd.lattices.sausage import SausageLattice
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Each slot's best tokens, best first, of equal ones the lower id first; all ``[rows, slots, k]``.
+
+    indices: of the drafted tokens. tokens: ids of the target's vocabulary. logits, log_probs: by the drafter, over all
+    that it drafts.
+    """
+
+    indices: Tensor
+    tokens: Tensor
+    logits: Tensor
+    log_probs: Tensor
+
+    @classmethod
+    def of(cls, drafter: BlockDrafter, logits: Tensor, k: int) -> Candidates:
+        """From ``[rows, slots, tokens]`` logits."""
+        logits = logits.float()
+        values, indices = top_k(logits, k)
+        tokens = indices if drafter.draft_tokens is None else drafter.draft_tokens[indices]
+        return cls(indices, tokens, values, values - logits.logsumexp(dim=-1, keepdim=True))
+
+
+def step_scores(
+    drafter: BlockDrafter, candidates: Candidates, hidden: Tensor, anchors: Tensor, contexts: Tensor, embedding: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``start [rows, k]`` and ``pairs [rows, slots - 1, k, k]`` by the drafter's selector or reranker, float32.
+
+    Args:
+        hidden: ``[rows, slots, hidden]`` slot states.
+        anchors: ``[rows]`` the tokens before the first slot.
+        contexts: ``[rows, hidden]`` the context vectors before them, zeros where there is none; a reranker reads them.
+        embedding: ``[vocab, hidden]`` the target's, which a reranker reads.
+    """
+    if drafter.lilicorr is not None:
+        embedded = embedding[candidates.tokens].to(hidden.dtype)
+        scores: tuple[Tensor, Tensor] = drafter.lilicorr(embedded, candidates.log_probs, hidden, contexts)
+        return scores
+    assert drafter.candidate_selector is not None
+    tokens, unary = candidates.tokens, candidates.logits[:, :, None]
+    first = drafter.candidate_selector(hidden[:, :1], anchors[:, None, None], tokens[:, :1]) + unary[:, :1]
+    pairs = drafter.candidate_selector(hidden[:, 1:], tokens[:, :-1], tokens[:, 1:]) + unary[:, 1:]
+    return first[:, 0, 0], pairs
+
+
+def chain_lattices(candidates: Candidates, start: Tensor, pairs: Tensor) -> list[SausageLattice]:
+    """One lattice for each row, of the chain that the scores describe; arcs in the candidates' order."""
+    masses = candidates.log_probs.logsumexp(dim=-1, keepdim=True)
+    given = pairs.log_softmax(dim=-1)
+    marginals = [start.log_softmax(dim=-1)]
+    for step in given.unbind(dim=1):
+        marginals.append((marginals[-1][..., None] + step).logsumexp(dim=1))
+    arcs = torch.stack(marginals, dim=1)
+    transitions = given - arcs[:, 1:, None]
+    arrays = [each.cpu().numpy() for each in (candidates.tokens, arcs + masses, transitions)]
+    return [SausageLattice(*(array[row] for array in arrays)) for row in range(len(arcs))]
+
+
+def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The ``k`` largest of each row and their indices, largest first, equal ones by lower index."""
+    indices = values.topk(k, dim=-1).indices.sort(dim=-1).values
+    chosen = values.gather(-1, indices)
+    order = chosen.argsort(dim=-1, descending=True, stable=True)
+    return chosen.gather(-1, order), indices.gather(-1, order)
