@@ -24,7 +24,6 @@ finite number.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -32,6 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fst import _core
+from fst.processors import available_processors
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
 TextIndex = _core.TextIndex
@@ -243,7 +243,7 @@ def _model(lm: HasCore | None, alpha: float) -> _core.Model | None:
 
 def _threads(threads: int | None) -> int:
     if threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return available_processors()
     return _count("threads", threads)
 
 

@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fst.processors import available_processors
+
 
 def processor() -> str:
     """The processor's name where Linux gives one, else its architecture."""
@@ -33,9 +35,9 @@ def machine_settings() -> dict[str, Any]:
 
 def num_threads() -> int:
     """Threads of a pass: PyTorch's, if it is loaded, else as many as it would take: ``OMP_NUM_THREADS`` or one for each
-    core."""
+    core; no more than the process's control group gives time to."""
     torch = sys.modules.get("torch")
-    return _default_threads() if torch is None else int(torch.get_num_threads())
+    return min(_default_threads() if torch is None else int(torch.get_num_threads()), available_processors())
 
 
 @cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from fst.processors import available_processors
 from latticebpd.console import (
     err,
     load_tokenizer,
@@ -58,10 +58,6 @@ def _bytes(option: str, text: str) -> int:
 
 
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _tokenizer(name: str, end_of_text: int | None) -> tuple[Tokenizer, int]:
@@ -231,7 +227,7 @@ def train(
         end_of_text=separator,
         fingerprint=vocabulary_fingerprint(bpe.get_vocab()) if bpe else None,
     )
-    counting = CountingOptions(engine, _bytes("--memory", memory), threads or _threads(), master)
+    counting = CountingOptions(engine, _bytes("--memory", memory), threads or available_processors(), master)
     source = Inputs(inputs, field, "replace" if replace_invalid else "strict", dtype)
     with _reporting() as report, _log_lines():
         num_ngrams = build(

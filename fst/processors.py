@@ -1,0 +1,37 @@
+"""How many processors this process may use."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_processors() -> int:
+    """At least 1: those that the process may run on, and no more than the quota of its control group gives time to."""
+    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    quota = _own_quota()
+    return len(affinity) if quota is None else max(1, min(len(affinity), math.ceil(quota)))
+
+
+@cache
+def _own_quota() -> float | None:
+    return processor_quota(CGROUPS)
+
+
+def processor_quota(root: Path) -> float | None:
+    """Processors' worth of time that a control group may take, as containers are limited; None without a limit.
+
+    root: where control groups are mounted, of version 2 or 1.
+    """
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = (root / "cpu.max").read_text(encoding="utf-8").split()
+        return None if quota == "max" else int(quota) / int(period)
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        limit, every = ((root / f"cpu/cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
+        return None if int(limit) < 0 else int(limit) / int(every)
+    return None
