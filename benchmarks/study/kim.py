@@ -106,7 +106,7 @@ def lattices(work: Path, data: Path, tasks: Sequence[str]) -> Path:
     made, asked, each = work / "lattices", prompts(work, data), TUNING + TEST
     if not all(lattice_directory(made).file(number).exists() for number, task in enumerate(TASKS) if task in tasks):
         sizes = f"-k {WIDEST} --context {CONTEXT} --max-prompt-tokens {CONTEXT} --max-new-tokens {NEW_TOKENS}"
-        shards = f"--model {MODEL} {sizes} --shard-size {each} --batch-size {each} -o"
+        shards = f"--model {MODEL} --weights torch {sizes} --shard-size {each} --batch-size {each} -o"
         latticebpd("lattices", "--prompts", asked, shards, made)
     return made
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
+from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS, WEIGHTS
 from latticebpd.console import err, progress, quiet_transformers, writable
 
 TOGETHER = 256
@@ -45,6 +45,7 @@ def lattices(
         True, help="Whether these reach into the prompt; else they are of the answer alone."
     ),
     ignore_beams: bool = IGNORE_BEAMS,
+    weights: str | None = WEIGHTS,
     limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
     shard_size: int = typer.Option(
         64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."
@@ -89,8 +90,9 @@ def lattices(
         )
     source = prompts or bundled.PROMPTS
     loaded = load(
-        model, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams, bigram=bigram
-    )
+        model, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams, bigram=bigram,
+        weights=weights,
+    )  # fmt: skip
     drafts = as_source(loaded.lattice_source(), k)  # refuses a k that cannot be before a directory is claimed for it
     format_, slots = loaded.prompts, drafts.num_slots
     following = max_new_tokens + slots  # the last lattices look a little beyond the limit
@@ -108,6 +110,7 @@ def lattices(
                 lattice_set.save(output)
             else:
                 about = {"data": source.name, "data_tokens": _digest(data.tokens.tobytes())}
+                about |= {} if weights is None else {"weights": weights}
                 done = partial(bar.advance, task)
                 collect_shards(drafts, data, output, options, shard_size, about, batch_size, done, mine)
         except NoLatticeError as error:

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 import fst
 from latticebpd.cli.input_data import read_texts
+from latticebpd.decoding import front_door
 from latticebpd.drafters.pretrained import load_tokenizer
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.shards import SETTINGS, lattice_directory, text_ends, texts_of
@@ -550,3 +551,16 @@ def test_damaged_ends_of_texts_are_refused_and_a_model_without_heads_is_named(
     status, _, err = run("oracle", tmp_path / "d", "--model", model_directory)
     assert status == 2
     assert "expected eos_ids as token ids, got ['x']" in err
+
+
+def test_lattices_are_of_the_weights_asked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, load = [], front_door.load
+    monkeypatch.setattr(front_door, "load", lambda *args, **more: asked.append(more["weights"]) or load(*args, **more))
+    command = ("lattices", "--limit", 2, "--max-new-tokens", 6, "-o", tmp_path / "shards")
+    assert run(*command, "--weights", "torch")[0] == 0
+    status, _, err = run(*command)
+    assert status == 2
+    assert "holds lattices made with weights torch, asked for is None" in " ".join(err.split())
+    status, _, err = run(*command, "--weights", "int3")
+    assert (status, "expected weights among float32, int8, file" in err) == (2, True)
+    assert asked == ["torch", None, "int3"]
