@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,13 @@ def test_a_system_prompt_takes_the_place_of_the_templates_own(
     given = [{"role": "system", "content": "Shout."}, {"role": "user", "content": "Hi"}]
     assert "Shout." in tokenizer.decode(chat.prompt_of(given))
     assert "Be brief." not in tokenizer.decode(chat.prompt_of(given))
+
+
+def test_a_template_in_a_file_of_its_own_needs_no_configuration(tmp_path: Path) -> None:
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    assert load_tokenizer(tmp_path).chat_template is None
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    assert load_tokenizer(tmp_path).chat_template == TEMPLATE
 
 
 @pytest.mark.parametrize(
