@@ -150,8 +150,14 @@ class Loaded:
     def costs(self) -> CostCurve | None:
         """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
         rounded weights costs; None: they are not cut."""
-        if self.weights not in (INT8, FILE) or self.calibration is None or self.source is None:
-            return None
+        return self._measured_costs if self._costs_count else None
+
+    @property
+    def _costs_count(self) -> bool:
+        return self.weights in (INT8, FILE) and self.calibration is not None and self.source is not None
+
+    @cached_property
+    def _measured_costs(self) -> CostCurve:
         drafter = self.drafter(self.default_system())
         return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=drafter)
 
@@ -199,10 +205,11 @@ class Loaded:
             ValueError: no such system, or one that needs heads, a language model or a calibration that is missing.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
-        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED):
-            costs = self.costs
+        measure: CostCurve | Callable[[], CostCurve] | None = costs
+        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
+            measure = lambda: self._measured_costs  # noqa: E731  (once there is a draft to cut, after the first token)
         source = None if self.source is None else self.source.with_shape(*lattice_shape(k, slots, name, self.lm))
-        return drafter_named(name, source, self.lm, alpha, costs=costs)
+        return drafter_named(name, source, self.lm, alpha, costs=measure)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt: a user's turn, where the model has a chat template; else the beginning of a text."""
