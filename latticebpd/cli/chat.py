@@ -78,6 +78,7 @@ def chat(
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
         drafter = named_drafter(loaded, system, lm, None)
         conversation = Chat(loaded, drafter)
+        _ = loaded.costs if system is None else None  # measured before the first answer, whose speed is printed
     in_terminal = _in_terminal()
     if in_terminal:
         with suppress(ImportError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +59,18 @@ class StockModel:
     """A model of ``transformers`` that is loaded when it is first read: most decodes on the engine never do."""
 
     def __init__(self, load: Callable[[], BlockwiseLM | PreTrainedModel]) -> None:
-        self.loaded = cache(load)
+        self._load = load
+
+    @cached_property
+    def model(self) -> BlockwiseLM | PreTrainedModel:
+        return self._load()
+
+    @property
+    def is_loaded(self) -> bool:
+        return "model" in vars(self)
 
 
-@converts(model=lambda model: model.loaded() if isinstance(model, StockModel) else model)
+@converts(model=lambda model: model.model if isinstance(model, StockModel) else model)
 @dataclass(frozen=True, eq=False)
 class Loaded:
     """A target model and everything that goes with it.
@@ -142,8 +150,14 @@ class Loaded:
     def costs(self) -> CostCurve | None:
         """Of calls on this machine, measured now: default trees are cut by them, since every token of a pass over
         rounded weights costs; None: they are not cut."""
-        if self.weights not in (INT8, FILE) or self.calibration is None or self.source is None:
-            return None
+        return self._measured_costs if self._costs_count else None
+
+    @property
+    def _costs_count(self) -> bool:
+        return self.weights in (INT8, FILE) and self.calibration is not None and self.source is not None
+
+    @cached_property
+    def _measured_costs(self) -> CostCurve:
         drafter = self.drafter(self.default_system())
         return profile(self.target or self.model, COLUMNS, context=CONTEXT, rounds=2, drafter=drafter)
 
@@ -191,10 +205,11 @@ class Loaded:
             ValueError: no such system, or one that needs heads, a language model or a calibration that is missing.
         """
         name = self.default_system(alpha, num_nodes, costs is not None) if system is None else system
-        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED):
-            costs = self.costs
+        measure: CostCurve | Callable[[], CostCurve] | None = costs
+        if system is None and num_nodes is None and costs is None and name.endswith(CALIBRATED) and self._costs_count:
+            measure = lambda: self._measured_costs  # noqa: E731  (once there is a draft to cut, after the first token)
         source = None if self.source is None else self.source.with_shape(*lattice_shape(k, slots, name, self.lm))
-        return drafter_named(name, source, self.lm, alpha, costs=costs)
+        return drafter_named(name, source, self.lm, alpha, costs=measure)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a prompt: a user's turn, where the model has a chat template; else the beginning of a text."""
@@ -221,7 +236,9 @@ class Loaded:
             read([ids])
         given = {"eos_token_id": self.prompts.eos_ids, **options}
         given.setdefault("attention_mask", [[1] * len(ids)])  # no token of a text is padding, whatever its id
-        if self.target is not None and _is_plain(given):
+        stock = vars(self)["model"]
+        # A model that was read may have been changed since, which its engine then refuses.
+        if self.target is not None and not (isinstance(stock, StockModel) and stock.is_loaded) and _is_plain(given):
             return generate(self.target, ids, drafter, **given)
         return generate(self.model, ids, drafter, **{"tokenizer": self.tokenizer, **given})
 
@@ -326,7 +343,7 @@ def _without_pytorch(
     def stock_heads() -> HeadLattices:
         from latticebpd.drafters.heads.head_family import HeadLattices
 
-        model: Any = stock.loaded()
+        model: Any = stock.model
         return HeadLattices(model)
 
     source = None
@@ -356,7 +373,9 @@ def _stock_model(
 
 
 def _base(model: Any) -> Any:
-    return getattr(model, "base", model)
+    from latticebpd.target.stock_model import BaseModel
+
+    return BaseModel.of(model).model
 
 
 def _lm_file(path: Path, name: object, lm: str | os.PathLike[str] | None) -> Path | None:
@@ -385,4 +404,4 @@ class _SecondToken:
         self.begun = begun
 
     def __call__(self, tokens: np.ndarray, scores: Any, **kwargs: Any) -> bool:
-        return tokens.shape[1] >= self.begun + 2
+        return bool(tokens.shape[1] >= self.begun + 2)

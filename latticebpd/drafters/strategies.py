@@ -16,6 +16,7 @@ from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, greedy_chain, oracle_path
+from latticebpd.lattices.values import converts
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
@@ -214,6 +215,7 @@ class DraftingBudget:
         self._left = (self._left or 0.0) + saved
 
 
+@converts(costs=lambda costs: costs() if callable(costs) else costs)
 @dataclass(frozen=True, eq=False)
 class Sized:
     """Trees of another strategy, cut to the size that promises the most tokens a second; none for a while where they do
@@ -224,7 +226,8 @@ class Sized:
     a node up to that width costs nothing, and one size for all is the best choice of sizes: that which maximises the
     expected tokens of all rows over the seconds of their call, those of drafting among them, down to none.
 
-    trees: the strategy; its trees tell probabilities, such as calibrated ones.  costs: of a call.
+    trees: the strategy; its trees tell probabilities, such as calibrated ones.
+    costs: of a call, or what measures them, which is asked when they are first needed.
     """
 
     trees: BestTree

@@ -21,7 +21,7 @@ Where a text is decoded there are also
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -137,7 +137,7 @@ def drafter_named(
     lm: Models = None,
     alpha: float | None = None,
     prompt_context: bool = True,
-    costs: CostCurve | None = None,
+    costs: CostCurve | Callable[[], CostCurve] | None = None,
 ) -> Drafter:
     """The drafter of that name.
 
@@ -145,7 +145,8 @@ def drafter_named(
         source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
         lm, alpha: as for :func:`strategy_named`.
         prompt_context: as for ``LatticeDrafter``.
-        costs: of the verifying pass: trees are cut to the size that promises the most tokens a second.
+        costs: of the verifying pass, or what measures them: trees are cut to the size that promises the most tokens a
+            second.
 
     Raises:
         ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no
@@ -175,7 +176,7 @@ def drafter_named(
     if costs is not None:
         if not isinstance(strategy, BestTree) or with_copies:
             raise ValueError(f"expected N-tree or N-calibrated with costs, since these trees can be cut, got {name!r}")
-        strategy = Sized(strategy, costs)
+        strategy = Sized(strategy, costs)  # type: ignore[arg-type]  # which is converted
     drafter = LatticeDrafter(source, strategy, prompt_context)
     if not with_copies:
         return drafter

@@ -28,6 +28,7 @@ from latticebpd.decoding.session import Session
 from latticebpd.drafters import Drafter, NoDrafter
 from latticebpd.lattices.shards import ShardDirectory, shares
 from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.engine import engine_of
 from latticebpd.target.engine_verifier import BLOCK
@@ -177,7 +178,7 @@ class OnEngine:
             if self.states:
                 for row in rows:
                     assert row.hidden is not None
-                    states[row.index].append(row.hidden.to(torch.float16))
+                    states[row.index].append(as_tensor(row.hidden).to(torch.float16))
             ended = [row for row in rows if row.text.finished]
             if ended:
                 yield {

@@ -132,7 +132,7 @@ def test_drafts_are_those_of_heads_in_pytorch(llama: Path) -> None:
 
 
 CODE = """
-import sys
+import io, sys
 from latticebpd import load
 from latticebpd.cli import app
 loaded = load({folder!r})
@@ -140,6 +140,8 @@ text = loaded.decode(loaded.generate("abcabc", max_new_tokens=8).tokens[0])
 loaded.draft("abcabc")
 for options in ([], ["--show-blocks"], ["--json"]):
     app(["generate", "abcabc", "--model", {folder!r}, "--max-new-tokens", "8", *options], standalone_mode=False)
+sys.stdin = io.StringIO("abc\\ncab\\n")
+app(["chat", "--model", {folder!r}, "--max-new-tokens", "8"], standalone_mode=False)
 print({{"torch", "transformers"}} & set(sys.modules))
 """
 
@@ -162,7 +164,11 @@ def test_what_needs_the_model_reads_it_and_runs_on_the_same_engine(
     assert isinstance(loaded.model, BlockwiseLM)
     assert loaded.model is loaded.model
     found = generate(loaded.model, PROMPTS[1], NoDrafter(), max_new_tokens=20)
-    assert torch.equal(found.sequences, loaded.generate(PROMPTS[1], max_new_tokens=20).sequences)
+    for drafting in (loaded, load(llama)):
+        assert torch.equal(found.sequences, drafting.generate(PROMPTS[1], max_new_tokens=20).sequences)
+    loaded.base.model.layers[0].register_forward_hook(lambda module, given, output: output)
+    with pytest.raises(ValueError, match="got a hook"):
+        loaded.generate(PROMPTS[1], max_new_tokens=20)
 
 
 def test_a_chat_reads_only_what_is_new_and_answers_alike(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
