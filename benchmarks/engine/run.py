@@ -32,7 +32,7 @@ from latticebpd.target.chat import ChatTemplate
 WIDTHS = (1, 2, 3, 5, 9, 17, 33, 65)
 CONTEXT, STARTS, NEW_TOKENS = 200, 3, 128
 READ_RANDOM = ("llama.cpp", "latticebpd")
-OWN = ("", "16-copies", "copies+16-tree", "4-calibrated", "8-calibrated", "16-calibrated", "24-calibrated")
+OWN = ("", "16-copies", "default", "copies+16-tree", "2-calibrated", "4-calibrated", "8-calibrated", "16-calibrated")
 """How this project's answers are drafted."""
 HEAD = ("system", "tokens/s (95 %)", "per processor second", "same texts", "first token, s", "peak MiB")
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ follow the first n of those read before, all logits computed, and returns the li
 
 A library is a class of four methods.  ``__init__(model, threads, size, lookup)``: a file or folder, the most tokens of
 a text, and how answers are drafted: "" for not at all, else by the library's own prompt lookup, set up as its
-documentation advises for processors, or in this project by the system of that name.
+documentation advises for processors, or in this project by the system of that name, or its default.
 ``forward(tokens, begin)``: logits ``[tokens, vocabulary]``.  ``rewind(begin)``: forget all tokens but the first ones;
 called before each pass, not timed.  ``answer(prompt, limit, ends)``: new tokens, at least up to the first of ``ends``.
 
@@ -174,7 +174,7 @@ class CpuEngine:
 
     @cached_property
     def drafter(self) -> Any:
-        return self.loaded.drafter(self.drafts or "greedy")
+        return self.loaded.drafter({"": "greedy", "default": None}.get(self.drafts, self.drafts))
 
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
         found = self.loaded.generate(prompt, self.drafter, max_new_tokens=limit, eos_token_id=ends)

@@ -3,7 +3,7 @@
     python -m benchmarks.smollm2.learned_lattices --work WORK [--texts 600 --steps 150 --head-steps 120]    # trains
     python -m benchmarks.smollm2.learned_lattices --work WORK --lm lm.fst -o results.csv                    # replays
     python -m benchmarks.smollm2.learned_lattices --table benchmarks/smollm2/results/learned.csv
-    python -m benchmarks.smollm2.learned_lattices --time --lm lm.fst                  # of a search, on one core
+    python -m benchmarks.smollm2.learned_lattices --time --lm lm.fst [--work WORK]    # of searches, on one core
 
 WORK is a folder that `make.py` has filled with texts. One block drafter is trained on the first of them; a bigram
 (DSpark), a selector and a reranker are then each taught to it alone, so that all draft from the same marginals. Of the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from latticebpd.drafters.saved_top_k import SavedTopK
 from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Strategy
 from latticebpd.lattices.shards import texts_of
 from latticebpd.lattices.texts import Texts
+from latticebpd.measuring import blocks
 from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.ngram import NgramScorer
@@ -88,7 +89,8 @@ class PathNodes:
 def systems_of(fit: Path, lm: fst.NgramModel, examples: int) -> dict[str, Any]:
     plain, alpha = NgramScorer(None), tune([fit], lm, "16-tree", examples=examples)[0].alpha
     mixed = NgramScorer(lm, alpha)
-    err.print(f"{fit.name}: weight of the 4-gram {alpha:g}", style="dim")
+    stated, right = first_slot(fit)
+    err.print(f"{fit.name}: weight of the 4-gram {alpha:g}; first slot {stated:.2f}, right {right:.2f}", style="dim")
     made: dict[str, Any] = {"walk": GreedyChain(), "best path": NBestPaths(plain, 1)}
     made["best path, 4-gram"] = NBestPaths(mixed, 1)
     for size in SIZES:
@@ -97,6 +99,17 @@ def systems_of(fit: Path, lm: fst.NgramModel, examples: int) -> dict[str, Any]:
             made[f"{size} paths{name}"] = PathNodes(scorer, size)
             made[f"{size} tree{name}"] = BestTree(scorer, size)
     return made
+
+
+def first_slot(path: Path) -> tuple[float, float]:
+    """The mean probability of the first slot's best arc among its arcs, and how often it is right."""
+    stated, right = [], []
+    for block in blocks([path]):
+        weights = block.log_probs[:, 0].astype(np.float64)
+        best = weights.argmax(axis=1)
+        stated.append(np.exp(_normalised(weights)).max(axis=1))
+        right.append(block.tokens[np.arange(len(block)), 0, best] == block.continuation[:, 0])
+    return float(np.concatenate(stated).mean()), float(np.concatenate(right).mean())
 
 
 def replay(work: Path, lm: fst.NgramModel, output: Path) -> None:
@@ -146,34 +159,45 @@ def show(path: Path) -> None:
     table("gain, 95 % intervals", ("drafter", "pair", *sizes), lines)
 
 
-def search_times(lm: fst.NgramModel, count: int = 200) -> None:
-    """Processor time of exact searches of random 8 x 16 lattices with transitions; scores have a deviation of 1 to 4
-    nats, so that the best of 16 arcs has 0.2 to 0.7 of the probability."""
+def search_times(lm: fst.NgramModel, work: Path | None, count: int = 200) -> None:
+    """Processor time of exact searches of lattices with transitions: random ones of 8 x 16, whose scores have a
+    deviation of 1 to 4 nats, and those of drafters in WORK, 7 x 16."""
+    lattices = {f"random, {spread:g} nats": random_lattices(spread, lm.vocab_size, count) for spread in (1.0, 2.0, 4.0)}
+    for name in ("bigram", "selector", "reranker") if work is not None else ():
+        assert work is not None
+        block = next(blocks([work / "learned" / f"{name}-lattices"])).take(np.arange(count))
+        assert block.transitions is not None
+        lattices[f"{name}, 7 x 16"] = (block.tokens, block.log_probs, block.transitions)
     rows = []
-    for spread in (1.0, 2.0, 4.0):
-        rng = np.random.default_rng(0)
-        tokens = np.stack([[rng.choice(lm.vocab_size, K, False) for _ in range(8)] for _ in range(count)])
-        start, pairs = (spread * rng.normal(size=(count, *shape)) for shape in ((K,), (7, K, K)))
-        marginals, steps = [_normalised(start)], _normalised(pairs)
-        for slot in range(7):
-            marginals.append(np.logaddexp.reduce(marginals[-1][:, :, None] + steps[:, slot], axis=1))
-        arcs = np.stack(marginals, axis=1)
-        arrays = (tokens.astype(np.int32), arcs.astype(np.float32), (steps - arcs[:, 1:, None]).astype(np.float32))
-
-        def row(search: Callable[..., object], model: Any, size: int, arrays: Any = arrays) -> str:
-            times = np.full(count, np.inf)
-            for _ in range(20):
-                for i, (ids, weights, gains) in enumerate(zip(*arrays, strict=True)):
-                    begin = time.process_time_ns()
-                    search(ids, weights, model, size, 0.5, [5, 6, 7], gains)
-                    times[i] = min(times[i], (time.process_time_ns() - begin) / 1e3)
-            return f"{np.median(times):.1f} ({np.percentile(times, 95):.1f})"
-
-        searches = ((fst.nbest_paths, 1), (fst.nbest_paths, 16), (fst.best_first_tree, 16), (fst.best_first_tree, 64))
-        for name, model in (("", None), (", 4-gram", lm)):
-            rows.append([f"{spread:g} nats{name}", *(row(search, model, size) for search, size in searches)])
-    head = ("scores", "best path", "16 best paths", "16-node tree", "64-node tree")
+    searches = ((fst.nbest_paths, 1), (fst.nbest_paths, 16), (fst.best_first_tree, 16), (fst.best_first_tree, 64))
+    for name, arrays in lattices.items():
+        for mixed, model in (("", None), (", 4-gram", lm)):
+            rows.append([name + mixed, *(median(search, model, size, arrays) for search, size in searches)])
+    head = ("lattices", "best path", "16 best paths", "16-node tree", "64-node tree")
     table("microseconds of processor time, median (95th percentile)", head, rows)
+
+
+def median(search: Callable[..., object], model: Any, size: int, arrays: Sequence[np.ndarray]) -> str:
+    """The least time of 20 for each lattice."""
+    times = np.full(len(arrays[0]), np.inf)
+    for _ in range(20):
+        for i, (ids, weights, gains) in enumerate(zip(*arrays, strict=True)):
+            begin = time.process_time_ns()
+            search(ids, weights, model, size, 0.5, [5, 6, 7], gains)
+            times[i] = min(times[i], (time.process_time_ns() - begin) / 1e3)
+    return f"{np.median(times):.1f} ({np.percentile(times, 95):.1f})"
+
+
+def random_lattices(spread: float, vocab_size: int, count: int) -> tuple[np.ndarray, ...]:
+    """Tokens, log_probs and transitions of chains of random scores."""
+    rng = np.random.default_rng(0)
+    tokens = np.stack([[rng.choice(vocab_size, K, False) for _ in range(8)] for _ in range(count)])
+    start, pairs = (spread * rng.normal(size=(count, *shape)) for shape in ((K,), (7, K, K)))
+    marginals, steps = [_normalised(start)], _normalised(pairs)
+    for slot in range(7):
+        marginals.append(np.logaddexp.reduce(marginals[-1][:, :, None] + steps[:, slot], axis=1))
+    arcs = np.stack(marginals, axis=1)
+    return tokens.astype(np.int32), arcs.astype(np.float32), (steps - arcs[:, 1:, None]).astype(np.float32)
 
 
 def _normalised(scores: np.ndarray) -> np.ndarray:
@@ -196,7 +220,7 @@ def main() -> None:
     if given.table is not None:
         show(given.table)
     elif given.time and given.lm is not None:
-        search_times(fst.NgramModel.load(given.lm))
+        search_times(fst.NgramModel.load(given.lm), given.work)
     elif given.work is None or (given.lm is None) != (given.output is None):
         parser.error("expected --work, perhaps with --lm and -o, or --table, or --time with --lm")
     elif given.lm is None:

@@ -48,7 +48,8 @@ from lm_training.training.training_loop import Objective, Process, Trainer, roun
 from lm_training.training.training_options import BlockDrafterTraining
 
 UNLABELLED = -1
-AHEAD = 1e5
+BEHIND = 1e5
+"""What takes other tokens' logits below a slot's candidates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +229,8 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
             added["transition_loss"] = learnt.view(known.shape)[known]
 
         def by_slot(values: Tensor) -> Tensor:
-            return torch.zeros(known.shape, device=values.device).masked_scatter(known, values).sum(dim=(0, 1))
+            spread = torch.zeros(known.shape, dtype=values.dtype, device=values.device)
+            return spread.masked_scatter(known, values).sum(dim=(0, 1))
 
         sums, norm = by_slot(losses), (batch.counts * self.decay).sum().clamp(min=1e-6)
         means = {name: (by_slot(each) * self.decay).sum() / norm for name, each in added.items()}
@@ -275,8 +277,8 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
             losses = F.cross_entropy(logits.movedim(-1, 1), labels, reduction="none")
             if self.drafter.config.max_candidates:  # they come before all others
                 candidates, (scores, *_) = self.walk(batch, hidden, logits)
-                ahead = (each.view(*labels.shape, -1) for each in (candidates.indices, scores + AHEAD))
-                logits = logits.scatter(-1, *ahead)
+                first = (each.view(*labels.shape, -1) for each in (candidates.indices, scores))
+                logits = (logits - BEHIND).scatter(-1, *first)
             rank = (logits > logits.gather(-1, labels[..., None])).sum(dim=-1)
             right = [(rank < top) & labelled for top in TOP]
             loss += _by_slot(losses * labelled)

@@ -295,8 +295,7 @@ def _reranker(fields: Mapping[str, Any]) -> RerankerConfig:
     """LiLiCorr's fields, of which none has a default: two of them change no tensor's shape."""
 
     def number(name: str) -> float:
-        fits = _field(fields, name, ", a number", lambda value: type(value) in (int, float) and abs(value) < 1e9)
-        return float(fits)
+        return float(_field(fields, name, ", a number", lambda v: type(v) in (int, float) and abs(v) < 1e9))
 
     fitted: dict[str, Any] = {name: number(_PREFIX + name) for name in ("mlp_ratio", "logit_scale", "vector_eps")}
     sizes = ("candidate_topk", "factor_dim", "num_layers", "num_heads")
