@@ -77,6 +77,7 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
     asked = list(islice(chosen(read_questions(file), count), count))
     prompts = [chat.prompt(question.turns[:1]) for question in asked]
     rows, starts, texts, peers = list[Row](), dict[Any, list[float]](), dict[Any, list[int]](), dict[Any, Peer]()
+    failed = set[Any]()
     keys = [(name, drafts, n) for name in known for drafts in ways(known[name]) for n in threads]
     with ExitStack() as stack:
         for _, key in turns(STARTS, keys):  # the last processes stay
@@ -87,11 +88,19 @@ def answers(known: dict[str, System], threads: list[int], count: int, file: Path
             peers[key].ask(prompt=chat.prompt(["Hello!"]), limit=1, ends=[])
             starts.setdefault(key, []).append(time.perf_counter() - peers[key].started)
         for turn, key in turns(len(asked), keys):
-            reply = peers[key].ask(prompt=prompts[turn], limit=NEW_TOKENS, ends=chat.eos_ids)
+            if key in failed:
+                continue
+            try:
+                reply = peers[key].ask(prompt=prompts[turn], limit=NEW_TOKENS, ends=chat.eos_ids)
+            except ValueError as error:
+                err.print(f"[yellow]{key} is left out:[/yellow] {error}")
+                failed.add(key)
+                continue
             texts[turn, *key] = reply["tokens"]
             row = dict(zip(("system", "drafts", "threads"), key, strict=True)) | {"start": median(starts[key])}
             row |= {"question": asked[turn].question_id, "category": asked[turn].category}
             rows.append(row | reply | {"tokens": len(reply["tokens"]), "turn": turn})
+    rows = [row for row in rows if (row["system"], row["drafts"], row["threads"]) not in failed]
     for row in rows:
         row["same"] = int(
             texts[row["turn"], row["system"], row["drafts"], row["threads"]]
