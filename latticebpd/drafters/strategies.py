@@ -174,7 +174,7 @@ class BeamTree:
             if slot and lattice.transitions is not None:
                 steps += lattice.transitions[slot - 1, arcs]
             norms = np.logaddexp.reduce(steps, axis=1, keepdims=True)
-            reached = beam[:, None] + steps - np.where(norms > -np.inf, norms, 0.0)
+            reached = beam[:, None] + (steps - np.where(norms > -np.inf, norms, 0.0))  # so rounded, never above
             best = np.argsort(-reached, axis=None, kind="stable")[: self.width]
             best = best[reached.flat[best] > -np.inf]
             befores, arcs = np.unravel_index(best, reached.shape)

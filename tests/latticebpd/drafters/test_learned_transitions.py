@@ -348,3 +348,7 @@ def test_beams_end_where_transitions_do() -> None:
     (tree,) = BeamTree(2).draft([lattice], [[]])
     assert prefixes(tree) == [(4,), (7,), (7, 2)]
     np.testing.assert_allclose(np.exp(tree.log_probs), [0.6, 0.4, 0.4])
+    for seed in range(50):  # a certain continuation is as probable as its prefix, whatever the rounding
+        lattice = SausageLattice([[0, 1], [0, 1]], np.random.default_rng(seed).normal(size=(2, 2)), lattice.transitions)
+        (tree,) = BeamTree(2).draft([lattice], [[]])
+        assert prefixes(tree)[-1] == (1, 0) or prefixes(tree)[:2] == [(1,), (1, 0)]
