@@ -141,11 +141,8 @@ class CpuEngine:
 
     @cached_property
     def loaded(self) -> Any:
-        import torch
-
         from latticebpd import load
 
-        torch.set_num_threads(self.threads)
         return load(self.model, weights=self.weights)
 
     @cached_property
@@ -178,7 +175,7 @@ class CpuEngine:
 
     def answer(self, prompt: list[int], limit: int, ends: list[int]) -> list[int]:
         found = self.loaded.generate(prompt, self.drafter, max_new_tokens=limit, eos_token_id=ends)
-        return found.sequences[0, len(prompt) :].tolist()
+        return found.tokens[0, len(prompt) :].tolist()
 
 
 class Int8Engine(CpuEngine):

@@ -234,6 +234,23 @@ def passes(name: str, systems: Sequence[str] = ()) -> Cells:
     ]
 
 
+def answers() -> Cells:
+    """Tokens a second on one thread, with intervals over questions, and how many texts are those without drafts."""
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in read_csv(ENGINE / "answers.csv"):
+        groups.setdefault((row["system"], row["drafts"]), []).append(row)
+    own = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
+    rows: Cells = []
+    for key in [*PEERS, *own]:
+        tokens, times = (np.array([float(row[name]) for row in groups[key]]) for name in ("tokens", "wall_ms"))
+        same = f"{sum(int(row['same']) for row in groups[key])} of {len(tokens)}" if key[1] else ""
+        rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), same])
+    assert len(rows) == len(groups)
+    return rows
+
+
+PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
+ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 8, 16)), "default", "16-copies", "copies+16-tree")
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
 
 
@@ -305,7 +322,8 @@ PAGES: dict[str, list[Table]] = {
         WORDS,
         lambda: passes("passes.csv"),
         lambda: passes("passes-avx2.csv", AVX2),
-        OLD + "three questions' decodes",
+        answers,
+        OLD + "seconds and memory of first tokens",
     ],
     "benchmarks/gad.md": [OLD + "decodes from before drafting in the first pass"] * 6,
     "benchmarks/gad_recipe.md": [OLD + "decodes of seven runs' drafters"],
