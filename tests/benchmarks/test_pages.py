@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.common import interval, pooled, read_csv, spread
-from benchmarks.smollm2 import compare_drafters, trees
+from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
 from tests.helpers.markdown_tables import markdown_tables
 
 ROOT = Path(__file__).parents[2]
@@ -254,6 +254,41 @@ ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 8, 16)), "default", "16
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
 
 
+# ---------------------------------------------------------------- learned lattices
+@cache
+def learned() -> dict[tuple[str, ...], np.ndarray]:
+    """``[texts, (tokens, calls, verified)]`` by drafter and system."""
+    found = trees.counts_of(SMOLLM2 / "learned.csv", "drafter", "system")
+    return {key: np.array([*each.values()]) for key, each in found.items()}
+
+
+def learned_paths() -> Cells:
+    systems = ("walk", "best path", "best path, 4-gram")
+    return [
+        [None, *("{} ({})".format(*trees.efficiency(learned()[name, each])) for each in systems)]
+        for name in learned_lattices.HEADS
+    ]
+
+
+def learned_sizes() -> Cells:
+    return [
+        [None, kind, *(trees.efficiency(learned()[name, f"{n} {kind}"])[0] for n in learned_lattices.SIZES)]
+        for name in learned_lattices.HEADS
+        for kind in learned_lattices.KINDS
+    ]
+
+
+def learned_gains() -> Cells:
+    pairs = (("16 tree", "walk"), ("16 tree", "16 beam"), ("16 tree", "16 paths"), ("16 tree, 4-gram", "16 tree"))
+
+    def cell(name: str, one: str, other: str) -> str:
+        own, rival = learned()[name, one], learned()[name, other]
+        value, *ends = (100 * each for each in pooled(own[:, 0], own[:, 1], (rival[:, 0], rival[:, 1])))
+        return "{:+.1f} % ({:.1f} to {:.1f})".format(value, *ends).replace("-", "−")
+
+    return [[name, *(cell(name, *pair) for pair in pairs)] for name in learned_lattices.HEADS]
+
+
 def demo() -> Cells:
     rows = [(row["system"], *(int(row[name]) for name in NUMBERS[1:])) for row in read_csv(DEMO)]
     return [
@@ -333,6 +368,12 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/precision.md": [OLD + "decodes in half precision"],
     "benchmarks/rescoring.md": [OLD + "microseconds of searches"] * 5,
     "benchmarks/smollm2/compare_drafters.md": [drafter_paths, drafter_trees, drafter_parts],
+    "benchmarks/smollm2/learned_lattices.md": [
+        learned_paths,
+        learned_sizes,
+        learned_gains,
+        OLD + "microseconds of searches",
+    ],
     "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
     "benchmarks/smollm2/run.md": [run_table, run_tasks, OLD + "replays under cost curves", run_batches],
     "benchmarks/smollm2/trees.md": [
