@@ -78,7 +78,9 @@ def _union(one: DraftTree, one_probs: np.ndarray, two: DraftTree, two_probs: np.
             parents.append(edge[0])
             probs.append(prob)
         index_of[node] = nodes[edge]
-    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), np.log(probs), two.lattice)
+    with np.errstate(divide="ignore"):  # of probabilities too small for a float
+        log_probs = np.log(probs)
+    return DraftTree(np.array(tokens, np.int32), np.array(parents, np.int32), log_probs, two.lattice)
 
 
 def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:

@@ -96,6 +96,15 @@ def test_second_drafter_is_asked_for_unsure_rows_alone() -> None:
     assert prefixes(alone) == pytest.approx({(7,): 0.5})
 
 
+@pytest.mark.filterwarnings("error")
+def test_prefixes_without_any_probability_come_last_and_warn_nobody() -> None:
+    one = DraftTree(np.array([3, 4]), np.array([-1, -1]), np.array([-1.0, -np.inf]))
+    two = DraftTree(np.array([5]), np.array([-1]), np.array([-2e3]))
+    mixed = MixtureDrafter(Fixed(one), Fixed(two), num_nodes=3).propose(states())[0]
+    assert mixed.tokens.tolist()[0] == 3
+    assert mixed.log_probs is not None and (mixed.log_probs[1:] < -700).all()
+
+
 def test_both_hear_what_was_committed() -> None:
     first, second = Fixed(DraftTree.empty()), Fixed(DraftTree.empty())
     MixtureDrafter(first, second).observe([0], [[4, 5]])
