@@ -102,7 +102,8 @@ def test_prefixes_without_any_probability_come_last_and_warn_nobody() -> None:
     two = DraftTree(np.array([5]), np.array([-1]), np.array([-2e3]))
     mixed = MixtureDrafter(Fixed(one), Fixed(two), num_nodes=3).propose(states())[0]
     assert mixed.tokens.tolist()[0] == 3
-    assert mixed.log_probs is not None and (mixed.log_probs[1:] < -700).all()
+    assert mixed.log_probs is not None
+    assert (mixed.log_probs[1:] < -700).all()
 
 
 def test_both_hear_what_was_committed() -> None:
