@@ -220,11 +220,11 @@ def run_batches() -> Cells:
     return rows
 
 
-def passes(name: str, systems: Sequence[str] = ()) -> Cells:
-    """Medians of wall-clock and processor time on one thread, systems by name unless an order is given."""
+def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
+    """Medians of wall-clock and processor time, systems by name unless an order is given."""
     groups: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for row in read_csv(ENGINE / name):
-        if row["threads"] == "1":
+        if row["threads"] == threads:
             times = (float(row["wall_ms"]), float(row["cpu_ms"]))
             groups.setdefault(row["system"], {}).setdefault(int(row["tokens"]), []).append(times)
     assert not systems or {*systems} == {*groups}
@@ -356,6 +356,8 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/engine/engine.md": [
         WORDS,
         lambda: passes("passes.csv"),
+        lambda: passes("passes-two-threads.csv", threads="2"),
+        lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
         lambda: passes("passes-avx2.csv", AVX2),
         answers,
         OLD + "seconds and memory of first tokens",
