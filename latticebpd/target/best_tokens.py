@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from latticebpd.lattices.drafts import DraftTree
+from latticebpd.lattices.drafts import ROOT, DraftTree
 
 Pair = tuple[int, int]
 
@@ -16,7 +16,7 @@ class BestTokens:
 
     best: rows and columns -> their tokens.  trees: one for each row, none after a prompt; column ``n + 1`` is node
     ``n``.  together: columns that take hardly longer than one. As many are computed at once; what is not asked for goes
-    to the likeliest nodes below, which acceptance may ask for next.
+    to the likeliest descendants, which acceptance may ask for next.
     """
 
     def __init__(
@@ -32,21 +32,18 @@ class BestTokens:
         asked = list(zip(rows, columns, strict=True))
         missing = [pair for pair in asked if pair not in self.known]
         if missing:
-            for pair in missing[:]:
-                for below in self._below(*pair) if self.trees else ():
-                    if len(missing) >= self.together:
-                        break
-                    missing.append(below)
+            for pair in missing[:] if self.trees else ():
+                if (room := self.together - len(missing)) <= 0:
+                    break
+                missing += self._likeliest_descendants(*pair)[:room]
             self.known.update(zip(missing, self.best(*zip(*missing, strict=True)), strict=True))
         return [self.known[pair] for pair in asked]
 
-    def _below(self, row: int, column: int) -> Iterator[Pair]:
-        """A column's descendants, likeliest first, or in the tree's order."""
-        tree, reached = self.trees[row], {column}
-        for node, parent in enumerate(tree.parents.tolist(), 1):
-            if parent + 1 in reached:
-                reached.add(node)
-        nodes = np.array(sorted(reached - {column}), np.int64)
+    def _likeliest_descendants(self, row: int, column: int) -> list[Pair]:
+        """Likeliest first, or in the tree's order if it has no probabilities."""
+        tree, node = self.trees[row], column - 1
+        nodes = np.arange(len(tree)) if node == ROOT else np.flatnonzero(tree.ancestors[:, node])
+        nodes = nodes[nodes != node]
         if tree.log_probs is not None:
-            nodes = nodes[np.argsort(-tree.log_probs[nodes - 1], kind="stable")]
-        return ((row, node) for node in nodes.tolist())
+            nodes = nodes[np.argsort(-tree.log_probs[nodes], kind="stable")]
+        return [(row, each + 1) for each in nodes.tolist()]

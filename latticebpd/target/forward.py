@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
 from latticebpd.target.stock_model import BaseModel, Model
-from latticebpd.target.verifier import Verified as Verified
+from latticebpd.target.verifier import Verified
 
 
 @dataclass(frozen=True, eq=False)

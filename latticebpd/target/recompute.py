@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import EncodedSource, Forward, Verified
+from latticebpd.target.forward import EncodedSource, Forward
 from latticebpd.target.stock_model import Model
+from latticebpd.target.verifier import Verified
 
 
 class RecomputingVerifier:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from latticebpd.lattices.drafts import DraftTree
-from latticebpd.target.forward import EncodedSource, Forward, Verified
+from latticebpd.target.forward import EncodedSource, Forward
 from latticebpd.target.row_cache import RowCache
 from latticebpd.target.stock_model import Model
 from latticebpd.target.tree_positions import Placement
+from latticebpd.target.verifier import Verified
 
 
 def visible_keys(trees: Sequence[DraftTree], lengths: Sequence[int]) -> np.ndarray:

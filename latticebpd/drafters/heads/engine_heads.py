@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from latticebpd.cpu.array_kernels import Int8HeadKernels, top_k
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
 from latticebpd.target.engine_target import UNREADABLE, EngineTarget
@@ -68,43 +68,28 @@ def read_heads(folder: Path, target: EngineTarget, fingerprint: str) -> EngineHe
         return None
 
 
-class EngineHeadLattices:
+class EngineHeadLattices(HeadSource):
     """A `FamilySource` of them.  stock: makes the source of the model as PyTorch has it, for all but decoding."""
-
-    needs_hidden = True
-    owner = "the model"
-    has_transitions = False
-    shares_lm = True
 
     def __init__(
         self, heads: EngineHeads, stock: Callable[[], FamilySource], k: int = 16, slots: int | None = None
     ) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
-        self.heads, self.stock, self.k, self.slots = heads, stock, k, slots
+        super().__init__(k, slots)
+        self.heads, self.stock = heads, stock
         self.fingerprint, self.vocab_size = heads.fingerprint, heads.vocab_size
 
-    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        hidden = [vars(state)["hidden"] for state in states]
-        if any(each is None for each in hidden):
-            raise ValueError(
-                "expected states with the hidden state that predicted the last token, which heads read, got some"
-                " without"
-            )
-        slots = min(self.num_slots, max(state.max_depth for state in states))
-        logits = self.heads.kernels.logits(np.stack([as_numpy(each) for each in hidden]), slots)
-        known, drawn = self.heads.tokens, top_k(logits, self.k)
-        lattices = (SausageLattice(best if known is None else known[best], scores) for best, scores in drawn)
-        return [lattice.first_slots(state.max_depth) for lattice, state in zip(lattices, states, strict=True)]
+    def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
+        states = np.stack([as_numpy(each) for each in hidden])
+        drawn, tokens = top_k(self.heads.kernels.logits(states, min(slots, self._num_heads)), self.k), self.heads.tokens
+        return [SausageLattice(best if tokens is None else tokens[best], scores) for best, scores in drawn]
 
     @property
     def target(self) -> Any:
         return self.stock().target
 
     @property
-    def num_slots(self) -> int:
-        number = self.heads.kernels.num_heads
-        return number if self.slots is None else min(self.slots, number)
+    def _num_heads(self) -> int:
+        return self.heads.kernels.num_heads
 
     @property
     def num_tokens(self) -> int:
@@ -113,9 +98,6 @@ class EngineHeadLattices:
     @property
     def weights(self) -> str:
         return self.stock().weights
-
-    def default_system(self, rescored: bool) -> str:
-        return "copies+{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.heads, self.stock, k, slots)

@@ -9,12 +9,13 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import FamilySource, LoadOptions, Target
 from latticebpd.drafters.heads.blockwise import BlockwiseLM, is_blockwise
+from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.drafters.text_states import MAX_LOGITS, entropy, text_states
 from latticebpd.drafters.top_k import lattices_from_logits
 from latticebpd.lattices.sausage import SausageLattice
+from latticebpd.lattices.values import as_tensor
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import Model
 
@@ -53,7 +54,7 @@ class HasHeads(Protocol):
         """
 
 
-class HeadLattices:
+class HeadLattices(HeadSource):
     """The outputs of prediction heads (Stern 2018): they read one hidden state per row, all rows at once.
 
     Args:
@@ -63,31 +64,15 @@ class HeadLattices:
             a small tree seldom reaches the last ones.
     """
 
-    needs_hidden = True
-    owner = "the model"
-    has_transitions = False
-    shares_lm = True
-
     def __init__(self, model: HasHeads, k: int = 16, slots: int | None = None) -> None:
-        if slots is not None and slots < 1:
-            raise ValueError(f"expected slots >= 1, or None for all, got {slots}")
-        self.model, self.k, self.slots = model, k, slots
+        super().__init__(k, slots)
+        self.model = model
         self.fingerprint, self.vocab_size = model.tokenizer_fingerprint, model.vocab_size
 
     @torch.inference_mode()
-    def lattices(self, states: Sequence[State]) -> list[SausageLattice | None]:
-        reachable = max(state.max_depth for state in states)
-        hidden = [state.hidden for state in states if state.hidden is not None]
-        if len(hidden) < len(states):
-            raise ValueError(
-                "expected states with the hidden state that predicted the last token, which heads read, got some"
-                " without"
-            )
-        logits = self.model.head_logits(
-            torch.stack(hidden), reachable if self.slots is None else min(reachable, self.slots)
-        )
-        drawn = lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
-        return [lattice.first_slots(state.max_depth) for lattice, state in zip(drawn, states, strict=True)]
+    def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
+        logits = self.model.head_logits(torch.stack([as_tensor(each) for each in hidden]), slots)
+        return lattices_from_logits(logits, self.k, getattr(self.model, "shortlist", None))
 
     @property
     def target(self) -> Model:
@@ -95,10 +80,9 @@ class HeadLattices:
         return model  # type: ignore[no-any-return]
 
     @property
-    def num_slots(self) -> int:
+    def _num_heads(self) -> int:
         heads: Any = self.model
-        number = heads.num_heads - 1
-        return int(number if self.slots is None else min(self.slots, number))
+        return int(heads.num_heads) - 1
 
     @property
     def num_tokens(self) -> int:
@@ -109,9 +93,6 @@ class HeadLattices:
     def weights(self) -> str:
         module: Any = self.model
         return weights_fingerprint(module)
-
-    def default_system(self, rescored: bool) -> str:
-        return "copies+{n}-tree"
 
     def with_shape(self, k: int, slots: int | None = None) -> Self:
         return type(self)(self.model, k, slots)

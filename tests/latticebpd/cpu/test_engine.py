@@ -33,9 +33,9 @@ from latticebpd.cpu import _engine
 from latticebpd.target.engine import engine_for, engine_of, make_engine, use_engine
 from latticebpd.target.engine_families import objection
 from latticebpd.target.engine_verifier import EngineVerifier
-from latticebpd.target.forward import Verified
 from latticebpd.target.gguf import load_gguf
 from latticebpd.target.gguf_engine import transformer_of_gguf
+from latticebpd.target.verifier import Verified
 from tests.helpers.gguf_files import FLOATS, MIXED, written
 
 SIZES: dict[str, Any] = {

@@ -35,7 +35,7 @@ from latticebpd import (
     generate,
 )
 from latticebpd.decoding.acceptance import walk
-from latticebpd.target.forward import Verified
+from latticebpd.target.verifier import Verified
 from tests.helpers.tiny_families import tiny
 
 VOCABULARY = 6
