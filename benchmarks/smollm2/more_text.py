@@ -1,7 +1,7 @@
 """More text of SmolLM2-135M-Instruct's own: many thousand prompts of many kinds, and its greedy answers.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.smollm2.more_text --data DIR --work WORK            # prompts, then answers; resumes
+    python -m benchmarks.smollm2.more_text --data DIR --work WORK            # prompts, missing answers; resumes
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --store    # answers so far -> more-text.npz.xz
     python -m benchmarks.smollm2.more_text --data DIR --work WORK --join     # more-text.npz.xz -> WORK/more.npz
     python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz
@@ -28,6 +28,7 @@ from benchmarks.common import latticebpd, options, stage
 from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
 from benchmarks.study.kim_tasks import ALL_TASKS, SHINGLE, records
+from fst.files import replacing
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.chat import ChatTemplate
@@ -215,15 +216,33 @@ def save_more_prompts(data: Path, path: Path, count: int, asked: Path, length: C
     print(f"{path}: {len(made)} prompts, {refused} refused for eight words of an evaluation text,", kinds)
 
 
-def store(written: Path, path: Path, digest: str) -> None:
-    """The answers of all shards that there are, without their prompts."""
+def save_unanswered(prompts: list[list[int]], digest: str, known: Path, asked: Path, numbers: Path) -> None:
+    """The prompts that ``known``, a file of stored answers, does not answer, and their numbers."""
+    answered = load_answers(known, prompts, digest)[0].tolist() if known.exists() else []
+    missing = sorted(set(range(len(prompts))) - set(answered))
+    with replacing(numbers) as temporary, open(temporary, "wb") as file:
+        np.save(file, np.array(missing, np.int64))
+    rows = [prompts[number] for number in missing]
+    Texts.of_rows(rows, list(map(len, rows)), np.uint16).save(asked)
+
+
+def store(written: Path, numbers: np.ndarray, path: Path, prompts: list[list[int]], digest: str) -> None:
+    """Add the answers of all shards that there are to those in ``path``, without their prompts.
+
+    numbers: of the prompts that shards answer, in their order.
+    """
     shards = sorted(distilled_directory(written).path.glob("shard-*.npz"))
     if not shards:
         raise ValueError(f"{written}: expected shards of answers, found none; run the command without --store first")
-    parts = [Texts.load(shard) for shard in shards]
-    ids = [int(shard.stem[-5:]) * SHARD + np.arange(len(part)) for shard, part in zip(shards, parts, strict=True)]
-    texts = Texts.joined(parts)
-    save_answers(path, np.concatenate(ids), texts, digest)
+    known = [load_answers(path, prompts, digest)] if path.exists() else []
+    stored = set(known[0][0].tolist()) if known else set()
+    for shard in shards:
+        texts, first = Texts.load(shard), int(shard.stem[-5:]) * SHARD
+        ids = numbers[first : first + len(texts)]
+        new = [row for row, number in enumerate(ids.tolist()) if number not in stored]
+        known.append((ids[new], texts.chosen(new)))
+    texts = Texts.joined([each for _, each in known])
+    save_answers(path, np.concatenate([ids for ids, _ in known]), texts, digest)
     size = path.stat().st_size
     print(f"{path}: {len(texts)} answers, {texts.num_labels} tokens, {size / texts.num_labels:.2f} bytes a token")
 
@@ -237,7 +256,8 @@ def main() -> None:
     parser.add_argument("--join", action="store_true", help="prompts and stored answers, as texts to learn from")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
-    made, asked, written = (given.work / name for name in ("more-prompts.jsonl", "more-asked.npz", "written"))
+    names = ("more-prompts.jsonl", "unanswered.npy", "unanswered.npz", "written")
+    made, numbers, asked, written = (given.work / name for name in names)
     loaded = load(MODEL, weights="torch")
     chat = ChatTemplate(loaded.tokenizer, loaded.base)
 
@@ -249,11 +269,11 @@ def main() -> None:
     prompts, digest = chat_prompts(made)
     print(f"{len(prompts)} prompts, {digest}")
     if given.store:
-        store(written, STORED, digest)
+        store(written, np.load(numbers), STORED, prompts, digest)
     if given.join:
         load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
     if not given.store and not given.join:
-        stage(asked, lambda: Texts.of_rows(prompts, list(map(len, prompts)), np.uint16).save(asked))
+        stage(asked, lambda: save_unanswered(prompts, digest, STORED, asked, numbers))
         sizes = f"--max-new-tokens 256 --shard-prompts {SHARD} --batch-size 32"
         latticebpd("distill", asked, f"--model {MODEL} --weights file {sizes} -o", written)
 

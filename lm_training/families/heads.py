@@ -83,7 +83,7 @@ class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining])
     def batch(self, step: int, part: int, parts: int) -> HeadBatch:
         seed = self.options.seed
         chosen = rows_of_step(len(self.data), self.options.batch_size, step, seed, parts)
-        return self.data.batch(chosen, self.options.selection, self.weights > 0, [seed, step], part, parts)
+        return self.data.batch(chosen, self.options.selection, self.weights, [seed, step], part, parts)
 
     def hidden(self, batch: HeadBatch) -> Tensor:
         """``[positions, hidden]`` the base model's final, normalised hidden states."""

@@ -119,7 +119,7 @@ class HeadSampler:
         self,
         chosen: list[int],
         selection: Selection,
-        taught: np.ndarray,
+        importance: np.ndarray,
         seed: list[int],
         part: int = 0,
         parts: int = 1,
@@ -127,7 +127,7 @@ class HeadSampler:
         """Part of the chosen texts.
 
         Args:
-            taught: ``[predictions]`` those that have labels.
+            importance: ``[predictions]`` the weights ``w_p``; 0 for those that are not trained.
             seed: of the selection's random numbers.
         """
         texts = self.texts
@@ -139,7 +139,7 @@ class HeadSampler:
         begin = 0
         for number, (slot, row) in enumerate(zip(mine, rows, strict=True)):
             row_rng, step_rng = np.random.default_rng([*seed, slot + 1]), np.random.default_rng([*seed, 0])
-            weights = selection.weights(self._labelled(chosen[slot]), taught, row_rng, step_rng)
+            weights = selection.weights(self._labelled(chosen[slot]), importance, row_rng, step_rng)
             first = int(texts.prompt_lengths[chosen[slot]]) - 1  # position of the first stored state
             offset = number * length if self.states is None else begin - first
             begin += len(row) - 1 - first

@@ -8,6 +8,9 @@ c_p L_p``::
     batch      c_p = w_p / k, one of k predictions per update, drawn evenly     (Stern 2018, section 6: the sub-loss)
     position   c_1 = w_1, and c_p = w_p / (w_2 + ... + w_h) for the heads       (ours)
 
+``position`` draws a head as often as its weight says. As a factor of the loss alone, a weight would change little:
+heads share no parameters, and Adam divides by the gradient's size. More pairs make a head's gradient less noisy.
+
 A frozen base model has no prediction. A pair of prediction and position that is scored with probability q counts 1/q
 times, so the expected loss and gradient are those of the full sum. Scoring fewer pairs is cheaper, most of all with
 large vocabularies.
@@ -28,12 +31,12 @@ class Selection:
         """``[predictions]`` ``c_p`` of the weights ``w_p`` >= 0; a weight of 0 marks an untrained prediction."""
         return weights
 
-    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
+    def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
         """``[predictions, positions]`` weights 1/q of one text's pairs, 0 for pairs that are not scored.
 
         Args:
             labelled: ``[predictions, positions]`` whether the pair has a label; other pairs are never scored.
-            taught: ``[predictions]`` the trained ones.
+            importance: ``[predictions]`` the weights ``w_p``.
             row: random numbers of this text in this step.
             step: random numbers of this step, the same for all its texts.
         """
@@ -44,8 +47,8 @@ class Selection:
 class EveryHead(Selection):
     """All pairs: the joint loss."""
 
-    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
-        chosen: np.ndarray = (labelled & taught[:, None]).astype(np.float64)
+    def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
+        chosen: np.ndarray = (labelled & (importance > 0)[:, None]).astype(np.float64)
         return chosen
 
 
@@ -57,8 +60,8 @@ class OneHeadPerBatch(Selection):
         mean: np.ndarray = weights / max(1, np.count_nonzero(weights))
         return mean
 
-    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
-        choices = np.flatnonzero(taught)
+    def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
+        choices = np.flatnonzero(importance)
         weights = np.zeros(labelled.shape)
         drawn = choices[step.integers(len(choices))]
         weights[drawn] = labelled[drawn] * float(len(choices))
@@ -69,7 +72,8 @@ class OneHeadPerBatch(Selection):
 class OneHeadPerPosition(Selection):
     """A share of the positions, each scored by one head that has a label there; a trained base model at every position.
 
-    As cheap as ``OneHeadPerBatch`` at a share of 1, but every update trains every head.
+    As cheap as ``OneHeadPerBatch`` at a share of 1, but every update trains every head.  A head is drawn with a
+    probability in proportion to its weight.
     """
 
     share: float = 1.0
@@ -81,16 +85,16 @@ class OneHeadPerPosition(Selection):
     def coefficients(self, weights: np.ndarray) -> np.ndarray:
         return np.concatenate([weights[:1], weights[1:] / (weights[1:].sum() or 1.0)])
 
-    def weights(self, labelled: np.ndarray, taught: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
-        heads = labelled[1:]
-        choices = heads.sum(axis=0)
-        positions = np.flatnonzero((row.random(heads.shape[1]) < self.share) & (choices > 0))
-        turn = row.integers(choices[positions])
-        # `turn` counts the heads with a label at each position, in order.
-        head = (np.cumsum(heads[:, positions], axis=0) > turn).argmax(axis=0)
+    def weights(self, labelled: np.ndarray, importance: np.ndarray, row: Generator, step: Generator) -> np.ndarray:
+        shares = labelled[1:] * importance[1:, None]
+        ends = np.cumsum(shares, axis=0)
+        positions = np.flatnonzero((row.random(labelled.shape[1]) < self.share) & (ends[-1] > 0))
+        total = ends[-1, positions]
+        drawn = row.random(len(positions)) * total
+        head = (ends[:, positions] > drawn).argmax(axis=0)
         weights = np.zeros(labelled.shape)
-        weights[0] = labelled[0] * taught[0]
-        weights[1 + head, positions] = choices[positions] / self.share
+        weights[0] = labelled[0] & (importance[0] > 0)
+        weights[1 + head, positions] = total / shares[head, positions] / self.share
         return weights
 
 

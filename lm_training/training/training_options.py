@@ -130,7 +130,9 @@ class HeadLosses:
         "position: one head at a position; batch: one prediction per update (Stern); joint: all (Kim).",
         choices=tuple(OBJECTIVES),
     )
-    head_weights: tuple[float, ...] | None = option(None, "Loss weights of heads 2, 3, ...: 1,0.8,0.6.", parse=numbers)
+    head_weights: tuple[float, ...] | None = option(
+        None, "Weights of heads 2, 3, ...: 1,0.8,0.6; position draws them as often.", parse=numbers
+    )
 
     @property
     def selection(self) -> Selection:

@@ -178,22 +178,40 @@ def test_more_prompts_share_no_eight_words_with_evaluation_texts(
 
 
 def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -> None:
-    size = more_text.SHARD
-    asked = [[5, 6, number] for number in range(3 * size)]
-    for shard in (0, 2):
-        rows = [[*prompt, 7, 8][: 4 + prompt[2] % 2] for prompt in asked[shard * size : (shard + 1) * size]]
-        (tmp_path / "written").mkdir(exist_ok=True)
-        Texts.of_rows(rows, [3] * size).save(tmp_path / "written" / f"shard-{shard:05d}.npz")
-    more_text.store(tmp_path / "written", tmp_path / "more.npz.xz", "hash")
-    ids, texts = make.load_answers(tmp_path / "more.npz.xz", asked, "hash")
+    size, path = more_text.SHARD, tmp_path / "more.npz.xz"
+    prompts = [[5, 6, number] for number in range(4 * size)]
+
+    def answered(work: Path, shards: list[int]) -> None:
+        """Answers to shards of what is not answered yet, stored."""
+        work.mkdir(exist_ok=True)
+        if not (work / "numbers.npy").exists():
+            more_text.save_unanswered(prompts, "hash", path, work / "asked.npz", work / "numbers.npy")
+        asked = Texts.load(work / "asked.npz")
+        for shard in shards:
+            rows = [
+                [*asked[row], 7, 8][: 4 + int(asked[row][2]) % 2] for row in range(shard * size, (shard + 1) * size)
+            ]
+            Texts.of_rows(rows, [3] * size).save(work / f"shard-{shard:05d}.npz")
+        more_text.store(work, np.load(work / "numbers.npy"), path, prompts, "hash")
+
+    def expect(numbers: list[int]) -> None:
+        ids, texts = make.load_answers(path, prompts, "hash")
+        assert ids.tolist() == numbers
+        assert [row.tolist() for row in map(texts.__getitem__, range(len(texts)))] == [
+            [*prompts[number], 7, 8][: 4 + number % 2] for number in ids
+        ]
+
+    answered(tmp_path / "one", [0, 2])
+    first = [*range(size), *range(2 * size, 3 * size)]
+    expect(first)
+    answered(tmp_path / "one", [])  # stored again: nothing twice
+    expect(first)
+    answered(tmp_path / "two", [1])  # a new folder goes on with what is missing: shards 1 and 3 of the first
+    expect([*first, *range(3 * size, 4 * size)])
     with pytest.raises(ValueError, match=r"more\.npz\.xz: expected the answers to the prompts of this data \(other\)"):
-        make.load_answers(tmp_path / "more.npz.xz", asked, "other")
-    assert ids.tolist() == [*range(size), *range(2 * size, 3 * size)]
-    assert [row.tolist() for row in map(texts.__getitem__, range(len(texts)))] == [
-        [*asked[number], 7, 8][: 4 + number % 2] for number in ids
-    ]
+        make.load_answers(path, prompts, "other")
     with pytest.raises(ValueError, match="expected shards of answers, found none"):
-        more_text.store(tmp_path / "empty", tmp_path / "more.npz", "hash")
+        more_text.store(tmp_path / "empty", np.arange(3), path, prompts, "hash")
 
 
 def test_templates_hold_expressions_of_their_values() -> None:

@@ -290,18 +290,23 @@ def test_mean_over_the_predictions_drawn_is_the_full_loss_and_gradient() -> None
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
-def test_one_head_per_position_is_unbiased(share: float) -> None:
+@pytest.mark.parametrize("importance", [[1, 1, 1, 1, 1], [1, 4, 2, 1, 0.5]])
+def test_one_head_per_position_is_unbiased(share: float, importance: list[float]) -> None:
     labelled = np.random.default_rng(1).random((5, 50)) < 0.6
     selection = OneHeadPerPosition(share)
-    every = np.ones(5, bool)
+    weights = np.array(importance)
     draws = np.stack(
-        [selection.weights(labelled, every, np.random.default_rng(i), np.random.default_rng(0)) for i in range(4000)]
+        [selection.weights(labelled, weights, np.random.default_rng(i), np.random.default_rng(0)) for i in range(4000)]
     )
     assert ((draws[:, 1:] > 0).sum(axis=1) <= 1).all()
     assert (draws[:, 0] == labelled[0]).all()
     assert not draws[:, ~labelled].any()
     error = draws.std(axis=0) / len(draws) ** 0.5
     assert (np.abs(draws.mean(axis=0) - labelled) <= 5 * error).all()
+    # Where every head has a label, each is drawn as often as its weight says.
+    full = selection.weights(np.ones((5, 40_000), bool), weights, np.random.default_rng(2), np.random.default_rng(0))
+    drawn = np.count_nonzero(full[1:], axis=1) / 40_000
+    assert drawn == pytest.approx(share * weights[1:] / weights[1:].sum(), abs=0.01)
 
 
 def test_learning_rate_is_a_trapezoid() -> None:
