@@ -19,6 +19,7 @@ from latticebpd.lattices.drafts import DraftTree
 from latticebpd.lattices.values import as_tensor
 from latticebpd.machine import machine_settings
 from latticebpd.target.engine_target import EngineTarget
+from latticebpd.target.engine_verifier import EngineVerifier
 
 if TYPE_CHECKING:
     from latticebpd.target.stock_model import Model
@@ -94,7 +95,8 @@ def profile(
         about |= {"dtype": str(stock.dtype).removeprefix("torch."), "device": stock.device.type}
     drafts = () if drafter is None else tuple(_median(drafting[batch]) for batch in batches)
     words = {name: str(value) for name, value in about.items()}
-    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts)
+    packed = isinstance(verifier, EngineVerifier)
+    return CostCurve(tuple(batches), tuple(widths), seconds, words, drafts, packed)
 
 
 def _computing(model: Model | EngineTarget) -> tuple[Any, AbstractContextManager[object], Callable[[], None]]:

@@ -2,7 +2,7 @@
 
 A pass over ``rows`` texts of ``columns`` tokens each, the next token and the drafted ones, takes ``seconds``; between
 the sizes that were measured it is taken to rise evenly. Making the drafts takes ``drafting``, whatever is left of them.
-``latticebpd profile`` measures both; trees that are cut by them are ``latticebpd.drafters.strategies.Sized``.
+``latticebpd profile`` measures both; `latticebpd.drafters.paying_drafts` cuts trees by them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class CostCurve:
     rows, columns: the sizes measured, rising.  seconds: ``[rows][columns]`` of a pass.
     about: model, machine, threads, tokens of context. drafting: ``[rows]`` seconds of making the drafts; empty: not
         measured.
+    packed: a pass over several rows reads their tokens one after another, as the CPU engine does, and costs by their
+        sum; else rows are padded to the widest.
     """
 
     rows: tuple[int, ...]
@@ -33,6 +35,7 @@ class CostCurve:
     seconds: tuple[tuple[float, ...], ...]
     about: dict[str, str] = field(default_factory=dict)
     drafting: tuple[float, ...] = ()
+    packed: bool = False
 
     def __post_init__(self) -> None:
         for name, sizes in (("rows", self.rows), ("columns", self.columns)):
@@ -41,6 +44,8 @@ class CostCurve:
         table = np.array(self.seconds, np.float64)
         if table.shape != (len(self.rows), len(self.columns)) or not (np.isfinite(table).all() and (table > 0).all()):
             raise ValueError(f"expected seconds [{len(self.rows)}][{len(self.columns)}] above 0, got {table.shape}")
+        if type(self.packed) is not bool:
+            raise ValueError(f"expected packed as true or false, got {self.packed!r}")
         drafting = np.array(self.drafting, np.float64)
         if drafting.shape not in ((0,), (len(self.rows),)) or not (
             np.isfinite(drafting).all() and (drafting >= 0).all()
@@ -58,6 +63,11 @@ class CostCurve:
         at_rows = np.array([np.interp(rows, deep, each) for each in by_rows.T])
         seconds: np.ndarray = at_rows * max(rows / deep[-1], 1)
         return seconds
+
+    def with_nodes(self, rows: int, nodes: np.ndarray) -> np.ndarray:
+        """``[n]`` seconds of passes over ``rows`` texts and ``nodes [n]`` draft tokens: of all rows together where they
+        are packed, else of each."""
+        return self.of(1, rows + nodes) if self.packed else self.of(rows, 1 + nodes)
 
     def drafting_of(self, rows: int) -> float:
         """Seconds of making the drafts of ``rows`` texts; 0 where it was not measured."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.known_text import by_row, remaining
-from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Sized, Strategy, Vanilla
+from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.lattices.drafts import DraftTree
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, check_vocabulary
 
@@ -35,8 +35,6 @@ class LatticeDrafter:
         self.prompt_context = prompt_context
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
-        if isinstance(self.strategy, Sized) and not self.strategy.worthwhile(len(states)):
-            return [DraftTree.empty()] * len(states)
         drawn = self.source.lattices(states)
         rows = [row for row, lattice in enumerate(drawn) if lattice is not None]
         trees = [DraftTree.empty()] * len(states)

@@ -1,38 +1,67 @@
-"""Draft trees that share a pass, cut to the nodes that pay off together.
+"""Draft trees cut to the nodes that pay off, and no drafts while none would.
 
-On the CPU engine rows are not padded: a pass costs by its tokens, whosever they are. With one row a token more costs
-little next to the weights, which are read anyway; with many, nearly as much as a token of the text, and only drafts
-that are nearly certain pay.
+A verified token costs part of a pass, and making drafts takes time of its own; how much depends on the machine and on
+how many texts share the pass. With one text on a CPU a token more costs little next to the weights, which are read
+anyway; with many, nearly as much as a token of the text, and only drafts that are nearly certain pay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import Drafter, State, needs_hidden, needs_layers
-from latticebpd.drafters.strategies import DraftingBudget
 from latticebpd.lattices.drafts import DraftTree
+
+
+class DraftingBudget:
+    """Time budget: drafting is skipped while predicted savings minus drafting cost are negative.
+
+    Each call adds 1 % of its time without drafts to the budget. So unprofitable drafting costs at most 1 % of decode
+    time, a quarter of a call at the beginning, and the last draft.
+    """
+
+    SHARE = 0.01
+    FIRST, MOST = 0.25, 1.0
+    """The initial budget, and the most that can be saved up, in calls without drafts."""
+
+    def __init__(self) -> None:
+        self._left: float | None = None
+
+    def allows(self, seconds: float) -> bool:
+        """Whether to draft at this call, which takes so many seconds without drafts."""
+        before = self.FIRST * seconds if self._left is None else self._left
+        self._left = min(before + self.SHARE * seconds, self.MOST * seconds)
+        return self._left > 0
+
+    def credit(self, saved: float) -> None:
+        """Add a draft's predicted savings."""
+        self._left = (self._left or 0.0) + saved
 
 
 class PayingDrafter:
     """Another drafter's trees, cut over all rows to the nodes that promise the most tokens a second; none for a while
     where drafting does not pay for so many rows.
 
-    drafter: its trees tell probabilities.  costs: of a pass over one row.
+    drafter: its trees tell probabilities.  costs: of calls, or what measures them when they are first needed.
     """
 
-    def __init__(self, drafter: Drafter, costs: CostCurve) -> None:
-        self.drafter, self.costs = drafter, costs
+    def __init__(self, drafter: Drafter, costs: CostCurve | Callable[[], CostCurve]) -> None:
+        self.drafter, self._costs = drafter, costs
         self.needs_hidden, self.needs_layers = needs_hidden(drafter), needs_layers(drafter)
         self._budgets: dict[int, DraftingBudget] = {}  # by the number of rows
+
+    @cached_property
+    def costs(self) -> CostCurve:
+        return self._costs() if callable(self._costs) else self._costs
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         rows = len(states)
         budget = self._budgets.setdefault(rows, DraftingBudget())
-        if not budget.allows(float(self.costs.of(1, np.array([rows]))[0])):
+        if not budget.allows(float(self.costs.with_nodes(rows, np.zeros(1, np.int64))[0])):
             return [DraftTree.empty()] * rows
         trees = self.drafter.propose(states)
         kept, saved = paying_nodes([tree.log_probs if len(tree) else np.empty(0) for tree in trees], self.costs)
@@ -46,7 +75,10 @@ class PayingDrafter:
 def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[list[np.ndarray], float]:
     """Of every row's tree, which nodes to verify for the most tokens a second; of equal choices the fewest.
 
-    And the predicted savings in seconds against calls without drafts that commit as many tokens.
+    And the predicted savings in seconds against calls without drafts that commit as many tokens. A call is expected to
+    commit a token a row and as many more as the kept nodes' probabilities sum to. Where rows are packed, the likeliest
+    nodes of all rows are kept; where they are padded to the widest row, a node up to its width costs nothing, so equal
+    sizes for all rows are the best.
 
     Args:
         log_probs: of every row ``[nodes]``; no node is likelier than its parent, which comes before it.
@@ -57,16 +89,21 @@ def paying_nodes(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tu
     Raises:
         ValueError: trees that do not tell probabilities.
     """
-    known = [each for each in log_probs if each is not None]
+    known = [np.exp(each) for each in log_probs if each is not None]
     if len(known) < len(log_probs):
         raise ValueError("expected trees that tell probabilities to cut them by their costs, got some without")
-    rows, gains = len(known), np.exp(np.concatenate(known))
-    order = np.argsort(-gains, kind="stable")
-    expected = rows + np.concatenate([[0.0], np.cumsum(gains[order])])
-    passes = costs.of(1, rows + np.arange(len(gains) + 1))
+    rows, gains = len(known), np.concatenate(known)
+    ranks = _ranks(gains) if costs.packed else np.concatenate(list(map(_ranks, known)))
+    expected = rows + np.concatenate([[0.0], np.cumsum(np.bincount(ranks, gains))])
+    passes = costs.with_nodes(rows, np.arange(len(expected)))
     seconds = passes + costs.drafting_of(rows)
     most = int(np.argmax(expected / seconds))
-    kept = np.zeros(len(gains), bool)
-    kept[order[:most]] = True
     ends = np.cumsum([len(each) for each in known])
-    return np.split(kept, ends[:-1]), float(expected[most] / rows * passes[0] - seconds[most])
+    return np.split(ranks < most, ends[:-1]), float(expected[most] / rows * passes[0] - seconds[most])
+
+
+def _ranks(gains: np.ndarray) -> np.ndarray:
+    """``[n]`` each number's rank, 0 for the highest; of equal ones the first ranks higher."""
+    ranks = np.empty(len(gains), np.int64)
+    ranks[np.argsort(-gains, kind="stable")] = np.arange(len(gains))
+    return ranks

@@ -7,16 +7,14 @@ into arrays of the same drafts (``draft_stored``), for analyses that have no mod
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING, SausageLattice, best_tokens, greedy_chain, oracle_path
-from latticebpd.lattices.values import converts
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.scoring.scorer import Context, Scorer
@@ -188,99 +186,6 @@ class BeamTree:
         ranks = np.append(np.argsort(order), ROOT)
         order = order[: self.num_nodes]
         return DraftTree(np.concatenate(tokens)[order], ranks[np.concatenate(parents)[order]], every[order], lattice)
-
-
-class DraftingBudget:
-    """Time budget: drafting is skipped while predicted savings minus drafting cost are negative.
-
-    Each call adds 1 % of its time without drafts to the budget. So unprofitable drafting costs at most 1 % of decode
-    time, a quarter of a call at the beginning, and the last draft.
-    """
-
-    SHARE = 0.01
-    FIRST, MOST = 0.25, 1.0
-    """The initial budget, and the most that can be saved up, in calls without drafts."""
-
-    def __init__(self) -> None:
-        self._left: float | None = None
-
-    def allows(self, seconds: float) -> bool:
-        """Whether to draft at this call, which takes so many seconds without drafts."""
-        before = self.FIRST * seconds if self._left is None else self._left
-        self._left = min(before + self.SHARE * seconds, self.MOST * seconds)
-        return self._left > 0
-
-    def credit(self, saved: float) -> None:
-        """Add a draft's predicted savings."""
-        self._left = (self._left or 0.0) + saved
-
-
-@converts(costs=lambda costs: costs() if callable(costs) else costs)
-@dataclass(frozen=True, eq=False)
-class Sized:
-    """Trees of another strategy, cut to the size that promises the most tokens a second; none for a while where they do
-    not pay.
-
-    Of a tree whose nodes come best first, its first ``n`` are the best tree of ``n`` nodes, and ``1 + the sum of their
-    probabilities`` the tokens that a call is expected to commit. All rows of a batch are padded to the widest, so that
-    a node up to that width costs nothing, and one size for all is the best choice of sizes: that which maximises the
-    expected tokens of all rows over the seconds of their call, those of drafting among them, down to none.
-
-    trees: the strategy; its trees tell probabilities, such as calibrated ones.
-    costs: of a call, or what measures them, which is asked when they are first needed.
-    """
-
-    trees: BestTree
-    costs: CostCurve
-    budget: DraftingBudget = field(default_factory=DraftingBudget, repr=False)
-
-    @property
-    def scorer(self) -> Scorer:
-        return self.trees.scorer
-
-    def worthwhile(self, rows: int) -> bool:
-        """Whether to draft at this call. If predicted savings are negative, heads and search are skipped."""
-        return self.budget.allows(float(self.costs.of(rows, np.ones(1))[0]))
-
-    def draft(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> list[DraftTree]:
-        trees, saved = self._cut(lattices, contexts)
-        self.budget.credit(saved)
-        return trees
-
-    def _cut(self, lattices: Sequence[SausageLattice], contexts: Sequence[Context]) -> tuple[list[DraftTree], float]:
-        """The trees, and the seconds that they promise to save."""
-        drafted = self.trees.draft(lattices, contexts)
-        size, saved = best_size([tree.log_probs for tree in drafted], self.costs)
-        return [tree.first(size) for tree in drafted], saved
-
-    def draft_stored(self, lattices: LatticeSet, threads: int | None = None) -> StoredTrees:
-        """One by one, as texts that are decoded alone, and without pauses."""
-        trees = [self._cut([lattices[row]], [lattices.context_of(row)])[0][0] for row in range(len(lattices))]
-        return _stored(trees)
-
-
-def best_size(log_probs: Sequence[np.ndarray | None], costs: CostCurve) -> tuple[int, float]:
-    """Nodes of each row's tree that promise the most tokens a second; of equal sizes the least.
-
-    And the predicted savings in seconds against calls without drafts that commit as many tokens.
-
-    Args:
-        log_probs: of every row ``[nodes]``, best first.
-
-    Raises:
-        ValueError: trees that do not tell probabilities.
-    """
-    rows, most = len(log_probs), max((0 if each is None else len(each) for each in log_probs), default=0)
-    gains = np.zeros((rows, most))
-    for row, each in enumerate(log_probs):
-        if each is None:
-            raise ValueError("expected trees that tell probabilities to cut them by their costs, got some without")
-        gains[row, : len(each)] = np.exp(each)
-    expected = rows + np.concatenate([[0.0], np.cumsum(gains.sum(axis=0))])
-    passes = costs.of(rows, np.arange(1, most + 2))
-    seconds = passes + costs.drafting_of(rows)
-    size = int(np.argmax(expected / seconds))
-    return size, float(expected[size] / rows * passes[0] - seconds[size])
 
 
 def _stored(trees: Sequence[DraftTree]) -> StoredTrees:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Sized, Strategy, Vanilla
+from latticebpd.drafters.strategies import BeamTree, BestTree, GreedyChain, NBestPaths, Oracle, Strategy, Vanilla
 from latticebpd.scoring.rescoring import LanguageModel, as_scorer, calibrated_scorer
 
 if TYPE_CHECKING:
@@ -145,13 +145,19 @@ def drafter_named(
         source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
         lm, alpha: as for :func:`strategy_named`.
         prompt_context: as for ``LatticeDrafter``.
-        costs: of the verifying pass, or what measures them: trees are cut to the size that promises the most tokens a
-            second.
+        costs: of calls, or what measures them: trees are cut to the nodes that promise the most tokens a second.
 
     Raises:
-        ValueError: a name that is none, the oracle, which needs the text beforehand, or lattices where there is no
-            source.
+        ValueError: a name that is none, the oracle, which needs the text beforehand, lattices where there is no
+            source, or costs for trees that do not tell probabilities.
     """
+    if costs is not None:
+        if not tells_probabilities(name):
+            forms = "N-tree, N-calibrated, W-beam, N-copies or copies+N-tree"
+            raise ValueError(f"expected {forms} with costs, since these trees can be cut, got {name!r}")
+        from latticebpd.drafters.paying_drafts import PayingDrafter
+
+        return PayingDrafter(drafter_named(name, source, lm, alpha, prompt_context), costs)
     from latticebpd.drafters.copies.prompt_lookup import PromptNgramDrafter
     from latticebpd.drafters.lattice_drafter import LatticeDrafter
     from latticebpd.drafters.mixture import MixtureDrafter
@@ -173,10 +179,6 @@ def drafter_named(
             f"expected greedy or N-copies for a model without heads, got {name!r}; see `latticebpd train heads`"
         )
     strategy = strategy_named(lattices, lm, alpha)
-    if costs is not None:
-        if not isinstance(strategy, BestTree) or with_copies:
-            raise ValueError(f"expected N-tree or N-calibrated with costs, since these trees can be cut, got {name!r}")
-        strategy = Sized(strategy, costs)  # type: ignore[arg-type]  # which is converted
     drafter = LatticeDrafter(source, strategy, prompt_context)
     if not with_copies:
         return drafter

@@ -12,7 +12,8 @@ import torch
 
 from latticebpd import BlockwiseLM, DraftTree, Loaded, NoDrafter, PromptNgramDrafter, load
 from latticebpd.drafters import LatticeDrafter, bundled
-from latticebpd.drafters.strategies import BestTree, Sized
+from latticebpd.drafters.paying_drafts import PayingDrafter
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.calibration import calibration_path, stored_calibration
 from latticebpd.scoring.ngram import NgramScorer
@@ -76,10 +77,10 @@ def test_default_trees_over_rounded_weights_are_cut_to_what_pays(toy: Loaded) ->
     assert toy.costs is None
     rounded = load(weights="int8")
     default = rounded.drafter()
-    assert isinstance(default, LatticeDrafter)
-    assert isinstance(default.strategy, Sized)
-    assert default.strategy.costs is rounded.costs
+    assert isinstance(default, PayingDrafter)
+    assert default.costs is rounded.costs
     assert rounded.costs is not None
+    assert rounded.costs.packed
     assert rounded.costs.drafting[0] > 0
     for named in (rounded.drafter("16-calibrated"), rounded.drafter(num_nodes=16)):
         assert isinstance(named, LatticeDrafter)

@@ -18,7 +18,8 @@ from latticebpd.decoding.pass_costs import profile
 from latticebpd.drafters.cost_curve import CostCurve
 from latticebpd.drafters.drafter import State
 from latticebpd.drafters.lattice_drafter import LatticeDrafter
-from latticebpd.drafters.strategies import BestTree, DraftingBudget, Sized, best_size
+from latticebpd.drafters.paying_drafts import DraftingBudget, PayingDrafter, paying_nodes
+from latticebpd.drafters.strategies import BestTree
 from latticebpd.scoring.ngram import NgramScorer
 from latticebpd.target.verifier_choice import verifier_for
 from tests.helpers.commands import Run
@@ -34,11 +35,14 @@ def test_costs_between_and_beyond_the_sizes_measured() -> None:
     np.testing.assert_allclose(CURVE.of(2, np.array([1, 9])), [1 + 1 / 3, 2 + 4 / 3])
     np.testing.assert_allclose(CURVE.of(8, np.array([1])), [4])
     assert CURVE.drafting_of(3) == 0
+    nodes = np.array([0, 4, 8])
+    np.testing.assert_allclose(CURVE.with_nodes(4, nodes), CURVE.of(4, 1 + nodes))
+    np.testing.assert_allclose(replace(CURVE, packed=True).with_nodes(4, nodes), CURVE.of(1, 4 + nodes))
     drafting = replace(CURVE, drafting=(1.0, 4.0))
     assert [drafting.drafting_of(rows) for rows in (1, 2, 4, 8)] == [1, 2, 4, 8]
 
 
-def test_the_size_is_the_best_of_all() -> None:
+def test_the_size_of_padded_rows_is_the_best_of_all() -> None:
     rng = np.random.default_rng(0)
     sizes = set()
     for _ in range(200):
@@ -53,7 +57,9 @@ def test_the_size_is_the_best_of_all() -> None:
             / (float(curve.of(rows, np.array([size + 1]))[0]) + curve.drafting_of(rows))
             for size in range(max(map(len, trees)) + 1)
         ]
-        found, saved = best_size(list(trees), curve)
+        kept, saved = paying_nodes(list(trees), curve)
+        found = max(int(keep.sum()) for keep in kept)
+        assert all(keep[:found].all() and not keep[found:].any() for keep in kept)
         assert promised[found] == pytest.approx(max(promised))
         took = float(curve.of(rows, np.array([found + 1]))[0]) + curve.drafting_of(rows)
         alone = (
@@ -64,7 +70,7 @@ def test_the_size_is_the_best_of_all() -> None:
     assert len(sizes) > 10
     assert 0 in sizes  # where drafting does not pay, nothing is drafted
     with pytest.raises(ValueError, match="probabilities"):
-        best_size([None], CURVE)
+        paying_nodes([None], CURVE)
 
 
 def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
@@ -88,8 +94,7 @@ def test_in_a_batch_no_choice_of_sizes_row_by_row_is_better() -> None:
             expected = rows + sum(float(np.exp(tree[:size]).sum()) for tree, size in zip(trees, sizes, strict=True))
             seconds = float(curve.of(rows, np.array([max(sizes) + 1]))[0]) + curve.drafting_of(rows)
             best = max(best, expected / seconds)
-        size, _ = best_size(list(trees), curve)
-        kept = [min(size, len(tree)) for tree in trees]
+        kept = [int(keep.sum()) for keep in paying_nodes(list(trees), curve)[0]]
         expected = rows + sum(float(np.exp(tree[:each]).sum()) for tree, each in zip(trees, kept, strict=True))
         seconds = float(curve.of(rows, np.array([max(kept) + 1]))[0]) + curve.drafting_of(rows)
         assert expected / seconds == pytest.approx(best)
@@ -130,10 +135,10 @@ def test_where_drafting_cannot_pay_neither_heads_nor_search_are_asked(share: flo
     lattice = SausageLattice([list(range(9))], np.log(np.full((1, 9), 1 / 9)))
     costs = CostCurve((1,), (1, 2, 9), ((1.0, 1.6, 2.4),), drafting=(share,))
     source = Asked(lattice)
-    sized = Sized(BestTree(NgramScorer(None), 9), costs)
-    _, saved = best_size([sized.trees.draft([lattice], [[1]])[0].log_probs], costs)
+    trees = BestTree(NgramScorer(None), 9)
+    _, saved = paying_nodes([trees.draft([lattice], [[1]])[0].log_probs], costs)
     assert saved < 0
-    drafter, seconds = LatticeDrafter(source, sized), 0.0
+    drafter, seconds = PayingDrafter(LatticeDrafter(source, trees), costs), 0.0
     for _ in range(calls):
         asked = source.times
         (tree,) = drafter.propose([state])
@@ -190,10 +195,10 @@ def test_a_budget_that_is_just_spent_allows_no_draft(monkeypatch: pytest.MonkeyP
 
 def test_trees_are_cut_and_texts_stay() -> None:
     lattice = SausageLattice([[3, 7, 9], [4, 8, 2]], np.log([[0.7, 0.2, 0.1], [0.8, 0.1, 0.1]]))
-    whole = BestTree(NgramScorer(None), 9)
-    (full,) = whole.draft([lattice], [[1]])
-    (cut,) = Sized(whole, CURVE).draft([lattice], [[1]])
-    size, _ = best_size([full.log_probs], CURVE)
+    drafter = LatticeDrafter(Asked(lattice), BestTree(NgramScorer(None), 9))
+    (full,) = drafter.propose([State(0, [1], 1, None, 9)])
+    (cut,) = PayingDrafter(drafter, CURVE).propose([State(0, [1], 1, None, 9)])
+    size = int(paying_nodes([full.log_probs], CURVE)[0][0].sum())
     assert 0 < size < len(full)
     assert cut == full.first(size)
     assert full.first(99) is full
@@ -204,14 +209,18 @@ def test_a_decode_with_costs_is_the_same_text(run: Run, tmp_path: Path) -> None:
     CURVE.save(tmp_path / "costs.json")
     arguments = ("generate", "The history of the city", "--max-new-tokens", 24, "--json")
     texts = {}
-    for name, options in (("plain", ()), ("cut", ("--costs", tmp_path / "costs.json"))):
-        status, printed, _ = run(*arguments, "--system", "32-tree", *options)
-        assert status == 0
-        texts[name] = json.loads(printed)
-    assert texts["plain"]["text"] == texts["cut"]["text"]
-    assert texts["cut"]["verified_tokens"] < texts["plain"]["verified_tokens"]
+    for system in ("32-tree", "copies+32-tree"):
+        for name, options in (("plain", ()), ("cut", ("--costs", tmp_path / "costs.json"))):
+            status, printed, _ = run(*arguments, "--system", system, *options)
+            assert status == 0
+            texts[name] = json.loads(printed)
+        assert texts["plain"]["text"] == texts["cut"]["text"]
+        assert texts["cut"]["verified_tokens"] < texts["plain"]["verified_tokens"]
     status, _, scoring_context = run(*arguments, "--system", "16-best", "--costs", tmp_path / "costs.json")
-    assert (status, "expected N-tree or N-calibrated with costs" in scoring_context) == (2, True)
+    assert (
+        status,
+        "expected N-tree, N-calibrated, W-beam, N-copies or copies+N-tree with costs" in scoring_context,
+    ) == (2, True)
 
 
 def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
@@ -227,6 +236,7 @@ def test_costs_come_back_and_damaged_ones_are_named(tmp_path: Path) -> None:
         {"drafting": [1.0]},
         {"drafting": [1.0, -1.0]},
         {"rows": [4, 1]},
+        {"packed": "no"},
         {"columns": [0, 5, 9]},
         odd,
         {"seconds": 3},

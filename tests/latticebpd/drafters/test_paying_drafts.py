@@ -17,7 +17,7 @@ from latticebpd.drafters.lattice_drafter import LatticeDrafter
 from latticebpd.drafters.paying_drafts import PayingDrafter, paying_nodes
 from latticebpd.drafters.system_names import drafter_named, tells_probabilities
 
-CURVE = CostCurve((1,), (1, 2, 4, 64), ((1.0, 1.1, 1.3, 7.0),))
+CURVE = CostCurve((1,), (1, 2, 4, 64), ((1.0, 1.1, 1.3, 7.0),), packed=True)
 
 
 def tree(*probabilities: float) -> DraftTree:
@@ -50,7 +50,7 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
     sizes = set()
     for _ in range(100):
         seconds = tuple(np.sort(rng.uniform(1, 5, 3)).tolist())
-        curve = CostCurve((1,), (1, 4, 12), (seconds,), drafting=(float(rng.uniform(0, 0.5)),))
+        curve = CostCurve((1,), (1, 4, 12), (seconds,), drafting=(float(rng.uniform(0, 0.5)),), packed=True)
         rows = [
             np.sort(np.log(rng.uniform(0, 1, int(rng.integers(0, 4)))))[::-1] for _ in range(int(rng.integers(1, 4)))
         ]
