@@ -4,7 +4,7 @@
         --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
-    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv
+    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER-HEADS.csv]
 
 Weights are tuned and calibrations fitted on half of HELD's texts; replayed are its other half and all of ASKED.  The
 answers are the model's own greedy text, so a replay makes the calls of a decode.  Every text and system is one line
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import err, options, pooled, read_csv, table
+from benchmarks.common import err, options, pooled, read_csv, selected, table
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.saved_top_k import SavedTopK
@@ -52,6 +52,11 @@ PAIRS = (
     *((f"{size} {ALL}", f"{size} calibrated, heads' slots") for size in SIZES),
 )
 """Systems whose difference is shown, with its interval."""
+GROWTH = (
+    "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree:0-gram", "64-tree",
+    "16 + its orders", "64 + its orders", f"16 {ALL}", f"64 {ALL}", "oracle",
+)  # fmt: skip
+"""Systems that are shown with two drafters."""
 COLUMNS = ("text", "system", "tokens", "calls", "verified")
 HEADS = ("log_prob", "outside", "mass")
 NGRAM, ORDERS = ("ngram",), ("bigram", "trigram", "longer_ngram")
@@ -230,16 +235,18 @@ def systems_of(fit: Path, examples: set[int], lm: fst.NgramModel, positions: int
     return systems
 
 
-def replayed(texts: Iterable[Answer], systems: Any) -> Iterator[tuple[Any, ...]]:
-    """Number, system, tokens, calls and verified tokens, of every text and system."""
+def replayed(texts: Iterable[Answer], systems: Any, names: Sequence[str] | None = None) -> Iterator[tuple[Any, ...]]:
+    """Number, system, tokens, calls and verified tokens, of every text and system, or the systems of these names."""
     for number, answer in enumerate(texts):
-        for name, drafter in systems(answer).items() if len(answer.lattices) else ():
+        for name, drafter in selected(systems(answer), names).items() if len(answer.lattices) else ():
             yield (number, name, *walk(answer, drafter))
 
 
 def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
+    parser.add_argument("--against", type=Path, help="the same of other heads: what the better ones gain")
+    parser.add_argument("--systems", help="names to replay, separated by commas; all by default")
     parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
@@ -256,8 +263,11 @@ def main() -> None:
             writer = csv.writer(file)
             writer.writerow(("texts", *COLUMNS))
             for path, kept in [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]:
-                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems))
+                names = given.systems and given.systems.split(",")
+                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems, names))
     show(given.table or given.output)
+    if given.against is not None:
+        show_growth(given.table or given.output, given.against)
 
 
 def counts_of(path: Path, *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
@@ -281,8 +291,28 @@ def show(path: Path) -> None:
             rows.append([name, *efficiency(each), f"{each[:, 2].sum() / each[:, 1].sum():.1f}", over])
         head = ("system", "tokens/call", "95 %", "verified", "over the tree of its size")
         table(f"{data}, {len(counts['vanilla'])} answers", head, rows)
-        gains = [[f"{one} over {other}", gain(counts[one], counts[other])] for one, other in PAIRS]
+        gains = [
+            [f"{one} over {other}", gain(counts[one], counts[other])]
+            for one, other in PAIRS
+            if one in counts and other in counts
+        ]
         table("", ("pair", "gain"), gains)
+
+
+def growth(path: Path, before: Path, texts: str = "spec-bench") -> list[list[str]]:
+    """Tokens per call with other heads and with these, on the same answers, and the gain."""
+    now, old = (counts_of(each, "texts", "system") for each in (path, before))
+    rows = []
+    for name in GROWTH:
+        own, other = now[texts, name], old[texts, name]
+        common = sorted(own.keys() & other.keys())
+        one, two = (np.array([each[text] for text in common]) for each in (own, other))
+        rows.append([name, *(efficiency(each)[0] for each in (two, one)), gain(one, two)])
+    return rows
+
+
+def show_growth(path: Path, before: Path) -> None:
+    table("better heads", ("system", before.stem, path.stem, "gain"), growth(path, before))
 
 
 def efficiency(counts: np.ndarray) -> list[str]:

@@ -44,6 +44,7 @@ from latticebpd.drafters.heads.blockwise import BlockwiseLM
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel
 from latticebpd.drafters.strategies import BeamTree, GreedyChain, StoredPaths, StoredTrees
 from latticebpd.drafters.system_names import SystemName
+from latticebpd.lattices.drafts import ROOT
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.lattices.sausage import PADDING
 from latticebpd.lattices.texts import Texts
@@ -82,6 +83,7 @@ def trees_of(drafted: StoredPaths | StoredTrees) -> list[DraftTree]:
         return [
             DraftTree.from_paths(paths[:count]) for paths, count in zip(drafted.tokens, drafted.counts, strict=True)
         ]
+    assert (drafted.parents[drafted.tokens == PADDING] == ROOT).all()
     rows = [tokens != PADDING for tokens in drafted.tokens]
     return [DraftTree(drafted.tokens[i, row], drafted.parents[i, row]) for i, row in enumerate(rows)]
 
