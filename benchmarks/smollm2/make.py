@@ -2,6 +2,7 @@
 
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.make --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --texts 6144 --warm-start --steps 3000
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
@@ -35,6 +36,8 @@ MODEL = "smollm2-135m"
 END = 2
 HELD_OUT = 32
 """The answer to every 32nd prompt is held out."""
+HEAD_WEIGHTS = "1,0.7,0.5,0.4,0.3,0.25,0.2,0.2"
+"""How often each head learns: draft trees have fewer and fewer nodes from slot to slot."""
 PEOPLE = (
     "text/books-000.jsonl.xz",
     "text/books-001.jsonl.xz",
@@ -151,11 +154,16 @@ def ngram_models(work: Path, data: Path, train: Path, held: Path, max_ngrams: in
     return mix(pruned, f"--max-ngrams {max_ngrams}")
 
 
-def heads(work: Path, train: Path, held: Path, steps: int) -> Path:
-    """Eight residual heads over a shortlist, from hidden states that are read once."""
+def heads(work: Path, train: Path, held: Path, steps: int, warm_start: bool = False, count: int | None = None) -> Path:
+    """Eight residual heads over a shortlist, new or those of the package, from hidden states that are read once of all
+    training texts or the first ``count``."""
+    if count is not None:
+        learn, chosen = work / "learn.npz", Texts.load(train).chosen(range(count))
+        train = stage(learn, lambda: chosen.save(learn))
     latticebpd("train", "hidden", held, train, f"--model {MODEL} --shard-texts 64 --batch-tokens 2048")
-    shape = "--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384"
-    rates = f"--steps {steps} --batch-size 10 --learning-rate 2e-3 --warmup-steps 50"
+    shape = "--kind feed-forward --num-heads 9 --intermediate-size 640 --shortlist 16384 --learning-rate 2e-3"
+    shape = "--warm-start --learning-rate 1e-3" if warm_start else shape
+    rates = f"--steps {steps} --batch-size 10 --warmup-steps 100 --head-weights {HEAD_WEIGHTS}"
     often = "--serving-prompts 0 --validation-every 250 --checkpoint-every 50"
     held_out = ("--validation", held, f"--model {MODEL}")
     latticebpd("train", "heads", train, *held_out, shape, rates, often, "-o", work / "heads")
@@ -192,6 +200,9 @@ def main() -> None:
     parser.add_argument("--answers", type=int, help="number of answers to learn from; all by default")
     about = "further texts to learn from, such as those of more_text.py"
     parser.add_argument("--text", type=Path, action="append", default=[], help=about)
+    parser.add_argument("--texts", type=int, help="number of training texts that heads learn from; all by default")
+    about = "begin with the heads of the package"
+    parser.add_argument("--warm-start", action="store_true", help=about)
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
     about = "also train a neural rescorer of this shape; the package has none"
     parser.add_argument("--rescorer", nargs="?", const="tiny", help=about)
@@ -200,7 +211,7 @@ def main() -> None:
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.more_text, arguments.answers, arguments.text)
     lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
-    trained = heads(arguments.work, train, held, arguments.steps)
+    trained = heads(arguments.work, train, held, arguments.steps, arguments.warm_start, arguments.texts)
     weights(arguments.work, trained, held, lm)
     if arguments.rescorer:
         rescorer(arguments.work, train, held, arguments.rescorer)
