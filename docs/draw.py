@@ -78,7 +78,7 @@ def arrow(path: str, dashed: bool = False) -> str:
 
 
 def rooms() -> str:
-    """The rooms, each importing only from those below it."""
+    """The folders, each importing only from those below it."""
     parts = []
     of_latticebpd = [name.split("/")[1] for name in ROOMS if name.startswith("latticebpd/")]
     left, width, row, top = 24, 620, 40, 96
@@ -98,7 +98,7 @@ def rooms() -> str:
     parts.append(arrow(f"M{left + width - 10} {top + 16}h12v-50h-8", dashed=True))
     parts.append(f'<text class="faint" x="{x + 12}" y="{top + 2}">cli mounts its commands</text>')
     parts.append(f'<text class="faint" x="{x + 12}" y="{top + 18}">when they are called</text>')
-    return svg(850, bottom + 96, "The rooms of the three packages; imports run downwards", parts)
+    return svg(850, bottom + 96, "The folders of the three packages; imports run downwards", parts)
 
 
 def flow() -> str:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from latticebpd.target.catalogue import model_folder
+
 ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "docs" / "tour.ipynb"
+REAL = "smollm2-135m"
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +30,30 @@ def kinds(cell: Any) -> list[set[str]]:
     return [set(output.get("data", {"stdout"})) for output in cell["outputs"]]
 
 
-def test_tour_runs_and_shows_what_is_stored(notebook: Any, run: Any) -> None:
+@pytest.mark.parametrize("name", ["bundled", pytest.param(REAL, marks=pytest.mark.real_model)])
+def test_tour_runs_and_shows_what_is_stored(
+    name: str, notebook: Any, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a change: ``python docs/notebook.py docs/tour.ipynb``."""
+    if name == "bundled":
+        monkeypatch.setenv("LATTICEBPD_CACHE", str(tmp_path))
+    elif not model_folder(REAL).is_dir():
+        pytest.skip(f"{REAL} is not in {model_folder(REAL).parent}: latticebpd models get {REAL}")
     cells = [cell for cell in run(notebook)["cells"] if cell["cell_type"] == "code"]
     stored = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [kinds(cell) for cell in cells] == [kinds(cell) for cell in stored]
     assert [cell["execution_count"] for cell in stored] == list(range(1, len(stored) + 1))
     printed = ["".join(output["text"]) for cell in cells for output in cell["outputs"] if "text" in output]
-    assert printed[0] == "True True\n"  # the texts are those of generate()
-    assert len(printed[1].splitlines()) == 6  # systems of the comparison
+    assert printed[:2] == [f"{name}\n", "True True\n"]  # the texts are those of generate()
+    assert len(printed[2].splitlines()) == 6  # systems of the comparison
     shown = {kind for cell in cells for each in kinds(cell) for kind in each}
     assert shown >= {"image/svg+xml", "text/html", "image/png"}
 
 
 def test_stored_outputs_are_small_and_name_no_machine(notebook: Any) -> None:
     text = TOUR.read_text(encoding="utf-8")
+    stored = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
+    assert stored[0]["text"] == [f"{REAL}\n"]
     assert len(text) < 120_000
     assert not [word for word in ("/home", "/work", "/tmp", "/root", "Traceback") if word in text]
     assert notebook["nbformat"] == 4
