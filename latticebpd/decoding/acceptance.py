@@ -80,8 +80,7 @@ class Exact:
     """Keep what the target model would have written: the text is greedy decoding's. Ties go to the lowest token id."""
 
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
-        chosen: list[int] = logits.argmax(dim=-1).tolist()
-        return chosen
+        return logits.argmax(dim=-1).tolist()
 
 
 class _Lenient:
@@ -236,8 +235,7 @@ class Sampling:
     def choose(self, logits: Tensor, drafted: NodeDrafts, depths: Sequence[int]) -> list[int]:
         import torch
 
-        chosen: list[int] = torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
-        return chosen
+        return torch.multinomial(self.probabilities(logits), 1, generator=self.generator)[:, 0].tolist()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """``[n, vocab]``, the distribution of each node's next token."""

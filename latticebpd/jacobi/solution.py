@@ -71,8 +71,7 @@ class Solution:
 
     def tokens(self, row: int = 0) -> list[int]:
         """A row's new tokens, without padding."""
-        new: list[int] = self.sequences[row, self.prompt_length :][: int(self.num_tokens[row])].tolist()
-        return new
+        return self.sequences[row, self.prompt_length :][: int(self.num_tokens[row])].tolist()
 
 
 class TokenStatus(IntEnum):

@@ -50,8 +50,7 @@ class Texts:
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Tokens of one text, prompt included."""
-        row: np.ndarray = self.tokens[self.starts[index] : self.starts[index + 1]]
-        return row
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
 
     def _rows(self) -> Iterator[tuple[np.ndarray, int]]:
         """Every text and the length of its prompt."""

@@ -61,8 +61,7 @@ def entropy_bounds(lattices: LatticeSet, vocab_size: int) -> tuple[np.ndarray, n
 
 
 def _p_log_p(p: np.ndarray) -> np.ndarray:
-    result: np.ndarray = p * np.log(np.where(p > 0, p, 1))
-    return result
+    return p * np.log(np.where(p > 0, p, 1))
 
 
 def h_max(low: np.ndarray, high: np.ndarray | None = None) -> tuple[int, int]:

@@ -58,8 +58,7 @@ class Decoded:
     @property
     def tokens(self) -> np.ndarray:
         """``[drafters]`` tokens that calls committed; the prefill's are in no count."""
-        tokens: np.ndarray = self.counts @ np.arange(self.counts.shape[1])
-        return tokens
+        return self.counts @ np.arange(self.counts.shape[1])
 
     @property
     def block_efficiency(self) -> np.ndarray:

@@ -46,8 +46,7 @@ def ranks(lattices: LatticeSet) -> np.ndarray:
     else:
         before = (log_probs > level) | ((log_probs == level) & (tokens < wanted))
         rank = (before & (tokens != PADDING)).sum(axis=2)
-    result: np.ndarray = np.where(present, rank, ABSENT)
-    return result
+    return np.where(present, rank, ABSENT)
 
 
 def lengths_of(rank: np.ndarray, k: int, heads: int | None = None) -> np.ndarray:

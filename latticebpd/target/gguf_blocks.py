@@ -55,8 +55,7 @@ def _centred(codes: Codes, zero: int) -> NDArray[np.int8]:
 
 def _scaled(scale: Floats, codes: Codes) -> Floats:
     """Float32 products, without a copy of the codes in float32."""
-    product: Floats = np.multiply(scale, codes, dtype=np.float32)
-    return product
+    return np.multiply(scale, codes, dtype=np.float32)
 
 
 def _of_256(blocks: Bytes, fifth_bits: bool) -> Floats:

@@ -95,8 +95,7 @@ class RowCache:
 
     def vectors(self, row: int) -> Tensor | None:
         """``[tokens, size]`` the vectors of a row's text, valid until the next pass; None if none were appended."""
-        vectors: Tensor | None = self.states.keys[row, 0, : self.lengths[row]] if self.states.buffers else None
-        return vectors
+        return self.states.keys[row, 0, : self.lengths[row]] if self.states.buffers else None
 
     @torch.inference_mode()
     def keep(self, columns: Sequence[Sequence[int]]) -> None:

@@ -111,8 +111,7 @@ class _Rows(nn.Module):
         self.linear = linear or F.linear
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.linear(hidden, self.weight, self.bias)
-        return logits
+        return self.linear(hidden, self.weight, self.bias)
 
 
 def rope_kinds(config: Any) -> list[dict[str, Any]]:

@@ -304,8 +304,7 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
 
 def _by_slot(values: Tensor) -> np.ndarray:
     """``[rows, blocks, slots]`` -> ``[slots]`` sums."""
-    sums: np.ndarray = values.sum(dim=(0, 1)).cpu().numpy()
-    return sums
+    return values.sum(dim=(0, 1)).cpu().numpy()
 
 
 @torch.no_grad()

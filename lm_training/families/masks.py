@@ -166,8 +166,7 @@ class DrafterObjective(Objective[Windows, DrafterTraining]):
 
     def importance(self, slots: int) -> np.ndarray:
         """``[slots]`` weights of a window's tokens."""
-        weights: np.ndarray = self.options.slot_decay ** np.arange(slots)
-        return weights
+        return self.options.slot_decay ** np.arange(slots)
 
     def forward(self, batch: Windows) -> dict[str, Tensor]:
         """``loss``, smoothed, in nats per token of the windows; ``accuracy`` before glancing; both weighted by slot."""

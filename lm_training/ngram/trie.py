@@ -121,8 +121,7 @@ class NgramTrie:
         """``[n]`` int64 keys of n-grams given by prefix and last token; all tokens beyond the unigrams share a code."""
         codes = tokens.astype(np.int64) - LOWEST_ID
         codes[(codes < 0) | (codes >= self.radix)] = self.radix - 1
-        keys: np.ndarray = prefixes * self.radix + codes
-        return keys
+        return prefixes * self.radix + codes
 
     def append(self, keys: np.ndarray, prefixes: np.ndarray, suffixes: np.ndarray) -> None:
         """Add the next order, ``[n]`` each, keys increasing."""

@@ -143,8 +143,7 @@ def _best_of_rows(row: np.ndarray, score: np.ndarray, path: np.ndarray, count: i
     order = np.lexsort((*path.T[::-1], -score, row))
     ordered = row[order]
     first = np.searchsorted(ordered, ordered)  # the index at which each one's row begins
-    best: np.ndarray = order[np.arange(len(order)) - first < count]
-    return best
+    return order[np.arange(len(order)) - first < count]
 
 
 def _best_arc(weights: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

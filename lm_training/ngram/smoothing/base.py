@@ -34,8 +34,7 @@ class ContextCounts:
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """``[contexts]`` sums of ``values`` ``[n]`` over the n-grams of each context."""
-        sums: np.ndarray = np.add.reduceat(values, self.starts) if len(self.starts) else np.zeros(0, dtype=values.dtype)
-        return sums
+        return np.add.reduceat(values, self.starts) if len(self.starts) else np.zeros(0, dtype=values.dtype)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """``[n]``: for each n-gram the entry of its context in ``values`` ``[contexts]``."""
