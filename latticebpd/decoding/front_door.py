@@ -271,7 +271,7 @@ def load(
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
     Args:
-        name: a directory that ``save_pretrained`` wrote, a hub's name, a ``.gguf`` file or a name of ``latticebpd
+        name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd
             models``; None is the bundled model.
         lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if
             it exists.
