@@ -20,9 +20,9 @@ def calibrate(
             " or so."
         ),
     ),
-    lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) that the trees are to be made with."),
+    lm: Path = typer.Option(..., help="n-gram model (FST or ARPA) of the trees."),
     examples: int = typer.Option(
-        100, min=2, help="Texts to calibrate on, drawn at random; lattices, where files do not tell texts."
+        100, min=2, help="Texts to calibrate on, drawn at random; lattices, if files do not number texts."
     ),
     positions: int = typer.Option(6000, min=2, help="Positions of these texts, drawn at random."),
     seed: int = typer.Option(0, help="Seed of the draw."),
@@ -34,10 +34,9 @@ def calibrate(
 ) -> None:
     """Fit the probabilities of calibrated trees: of heads, n-gram model and the text so far, slot by slot.
 
-    The weights maximise the probability of what the base model went on with. With --write they are stored as
-    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also says how many of
-    the lattice's
-    slots trees need, for copies continue after them: `generate` then computes no further heads.
+    The weights maximise the probability of the base model's continuations. With --write they are stored as
+    MODEL.calibration.json, which names the examples; `compare` and `report` leave these out. It also stores how many of
+    the lattice's slots trees need, since copies continue after them: `generate` then computes no further heads.
 
     Example: [bold]latticebpd calibrate held-out --lm lm.fst --write[/bold]
     """

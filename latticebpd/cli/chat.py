@@ -42,8 +42,8 @@ def chat(
     model: Path | None = typer.Option(
         None,
         help=(
-            "A model with a chat template: directory, .gguf file, name of `latticebpd models` or of a hub; the bundled"
-            " one has none."
+            "A model with a chat template: directory, .gguf file, name of `latticebpd models` or Hub id; the"
+            " bundled one has none."
         ),
     ),
     system_prompt: str | None = SYSTEM_PROMPT,
@@ -58,9 +58,9 @@ def chat(
     weights: str | None = WEIGHTS,
     show_blocks: bool = SHOW_BLOCKS,
 ) -> None:
-    """Talk with a chat model, turn by turn; only what is new in the conversation is read.
+    """Chat with a model; the cache is kept between turns.
 
-    Answers appear as their tokens are accepted; after each one stand its tokens per call of the model and per second.
+    Answers appear as their tokens are accepted; each is followed by its tokens per call of the model and per second.
     Ctrl-C ends an answer; Ctrl-D or /quit ends the chat. /new begins another conversation, /system TEXT one with that
     system prompt, or the model's own without TEXT; /save FILE writes the conversation as one line of JSON.
 

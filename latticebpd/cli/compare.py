@@ -31,8 +31,8 @@ def compare(
         "--system",
         "-s",
         help=(
-            "P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may be"
-            " repeated. Vanilla and the oracle are always there."
+            "P-best or N-tree; append :0-gram for no language model, or :NAME for the one of that name; may"
+            " be repeated. Vanilla and the oracle are always included."
         ),
     ),
     lm: list[str] = typer.Option(
@@ -45,7 +45,7 @@ def compare(
     alpha: float | None = typer.Option(
         None,
         min=0.0,
-        help="Weight of the language models; by default, for each system, what is stored with its model, else 1.",
+        help="Weight of the language models; by default, for each system, the stored one, else 1.",
     ),
     alphas: str | None = typer.Option(
         None, help="Also show every system at each of these weights, such as 0.5,1,2, or `paper`."
@@ -53,7 +53,7 @@ def compare(
     by: str | None = BY,
     exclude: Path | None = EXCLUDE,
     prompt_context: bool = typer.Option(
-        True, help="Whether the prompt is context for the language models; else the answer alone is."
+        True, help="Whether the prompt is context for the language models; else only the answer."
     ),
     seed: int = typer.Option(0, help="Seed of the intervals."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),

@@ -33,10 +33,10 @@ def ddg(
     ),
     widths_csv: Path | None = typer.Option(None, callback=writable_file, help="Write the statistics by iteration."),
     block_size: int | None = typer.Option(None, min=1, help="Decode in blocks; by default the whole text at once."),
-    initial: InitialName = typer.Option(InitialName.padding, help="A block's tokens before its first pass."),
+    initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
     alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; what is stored with it, else 1."
+        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; by default the stored one, else 1."
     ),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),
@@ -47,7 +47,7 @@ def ddg(
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print everything as one JSON object and nothing else."),
 ) -> None:
-    """Draw decoding dependency graphs: every token after each Jacobi iteration, and the tokens that it waited for.
+    """Draw decoding dependency graphs: every token after each Jacobi iteration, and the tokens that it depended on.
 
     Example: [bold]latticebpd ddg test.jsonl --model translator --limit 10 -o graphs.html -o graph.png[/bold]
     """

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 RULE: Any = typer.Option(
     ["exact"],
     "--rule",
-    help="With --model: what is accepted, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated.",
+    help="With --model: acceptance rule, such as exact, top-k:2, distance:2, min-block:3, beta:5,3; may be repeated.",
 )
 MEASURE: Any = typer.Option(
     [],
     "--measure",
     help=(
-        "With --model: quality of what it writes: exact-match, f1, rouge-l, bleu, or perplexity, its own of what it"
-        " wrote; or reference-perplexity: the model's of the references, Kim's measure of language models, whatever"
-        " drafts. May be repeated."
+        "With --model: quality of its output: exact-match, f1, rouge-l, bleu, perplexity (of its output)"
+        " or reference-perplexity (of the references, as in Kim et al.; independent of drafts). May be"
+        " repeated."
     ),
 )
 REFERENCES: Any = typer.Option(
     None,
-    help="What the texts of the lattices should be, one a line, or JSONL; by default, of given text, that text itself.",
+    help="Reference texts, one a line, or JSONL; by default, for given text, that text.",
 )
 FIELD: Any = typer.Option("reference", help="JSONL field of --references: a text, or a list of them.")
 

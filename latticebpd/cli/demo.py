@@ -23,8 +23,8 @@ def demo(
     model: str | None = typer.Option(
         None,
         help=(
-            "A model to ask questions: directory, .gguf file, name of `latticebpd models` or of a hub; by default the"
-            " bundled toy."
+            "Model to ask questions: directory, .gguf file, name of `latticebpd models` or Hub id; by default"
+            " the bundled toy."
         ),
     ),
     prompts: int | None = typer.Option(
@@ -37,22 +37,20 @@ def demo(
         None, "-k", "--k", min=1, help="Arcs per slot: best tokens of each head; 16 by default, with --model 64."
     ),
     p: int | None = typer.Option(
-        None, "-p", "--p", min=1, help="Drafts of the p-best systems; 16 by default, with --model none such."
+        None, "-p", "--p", min=1, help="Drafts of the p-best systems; 16 by default, with --model no such systems."
     ),
     nodes: int | None = typer.Option(None, min=1, help="Nodes of the draft tree; 64 by default, with --model 16."),
     threads: int | None = typer.Option(
-        None, min=1, max=1024, help="Threads for the model; 1 by default, with --model as many as PyTorch takes."
+        None, min=1, max=1024, help="Threads for the model; 1 by default, with --model PyTorch's number."
     ),
-    every: bool = typer.Option(
-        False, "--all", help="With --model, every system and question; by default those that say most."
-    ),
+    every: bool = typer.Option(False, "--all", help="With --model, every system and question; by default a selection."),
     weights: str | None = WEIGHTS,
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
     """Compare drafting systems on one model: tokens per call, tokens per second, and whether the texts are those of
     greedy decoding.
 
-    First one text appears as it is decoded, with the blocks marked that the model accepted, in a terminal next to
+    First one text appears as it is decoded, with the accepted blocks marked, in a terminal next to
     greedy decoding; then the table. The bundled model continues passages of held-out documents, in half a minute.
     Another model answers questions of several tasks; smollm2-135m takes up to a minute and a half on two cores.
 
@@ -126,7 +124,9 @@ def _show(loaded: Loaded, settings: Settings) -> None:
         f"{name}: {each.num_tokens} tokens in {each.num_calls} calls" for name, each in zip(names, results, strict=True)
     ]
     turns = "; the two take turns, each by its own clock" * (len(names) > 1)
-    out.print(f"Each ┃ begins what one call of the model committed ({'; '.join(costs)}{turns}).\n", soft_wrap=True)
+    out.print(
+        f"Each ┃ starts the tokens that one call of the model committed ({'; '.join(costs)}{turns}).\n", soft_wrap=True
+    )
 
 
 def _print(result: Demo) -> None:

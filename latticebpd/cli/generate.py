@@ -40,8 +40,8 @@ def generate(
     model: Path | None = typer.Option(
         None,
         help=(
-            "Any transformers model: directory, .gguf file, name of `latticebpd models` or of a hub; the bundled one by"
-            " default."
+            "Any transformers model: directory, .gguf file, name of `latticebpd models` or Hub id; the"
+            " bundled one by default."
         ),
     ),
     chat: bool | None = CHAT,
@@ -50,7 +50,7 @@ def generate(
     accept: str | None = typer.Option(
         None,
         help=(
-            "What is accepted: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with"
+            "Acceptance rule: exact (the default), top-k:2, distance:2, min-block:3, beta:5,3 or sample (with"
             " --temperature)."
         ),
     ),
@@ -61,7 +61,9 @@ def generate(
     block_size: int | None = typer.Option(
         None,
         min=1,
-        help="Tokens per draft: heads, masks or slots to use; by default all, or what calibrated trees need.",
+        help=(
+            "Tokens per draft: number of heads, masks or slots; by default all, or those that calibrated trees need."
+        ),
     ),
     bigram: bool = BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
@@ -73,17 +75,17 @@ def generate(
     seed: int | None = SEED,
     weights: str | None = WEIGHTS,
     costs: Path | None = typer.Option(
-        None, help="Costs by `latticebpd profile`: trees are cut to the size that promises most tokens a second."
+        None, help="File of `latticebpd profile`: trees are cut to the size with the most expected tokens per second."
     ),
     show_blocks: bool = SHOW_BLOCKS,
     trace: Path | None = typer.Option(
         None,
         callback=writable_file,
-        help="Write a page that shows the decode call by call: lattices, trees, verdicts, why drafts ended.",
+        help="Write a page that shows every call: lattices, trees, accepted and rejected nodes, why drafts ended.",
     ),
-    json: bool = typer.Option(False, "--json", help="Print the text and its cost as one JSON object."),
+    json: bool = typer.Option(False, "--json", help="Print text and counts as one JSON object."),
 ) -> None:
-    """Continue a text, or answer it; under exact acceptance the output is what the base model alone would write,
+    """Continue a text, or answer a question; with exact acceptance the output is the base model's own greedy text,
     whatever the drafts.
 
     The text appears as it is written.  A chat model answers; an encoder–decoder translates, by itself or with a

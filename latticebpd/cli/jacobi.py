@@ -44,10 +44,10 @@ def jacobi(
             " decoding's."
         ),
     ),
-    initial: InitialName = typer.Option(InitialName.padding, help="A block's tokens before its first pass."),
+    initial: InitialName = typer.Option(InitialName.padding, help="Initial tokens of a block."),
     lm: Path | None = typer.Option(None, help="n-gram model, FST or ARPA, for --initial ngram or heads."),
     alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; what is stored with it, else 1."
+        None, min=0.0, help="Weight of the n-gram model in the heads' lattices; by default the stored one, else 1."
     ),
     k: int = typer.Option(16, "-k", "--k", min=1, help="Arcs per slot of the heads' lattices."),
     seed: int = typer.Option(0, help="Seed of --initial random."),

@@ -41,27 +41,23 @@ def lattices(
     ),
     max_new_tokens: int = typer.Option(128, min=2, help="Tokens after each prompt."),
     context: int = typer.Option(8, min=1, help="Tokens kept before each lattice, for language models."),
-    prompt_context: bool = typer.Option(
-        True, help="Whether these reach into the prompt; else they are of the answer alone."
-    ),
+    prompt_context: bool = typer.Option(True, help="Whether --context includes the prompt; else only the answer."),
     ignore_beams: bool = IGNORE_BEAMS,
     weights: str | None = WEIGHTS,
-    limit: int | None = typer.Option(None, min=1, help="How many prompts; all by default."),
+    limit: int | None = typer.Option(None, min=1, help="Number of prompts; all by default."),
     shard_size: int = typer.Option(
         64, min=1, help="Texts per shard of a directory; a stopped run loses only its current shard."
     ),
     part: str | None = typer.Option(
         None,
-        help=(
-            "i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default what torchrun says."
-        ),
+        help="i/n: make only every n-th shard of a directory, from the i-th on (from 0); by default torchrun's rank.",
     ),
     batch_size: int = typer.Option(8, min=1, help="Prompts decoded together."),
     field: str = typer.Option("text", help="JSONL field that holds the text."),
     chat: bool | None = typer.Option(
         None,
         "--chat/--no-chat",
-        help="Questions and conversations in the tokenizer's chat template; by default where it has one.",
+        help="Format questions and conversations in the tokenizer's chat template; by default if it has one.",
     ),
     system_prompt: str | None = typer.Option(None, help="System prompt of a chat; by default the template's own."),
 ) -> None:
@@ -127,11 +123,12 @@ def _digest(data: bytes) -> str:
 def rescore(
     files: list[Path] = typer.Argument(..., help="Lattice files (.npz), or directories of them."),
     lm: Path | None = typer.Option(
-        None, help="n-gram model, FST or ARPA, or a neural rescorer's directory; without one, the lattices' own order."
+        None,
+        help="n-gram model, FST or ARPA, or a neural rescorer's directory; without one, ranked by the lattices only.",
     ),
     p: int = typer.Option(16, "-p", "--p", min=1, help="Drafts per lattice."),
     alpha: float | None = typer.Option(
-        None, min=0.0, help="Weight of the language model; by default what is stored with it, else 1."
+        None, min=0.0, help="Weight of the language model; by default the stored one, else 1."
     ),
 ) -> None:
     """Print the p best drafts of every lattice, one JSON object a line.

@@ -23,7 +23,7 @@ def merge(
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
     plot: Path | None = typer.Option(
-        None, callback=writable_file, help="Picture to draw of the oracle (.png, .svg or .pdf)."
+        None, callback=writable_file, help="Plot of the oracle to write (.png, .svg or .pdf)."
     ),
     tally: Path | None = typer.Option(None, callback=writable_file, help="Write the sum of the counts (.json)."),
 ) -> None:

@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     from latticebpd.drafters.drafter import Drafter
 
 LM: Any = typer.Option(
-    None, help="Language model, FST or ARPA or a neural rescorer's directory; the bundled one with the bundled model."
+    None,
+    help="Language model: FST, ARPA or a neural rescorer's directory; by default lm.fst next to the model, if any.",
 )
 ALPHA: Any = typer.Option(
-    None, min=0.0, help="Its weight; by default what is stored with it for such a system, else 1."
+    None, min=0.0, help="Weight of the language model; by default the one stored for such a system, else 1."
 )
 K: Any = typer.Option(
-    None, "-k", "--k", min=1, help="Arcs per slot; 16 by default, for calibrated trees what they were fitted to."
+    None,
+    "-k",
+    "--k",
+    min=1,
+    help="Arcs per slot: best tokens of each head; by default 16, for calibrated trees as they were fitted.",
 )
 CHAT: Any = typer.Option(
     None,
     "--chat/--no-chat",
-    help="The text is a user's turn, in the tokenizer's chat template; by default where it has one.",
+    help="Format the text as a user's turn in the tokenizer's chat template; by default if it has one.",
 )
 SYSTEM_PROMPT: Any = typer.Option(None, help="System prompt of a chat; by default the template's own.")
 DRAFTER_MODEL: Any = typer.Option(
@@ -48,8 +53,9 @@ WEIGHTS: Any = typer.Option(
     None,
     "--weights",
     help=(
-        "What passes are computed from: float32, int8 or file (a GGUF file's blocks) by the CPU engine, or torch; by"
-        " default the file's, else float32, and torch for models that the engine does not know."
+        "Weights of the passes: float32, int8 or file (the blocks of a GGUF file) on the CPU engine, or"
+        " torch (PyTorch); by default file if there is one, else float32, and torch for models that the"
+        " engine does not support."
     ),
 )
 
@@ -58,15 +64,16 @@ SYSTEM: Any = typer.Option(
     "--system",
     "-s",
     help=(
-        "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no language"
-        " model), N-copies (any model), greedy. By default 16-calibrated with heads and a calibrated model, whose"
-        " trees are cut to what pays where weights are rounded, else copies+16-tree; 16-copies without heads, 16-tree"
-        " with a drafter model, 16-calibrated with --lm that was calibrated for it, vanilla with one that fills masks."
+        "Drafting system: vanilla, P-best, N-tree, N-calibrated or copies+N-tree (append :0-gram for no"
+        " language model), N-copies (any model), greedy. By default, with heads: 16-calibrated if"
+        " calibrated (with quantized weights cut to the size that pays off), else copies+16-tree; without"
+        " heads: 16-copies; with a drafter model: 16-tree, 16-calibrated if --lm was calibrated for it,"
+        " vanilla if it fills masks."
     ),
 )
 TEMPERATURE: Any = typer.Option(None, min=0.0, help="Sample at this temperature; 0 is greedy.")
-TOP_K: Any = typer.Option(None, min=1, help="Sample among this many best tokens.")
-TOP_P: Any = typer.Option(None, min=0.0, max=1.0, help="Sample among the best tokens of this probability together.")
+TOP_K: Any = typer.Option(None, min=1, help="Sample among the k best tokens.")
+TOP_P: Any = typer.Option(None, min=0.0, max=1.0, help="Sample among the fewest tokens with this total probability.")
 SEED: Any = typer.Option(None, help="Seed of the sampling.")
 SHOW_BLOCKS: Any = typer.Option(False, "--show-blocks", help="Mark which tokens each call of the model committed.")
 

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 BY: Any = typer.Option(
     None,
     help=(
-        "Count the calls of decodes (decode, the default) or all positions (position, where files do not number their"
-        " texts)."
+        "Count the calls of decodes (decode, the default) or all positions (position, if files do not number texts)."
     ),
 )
 EXCLUDE: Any = typer.Option(
@@ -52,7 +51,7 @@ def oracle(
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON object."),
     csv: bool = typer.Option(False, "--csv", help="Print comma-separated values."),
-    plot: Path | None = typer.Option(None, callback=writable_file, help="Picture to draw (.png, .svg or .pdf)."),
+    plot: Path | None = typer.Option(None, callback=writable_file, help="Plot to write (.png, .svg or .pdf)."),
     shard: str = typer.Option("0/1", help="Count only part i of n, as i/n; `latticebpd merge` adds the parts up."),
     tally: Path | None = typer.Option(
         None, callback=writable_file, help="Write the counts themselves (.json), for `latticebpd merge`."

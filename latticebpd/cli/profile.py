@@ -25,21 +25,21 @@ def profile(
     rows: str = typer.Option("1", help="Texts of a pass, separated by commas."),
     context: int = typer.Option(200, min=1, help="Tokens before those of the pass."),
     rounds: int = typer.Option(5, min=1, help="Passes of every size."),
-    threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default what PyTorch takes."),
+    threads: int | None = typer.Option(None, min=1, max=1024, help="Processor threads; by default PyTorch's number."),
     weights: str | None = WEIGHTS,
-    lm: Path | None = typer.Option(None, help="Language model of the drafts; that next to the model by default."),
+    lm: Path | None = typer.Option(None, help="Language model of the drafts; by default the one next to the model."),
     system: str | None = typer.Option(
         None,
         "--system",
         "-s",
-        help="Trees whose making is measured; by default what `generate --costs` drafts: 64-calibrated or 64-tree.",
+        help="System whose drafting is measured; by default that of `generate --costs`: 64-calibrated or 64-tree.",
     ),
     json: bool = typer.Option(False, "--json", help="Print the costs as JSON."),
 ) -> None:
-    """Measure what a verifying pass costs by the number of its tokens, and the making of drafts, on this machine.
+    """Measure, on this machine, the cost of a verification pass by its number of tokens, and the cost of drafting.
 
-    `latticebpd generate --costs FILE` cuts each draft tree to the size that promises the most tokens a second, and
-    drafts nothing for a while where that does not pay.
+    `latticebpd generate --costs FILE` cuts each draft tree to the size with the most expected tokens a second, and
+    drafts nothing for a while if that does not pay off.
 
     Example: [bold]latticebpd profile --model smollm2-135m -o costs.json[/bold]
     """

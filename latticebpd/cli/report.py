@@ -41,7 +41,7 @@ def report(
     ),
     model: Path | None = typer.Option(
         None,
-        help="The lattices' own model, a directory or a name: gives words and its shape, and decodes some texts again.",
+        help="The lattices' own model, a directory or a name, for token texts, its shape, and decodes of some texts.",
     ),
     tokenizer: Path | None = typer.Option(
         None, help="tokenizer.json, for words in the drawing; the model's by default."
@@ -50,21 +50,17 @@ def report(
         None,
         min=0.0,
         help=(
-            "Weight of the language models; by default, for each system, what is stored, else tuned on texts that are"
-            " set aside."
+            "Weight of the language models; by default, for each system, the stored one, else tuned on held-out texts."
         ),
     ),
     tuning_examples: int = typer.Option(
-        100, min=0, help="Texts to set aside for tuning, at most; never more than a quarter."
+        100, min=0, help="Texts to hold out for tuning, at most; never more than a quarter."
     ),
     budget: int = typer.Option(64, min=1, help="Verified tokens per call that the system named best may need."),
     step: int | None = typer.Option(
         None,
         min=0,
-        help=(
-            "Lattice to draw, by its number among those not set aside; by default one where rescoring makes a"
-            " difference."
-        ),
+        help="Lattice to draw, by its number among those not held out; by default one that rescoring changes.",
     ),
     decode_texts: int = typer.Option(4, min=0, help="Texts to decode with --model."),
     ignore_beams: bool = IGNORE_BEAMS,

@@ -26,21 +26,21 @@ SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
 
 def serve(
     model: Path | None = typer.Option(
-        None, help="Directory, .gguf file, name of `latticebpd models` or of a hub; the bundled one by default."
+        None, help="Directory, .gguf file, name of `latticebpd models` or Hub id; the bundled one by default."
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; 0.0.0.0 is every address of this machine."),
     port: int = typer.Option(8000, min=0, max=65535, help="Port to listen on; 0 is any free one."),
     api_key: str | None = typer.Option(
-        None, envvar="LATTICEBPD_API_KEY", help="Ask for this key; better given by the environment variable."
+        None, envvar="LATTICEBPD_API_KEY", help="Require this key; better set by the environment variable."
     ),
-    name: str | None = typer.Option(None, help="What requests call the model; by default its own name."),
+    name: str | None = typer.Option(None, help="Name of the model in requests; by default its own."),
     rows: int = typer.Option(16, min=1, help="Requests that share passes; 1 with --weights torch."),
     queue: int = typer.Option(64, min=0, help="Requests that may wait for a row; more are refused with status 429."),
     context: int = typer.Option(4096, min=2, help="Tokens of a prompt and its answer, at most; they cost memory."),
     max_tokens: int = typer.Option(1024, min=1, help="Tokens of an answer, at most."),
     max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
-    shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds that answers have to end at a shutdown."),
-    temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Of requests that give none; 0 is greedy."),
+    shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds for answers to finish at a shutdown."),
+    temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Temperature of requests without one; 0 is greedy."),
     system_prompt: str | None = SYSTEM_PROMPT,
     system: str | None = typer.Option(None, "--system", "-s", help="Drafting system, as for `latticebpd generate`."),
     lm: Path | None = LM,
@@ -51,12 +51,13 @@ def serve(
     ignore_beams: bool = IGNORE_BEAMS,
     weights: str | None = WEIGHTS,
     costs: Path | None = typer.Option(
-        None, help="Costs by `latticebpd profile`, by which drafts are cut; measured at the start by default."
+        None,
+        help="File of `latticebpd profile`, by which drafts are cut; by default costs are measured at the start.",
     ),
 ) -> None:
     """Serve a model to OpenAI clients: completions and chats, as one answer or streamed.
 
-    Concurrent requests share the model's passes, and each has the text that it would have alone.
+    Concurrent requests share the model's passes; each text is that of a separate decode.
 
     Example: [bold]latticebpd serve --model smollm2-135m[/bold]
     Example: [bold]LATTICEBPD_API_KEY=... latticebpd serve --model smollm2-135m --host 0.0.0.0[/bold]

@@ -22,13 +22,13 @@ def tune(
         ["16-best", "64-tree"],
         "--system",
         "-s",
-        help="What the weight is for: P-best or N-tree; may be repeated, each has its own.",
+        help="System to tune for: P-best or N-tree; may be repeated, each has its own weight.",
     ),
     grid: str = typer.Option(
         "paper", help="Weights to try first, separated by commas; `paper` stands for the paper's ten."
     ),
     examples: int = typer.Option(
-        100, min=1, help="Texts to tune on, drawn at random; lattices, where files do not number texts."
+        100, min=1, help="Texts to tune on, drawn at random; lattices, if files do not number texts."
     ),
     seed: int = typer.Option(0, help="Seed of the draw."),
     write: bool = typer.Option(

@@ -52,7 +52,7 @@ COLUMNS, CONTEXT = (1, 3, 9, 17), 32
 PLAIN_OPTIONS = frozenset({
     "tokenizer", "eos_token_id", "pad_token_id", "max_new_tokens", "attention_mask", "streamer", "trace", "text_cache",
 })  # fmt: skip
-"""Options of decodes that a target without PyTorch takes, beside `Exact` and criteria that take arrays."""
+"""Options of decodes that a target without PyTorch takes, besides `Exact` and criteria that take arrays."""
 
 
 class StockModel:
@@ -271,7 +271,7 @@ def load(
     """A model by name, as every ``--model`` of the command line takes it, with everything that goes with it.
 
     Args:
-        name: a directory that ``save_pretrained`` wrote, a hub's name, a ``.gguf`` file or a name of ``latticebpd
+        name: a directory that ``save_pretrained`` wrote, a Hub id, a ``.gguf`` file or a name of ``latticebpd
             models``; None is the bundled model.
         lm: the file of an n-gram model, or a neural rescorer's directory; by default ``lm.fst`` next to the model, if
             it exists.
@@ -379,7 +379,7 @@ def _base(model: Any) -> Any:
 
 
 def _lm_file(path: Path, name: object, lm: str | os.PathLike[str] | None) -> Path | None:
-    """The language model's file: as given, else that beside the model, if any."""
+    """The language model's file: as given, else the one next to the model, if any."""
     beside = bundled.LM if name is None else path / "lm.fst"
     file = Path(lm) if lm is not None else beside if name is None or beside.exists() else None
     if file is not None and not file.exists():

@@ -88,7 +88,7 @@ class Generated:
 
     @property
     def block_efficiency(self) -> float:
-        """Tokens committed per call; NaN where the prefill alone sufficed."""
+        """Tokens committed per call; NaN if the prefill was the only pass."""
         committed = float(np.arange(len(self.accept_counts)) @ self.accept_counts)
         return committed / self.num_calls if self.num_calls else float("nan")
 
@@ -155,7 +155,7 @@ def generate(
         stop_strings, tokenizer: strings that end a text, by default the generation config's, and their tokenizer.
         pad_token_id: fills rows that end early; by default the model's own, else the first that ends texts, else 0.
         trace: keep a :class:`Step` for every call and row.
-        use_cache: False reads the whole texts in every pass: slow, the same for every model; for comparison.
+        use_cache: False reads the entire texts in every pass: slow; for comparison.
         text_cache: of a single prompt; what an earlier decode with it has read of the same text is not read again.
 
     Raises:

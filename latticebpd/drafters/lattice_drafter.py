@@ -20,7 +20,7 @@ class LatticeDrafter:
     """Drafts from the lattices of a source by a strategy; an empty tree where the source has no lattice.
 
     Args:
-        prompt_context: whether the prompt is context for the strategy's language model; else the new tokens alone are.
+        prompt_context: whether the prompt is context for the strategy's language model; else only the new tokens.
 
     Raises:
         ValueError: the strategy's language model is over another vocabulary than the lattices.

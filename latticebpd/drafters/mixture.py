@@ -25,7 +25,7 @@ class MixtureDrafter:
         first: cheap, and its trees tell probabilities, such as a ``PromptNgramDrafter``.
         second: its trees tell probabilities, such as a ``TreeDrafter``.
         num_nodes: nodes of the mixed tree.
-        sure: first-token probability from which on the first drafter is left alone; above 1 both always draft.
+        sure: first-token probability from which only the first drafter drafts; above 1 both always draft.
     """
 
     def __init__(self, first: Drafter, second: Drafter, num_nodes: int = 16, sure: float = 0.6) -> None:

@@ -1,7 +1,7 @@
 """Models and tokenizers by name, as every ``--model`` takes them.
 
 A name is a directory that ``save_pretrained`` wrote, with or without block heads; a ``.gguf`` file; a model
-of the catalogue (``latticebpd models list``); or a hub's name.
+of the catalogue (``latticebpd models list``); or a Hub id.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def drafter_named(
     """The drafter of that name.
 
     Args:
-        source: of the lattices; None where there is none, so that ``greedy`` and copies alone are left.
+        source: of the lattices; None: only ``greedy`` and copies are possible.
         lm, alpha: as for :func:`strategy_named`.
         prompt_context: as for ``LatticeDrafter``.
         costs: of calls, or what measures them: trees are cut to the nodes that promise the most tokens a second.

@@ -150,7 +150,7 @@ def rescore(
             ``kenlm.Model``, an n-gram model as an automaton of pynini or pywrapfst, a scorer
             (``latticebpd.NeuralRescorer``, or your own), or None (no rescoring).
         p: number of drafts, less if the lattice has fewer paths.
-        alpha: weight of the language model, >= 0; 0 ranks by the lattice alone; None takes the weight that is stored
+        alpha: weight of the language model, >= 0; 0 ranks by the lattice only; None takes the weight that is stored
             with the model, by default 1.
         context: tokens before the lattice. Empty means no history, never an implied ``<s>``.
 

@@ -100,7 +100,7 @@ def at_hub(name: str) -> Path | str:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
     from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
 
-    wanted = f"{name}: expected the directory of a model (config.json, model.safetensors) or a hub's name"
+    wanted = f"{name}: expected the directory of a model (config.json, model.safetensors) or a Hub id"
     missing = f"{wanted}; there is no such directory, and the hub"
     try:
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_SECONDS)

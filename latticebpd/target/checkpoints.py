@@ -16,7 +16,7 @@ from fst.printable import plain_words
 
 
 def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32, **kwargs: Any) -> PreTrainedModel:
-    """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a hub's name, ready for
+    """A causal LM or an encoder-decoder from a directory (a blockwise model's too) or a Hub id, ready for
     inference; ValueError if it does not exist or is damaged.
 
     kwargs: for ``transformers``. Code of the model's repository runs only with ``trust_remote_code``.
@@ -24,7 +24,7 @@ def load_base(model: str | os.PathLike[str], dtype: torch.dtype = torch.float32,
     kwargs = {"use_safetensors": True, "trust_remote_code": False, "local_files_only": Path(model).is_dir(), **kwargs}
     name = str(model)
     if not Path(model).is_dir() and (Path(model).is_absolute() or name.startswith(".") or name.count("/") > 1):
-        expected = "expected the directory of a model (config.json, model.safetensors) or a hub's name"
+        expected = "expected the directory of a model (config.json, model.safetensors) or a Hub id"
         raise ValueError(f"{model}: {expected}, found neither")
     try:
         shared = {name: kwargs[name] for name in ("trust_remote_code", "local_files_only")}

@@ -17,7 +17,7 @@ from lm_training.training.training_options import BlockDrafterTraining
 def block_drafter(
     data: list[Path] = typer.Argument(..., help="Texts with states of `train hidden --whole`: .npz, or directories."),
     validation: Path = VALIDATION,
-    model: str = typer.Option(..., help="Target that wrote the texts: a directory, or a hub's name."),
+    model: str = typer.Option(..., help="Target that wrote the texts: a directory or Hub id."),
     output: Path = OUTPUT,
     num_layers: int = typer.Option(3, min=1, help="Layers of the drafter."),
     block_size: int = typer.Option(8, min=1, help="Columns of a block, its anchor's included."),
@@ -44,7 +44,7 @@ def block_drafter(
         None, min=1, help="Arcs per slot that a selector or reranker scores; 16 or 8 by default."
     ),
     head_on: Path | None = typer.Option(
-        None, "--head-on", "--bigram-on", help="Train such a head alone, by default a bigram, on this trained drafter."
+        None, "--head-on", "--bigram-on", help="Train only such a head, by default a bigram, for this trained drafter."
     ),
     mask_token: int | None = typer.Option(None, min=0, help="Id of the mask; by default the tokenizer's, or padding."),
     base_dtype: str = BASE_DTYPE,

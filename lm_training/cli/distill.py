@@ -19,7 +19,7 @@ def distill(
     output: Path = typer.Option(
         ..., "--output", "-o", callback=writable_folder, help="Directory to fill; the same command resumes there."
     ),
-    prompts: int = typer.Option(16384, min=1, help="Number of prompts cut from text; of given ones, all are used."),
+    prompts: int = typer.Option(16384, min=1, help="Number of prompts to cut from text; given prompts are all used."),
     prompt_tokens: int = typer.Option(64, min=1, help="Length of each prompt cut from text."),
     max_new_tokens: int = typer.Option(96, min=1, help="Maximum number of tokens written after each prompt."),
     num_beams: int = typer.Option(1, min=1, help="1 decodes greedily; with more, the best beam is kept."),
@@ -27,7 +27,9 @@ def distill(
     shard_prompts: int = typer.Option(512, min=1, help="Prompts per shard; a killed run loses one shard."),
     hidden: bool = typer.Option(False, "--hidden", help="Store the text's hidden states, for `train heads`."),
     layers: str | None = LAYERS,
-    copies: bool = typer.Option(False, "--copies", help="Draft by copying from the text, which stays the same."),
+    copies: bool = typer.Option(
+        False, "--copies", help="Draft with copies from the text so far; the output is the same."
+    ),
     part: str | None = PART,
     corpus_output: Path | None = typer.Option(
         None, "--corpus", callback=writable_file, help="Also write the text as a corpus (.npy) for `lm train`."
@@ -43,7 +45,7 @@ def distill(
 
     Sequence-level distillation (Stern 2018). Each sequence is stored with the length of its prompt, so that training
     takes its labels from what the model wrote. A stopped run keeps its finished shards. On a CPU the engine writes
-    greedy text; with its rounded weights the model writes some texts otherwise, so they belong to the settings.
+    greedy text; quantized weights write some texts differently, so they are part of the settings.
 
     Example: [bold]latticebpd distill corpus.npy --model model -o distilled --prompts 16384[/bold]
     Example: [bold]latticebpd distill pairs.npz --model translator -o distilled --num-beams 5[/bold]

@@ -27,7 +27,9 @@ def encode(
     ),
     field: str = typer.Option("text", help="Field of JSONL objects and rows that holds a document."),
     text_lines: bool = typer.Option(False, "--text-lines", help="Every line of a text file is a document."),
-    task: str | None = typer.Option(None, help="Prompts of a task: squad, cnn, samsum, multinews, xsum, newsroom."),
+    task: str | None = typer.Option(
+        None, help="Prompt format of a task: squad, cnn, samsum, multinews, xsum, newsroom."
+    ),
     prompt_template: str | None = typer.Option(
         None, help="Prompts of your own, with fields in braces: 'question: {question}'; \\\\n is a new line."
     ),
@@ -49,7 +51,7 @@ def encode(
     """Turn documents into token ids, or records into prompts and answers.
 
     A corpus is a sequence of documents, each ending with the end-of-text token; training cuts it into windows. Of
-    prompts and answers, only answers are learnt. Bad lines are skipped and reported with file and line number.
+    prompts and answers, only answers have a loss. Bad lines are skipped and reported with file and line number.
 
     Example: [bold]latticebpd train encode corpus.jsonl --tokenizer tokenizer.json -o corpus.npy[/bold]
     Example: [bold]latticebpd train encode squad.jsonl --task squad --tokenizer tokenizer.json -o squad.npz[/bold]

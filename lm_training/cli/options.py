@@ -79,7 +79,7 @@ def require_texts(paths: Iterable[Path], kinds: str = "texts (.npz) or a directo
 
 DATA = typer.Argument(..., help="Directories made by `latticebpd distill`, texts (.npz), or token ids (.npy).")
 VALIDATION = typer.Option(..., help="Held-out data of the same kind.")
-WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory, or a hub's name.")
+WRITER = typer.Option(..., "--model", help="Model that writes the texts: a directory or Hub id.")
 PART = typer.Option(None, help="i/n: make every n-th shard, from the i-th on (from 0); by default torchrun's rank.")
 LAYERS = typer.Option(None, help="Store these layers' states too, such as 10,20; counted from 1.")
 BASE_DTYPE = typer.Option("float32", help="Type in which the base model is loaded: float32, bfloat16 or float16.")

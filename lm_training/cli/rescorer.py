@@ -18,7 +18,7 @@ def rescorer(
     output: Path = OUTPUT,
     tokenizer: Path = typer.Option(..., help="tokenizer.json of the target; the data is encoded with it."),
     preset: str | None = typer.Option(None, help="Shape of a new model: tiny, small, or the paper's 32m, 61m, 94m."),
-    model: str | None = typer.Option(None, help="Start from this causal LM instead: a directory or a hub's name."),
+    model: str | None = typer.Option(None, help="Start from this causal LM instead: a directory or Hub id."),
     sequence_length: int = typer.Option(256, min=2, help="Tokens per text of a .npy corpus."),
     *,
     options: RescorerTraining,

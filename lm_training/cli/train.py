@@ -102,7 +102,7 @@ def blockwise(
 def heads(
     data: list[Path] = DATA,
     validation: Path = VALIDATION,
-    model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or a hub's name."),
+    model: str = typer.Option(..., help="Base model: a directory, also of a blockwise model, or Hub id."),
     output: Path = OUTPUT,
     num_heads: int = typer.Option(9, min=2, help=NUM_HEADS),
     kind: str = typer.Option("feed-forward", help="feed-forward (Kim), stern (shared hidden layer), or medusa."),
@@ -181,11 +181,11 @@ def hidden(
     weights: str | None = WEIGHTS,
     device: str = DEVICE,
 ) -> None:
-    """Store the hidden states that texts were written from, so that training drafters never runs the model.
+    """Store a model's hidden states for texts, so that training drafters does not run the model.
 
     One pass over each text (teacher forcing); half precision, so 2 bytes times the model's width for every written
     token (with --whole, every token) and layer. The same command resumes a stopped run. On a CPU the engine computes
-    them: to the last bit those that drafters get in decodes with the same weights.
+    them, bit-identical to those that drafters get in decodes with the same weights.
 
     Example: [bold]latticebpd train hidden written --model model[/bold]
     Example: [bold]latticebpd train hidden written --model model --whole --layers 2,15,28[/bold]

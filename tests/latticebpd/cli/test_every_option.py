@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        declared = [name for name in self.info.param_decls or () if name.startswith("--") and "/" not in name]
+        declared = [name.split("/")[0] for name in self.info.param_decls or () if name.startswith("--")]
         return declared[0] if declared else f"--{self.name.replace('_', '-')}"
 
     @property

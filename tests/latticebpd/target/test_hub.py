@@ -1,4 +1,4 @@
-"""Models by a hub's name: a right one is fetched and kept, a wrong one is refused at the first answer."""
+"""Models by a Hub id: a right one is fetched and kept, a wrong one is refused at the first answer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_name_that_the_hub_does_not_have_is_refused_at_its_first_answer(
     assert (status, text) == (2, "")
     assert len(errors) == 1
     assert (
-        "some/other: expected the directory of a model (config.json, model.safetensors) or a hub's name; there is no"
+        "some/other: expected the directory of a model (config.json, model.safetensors) or a Hub id; there is no"
         " such" in errors[0]
     )
     assert [path for path in Hub.asked if "some/other" in path] == ["/some/other/resolve/main/config.json"]
@@ -108,8 +108,6 @@ def test_a_hub_that_cannot_be_asked_is_asked_once(tmp_path: Path, hub: Threading
 
 @pytest.mark.parametrize("name", ["/some/folder", "./folder", "some/model/folder", "a--b", "a b", ".hidden", "é" * 100])
 def test_what_cannot_be_a_hubs_name_is_not_asked_for(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"expected the directory of a model .* or a hub's name, found neither"
-    ) as refused:
+    with pytest.raises(ValueError, match=r"expected the directory of a model .* or a Hub id, found neither") as refused:
         resolved(name)
     assert str(refused.value).startswith(f"{name}: ")
