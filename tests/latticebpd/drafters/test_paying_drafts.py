@@ -72,6 +72,14 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
     assert len(sizes) > 4
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_of_equally_likely_nodes_the_first_are_kept(packed: bool) -> None:
+    """With every node its parent: certain continuations are as likely as what they continue."""
+    curve = CostCurve((1,), (1, 20, 40), ((1.0, 1.5, 9.0),), packed=packed)
+    ((kept,), _) = paying_nodes([np.full(39, np.log(0.3))], curve)
+    assert kept.tolist() == [True] * 19 + [False] * 20
+
+
 def test_many_rows_keep_only_what_is_nearly_certain() -> None:
     """Beside one row's weights a token costs little; beside sixteen rows' tokens, as much as a token of a text."""
     one, other = tree(0.9, 0.5, 0.3), tree(0.4, 0.2)
