@@ -72,12 +72,16 @@ def test_the_nodes_are_the_best_of_all_choices() -> None:
     assert len(sizes) > 4
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_of_equally_likely_nodes_the_first_are_kept(packed: bool) -> None:
+def test_of_equally_likely_nodes_the_first_are_kept() -> None:
     """With every node its parent: certain continuations are as likely as what they continue."""
-    curve = CostCurve((1,), (1, 20, 40), ((1.0, 1.5, 9.0),), packed=packed)
-    ((kept,), _) = paying_nodes([np.full(39, np.log(0.3))], curve)
-    assert kept.tolist() == [True] * 19 + [False] * 20
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        rows = [np.sort(np.log(rng.choice([0.2, 0.5, 0.8], 30)))[::-1] for _ in range(3)]
+        size = int(rng.integers(2, 60))
+        curve = CostCurve((1,), (1, 3 + size, 200), ((1.0, 1.1, 90.0),), packed=True)
+        kept, _ = paying_nodes(rows, curve)
+        assert sum(int(keep.sum()) for keep in kept) == size
+        assert all((np.diff(keep.astype(int)) <= 0).all() for keep in kept)
 
 
 def test_many_rows_keep_only_what_is_nearly_certain() -> None:
