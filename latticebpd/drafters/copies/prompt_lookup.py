@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 
 
-class PromptNgramDrafter:
+class PromptNgramDrafter(Drafter):
     """Copies from the prompt and the text so far.
 
     Args:
@@ -75,6 +75,3 @@ class PromptNgramDrafter:
             if len(paths) == self.max_matches:
                 break
         return weighted_tree(paths, weights, self.keep, self.num_nodes, self.novelty)
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass
