@@ -187,9 +187,8 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
     corpus, end = corpora.load_tokens([stage(work / "train.npy", build_corpus)]), corpora.end_of_text_id(tokenizer)
     held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
     held = work / "held.npy"
-    validation = corpora.load_tokens(
-        [stage(held, lambda: save_array(held, corpora.encode_documents(held_out, tokenizer)))]
-    )
+    stage(held, lambda: save_array(held, corpora.encode_documents(held_out, tokenizer)))
+    validation = corpora.load_tokens([held])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     # Training and distilling go on from what is there, or return at once when it is complete.

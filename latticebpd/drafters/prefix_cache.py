@@ -54,7 +54,5 @@ class PrefixCache:
         if row is None:
             return None
         source, text = self.texts[row]
-        known = (
-            source == tuple(state.source) and len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
-        )
-        return row if known else None
+        begins = len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
+        return row if begins and source == tuple(state.source) else None

@@ -60,9 +60,8 @@ class PromptNgramDrafter(Drafter):
 
     def _tree(self, state: State) -> DraftTree:
         if state.is_first or state.row not in self._indexes:
-            self._indexes[state.row] = SuffixIndex(
-                self.max_ngram, self.max_matches + 1
-            )  # one position is the end of the text itself
+            # One position more, which is the end of the text itself.
+            self._indexes[state.row] = SuffixIndex(self.max_ngram, self.max_matches + 1)
         index = self._indexes[state.row]
         index.extend(state.tokens[len(index.tokens) :])
         depth = min(self.block_size, state.max_depth)
