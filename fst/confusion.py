@@ -55,9 +55,8 @@ def aligned_slots(arcs: _core.Arcs, posteriors: Floats, best: list[int]) -> Slot
         row: npt.NDArray[np.float64] = distances[sources[arc]] + (labels[arc] != EPSILON)
         return row
 
-    distances = np.zeros(
-        (num_states + 1, len(steps))
-    )  # expected edits of a state's paths against each prefix of the best
+    # Expected edits of a state's paths against each prefix of the best.
+    distances = np.zeros((num_states + 1, len(steps)))
     distances[0] = steps
     of_arc = {}
     for arc in taken.tolist():  # sorted by source

@@ -1,4 +1,4 @@
-"""Pictures of small models and lattices: DOT text, SVG where Graphviz is installed, and of lattices SVG without it.
+"""Pictures: small models as DOT text, as SVG where Graphviz is installed; lattices as SVG without it.
 
     print(fst.drawing.model_dot(lm))                             # paste it into any viewer of DOT
     Path("model.svg").write_text(fst.drawing.svg(fst.drawing.model_dot(lm)))
@@ -16,7 +16,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,49 +23,11 @@ import numpy.typing as npt
 from fst.lattices import slots_of
 from fst.model import NgramModel
 from fst.printable import printable
-from fst.word_lattices import lattice_to_fst
 
 MOST_ARCS = 500
 """Larger pictures are refused."""
 
 SECONDS_FOR_GRAPHVIZ = 60
-
-
-def lattice_dot(
-    tokens: npt.ArrayLike,
-    log_probs: npt.ArrayLike,
-    symbols: Sequence[str] | None = None,
-    transitions: npt.ArrayLike | None = None,
-) -> str:
-    """DOT text of a sausage lattice ``[slots, k]``; ``symbols`` gives the word of every id.
-
-    With ``transitions [slots - 1, k, k]`` there is a state for each slot and column, as in `fst.lattice_to_fst`.
-    """
-    if transitions is not None:
-        return _branching_dot(lattice_to_fst(tokens, log_probs, transitions), _namer(symbols))
-    slots = slots_of(tokens, log_probs)
-    _limit(sum(map(len, slots)))
-    name = _namer(symbols)
-    lines = [_node(slot, str(slot), final=slot == len(slots)) for slot in range(len(slots) + 1)]
-    for slot, arcs in enumerate(slots):
-        for token, log_prob in sorted(arcs, key=lambda arc: (-arc[1], arc[0])):
-            lines.append(_arc(slot, slot + 1, f"{name(token)} {log_prob:.2f}"))
-    return _graph(lines)
-
-
-def _branching_dot(automaton: Any, name: Callable[[int], str]) -> str:
-    arcs = [
-        (state, arc.nextstate, arc.ilabel - 1, -float(arc.weight))
-        for state in automaton.states()
-        for arc in automaton.arcs(state)
-    ]
-    _limit(len(arcs))
-    lines = [_node(state, str(state), final=float(automaton.final(state)) < np.inf) for state in automaton.states()]
-    ranked = sorted(arcs, key=lambda arc: (arc[0], -arc[3], arc[2]))
-    return _graph(
-        lines + [_arc(source, target, f"{name(token)} {weight:.2f}") for source, target, token, weight in ranked]
-    )
-
 
 SLOT_WIDTH, ROW_HEIGHT, RADIUS, MARGIN = 156, 30, 11, 22
 LONGEST_NAME = 12

@@ -172,9 +172,8 @@ def locked(path: str | os.PathLike[str], wait: bool = False) -> Iterator[None]:
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            taken = not lock.exists() or not os.path.samestat(
-                os.fstat(handle), lock.stat()
-            )  # its last holder has just deleted it
+            # Its last holder may just have deleted it.
+            taken = not lock.exists() or not os.path.samestat(os.fstat(handle), lock.stat())
         except BlockingIOError:
             taken = True
         if taken and wait:

@@ -103,10 +103,8 @@ def fst_to_lattice(automaton: Any) -> tuple[Ints, Floats] | tuple[Ints, Floats, 
     """
     file = records_of(automaton)
     refuse_transducer(file)
-    finals, layer = (
-        -file.states["final"].astype(np.float64),
-        {file.start: 0},
-    )  # states, each with its column of the slot before
+    finals = -file.states["final"].astype(np.float64)
+    layer = {file.start: 0}  # states, each with its column of the slot before
     slots: list[tuple[list[int], dict[tuple[int, int], float]]] = []  # the tokens, the weight from each column to each
     visited = {file.start}
     while True:

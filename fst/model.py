@@ -205,13 +205,6 @@ class NgramModel:
         labels = labels[labels != self.unk_label]
         return int(labels[-1]) if len(labels) else 0
 
-    @cached_property
-    def unk_log_prob(self) -> float:
-        """The natural log of p(``<unk>``), or `LOG_ZERO` for a model without it."""
-        arcs = _arcs_of(self.states, self.arcs, self.unigram_state)
-        weights = arcs["weight"][arcs["ilabel"] == self.unk_label]
-        return max(-float(weights[0]), LOG_ZERO) if len(weights) else LOG_ZERO
-
     def log_prob(self, token: int, context: Sequence[int] | npt.NDArray[np.integer] = ()) -> float:
         """Natural log of p(``token`` | ``context``), the tokens before it; an empty context is no history at all."""
         return self.core.log_prob(token, np.asarray(context, np.int64))

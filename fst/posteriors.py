@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fst import _core
-from fst.search import HasCore, lattice_arrays
+from fst.model import NgramModel
+from fst.search import lattice_arrays
 
 
 def arc_posteriors(
     tokens: npt.ArrayLike,
     log_probs: npt.ArrayLike,
-    lm: HasCore | None = None,
+    lm: NgramModel | None = None,
     alpha: float = 1.0,
     context: Sequence[int] = (),
     transitions: npt.ArrayLike | None = None,

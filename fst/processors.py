@@ -1,14 +1,20 @@
-"""How many processors this process may use."""
+"""How many processors this process may use, and work on them in order."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 CGROUPS = Path("/sys/fs/cgroup")
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 def available_processors() -> int:
@@ -35,3 +41,14 @@ def processor_quota(root: Path) -> float | None:
         limit, every = ((root / f"cpu/cpu.cfs_{name}_us").read_text(encoding="utf-8") for name in ("quota", "period"))
         return None if int(limit) < 0 else int(limit) / int(every)
     return None
+
+
+def in_order(pool: Executor, work: Callable[[Task], Result], tasks: Iterable[Task], ahead: int) -> Iterator[Result]:
+    """The results of ``work`` in the order of the tasks, at most ``ahead`` of which start early."""
+    waiting: deque[Future[Result]] = deque()
+    for task in tasks:
+        waiting.append(pool.submit(work, task))
+        if len(waiting) > ahead:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()

@@ -25,12 +25,13 @@ finite number.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fst import _core
+from fst.model import NgramModel
 from fst.processors import available_processors
 
 LARGEST_WEIGHT = _core.LARGEST_WEIGHT
@@ -60,17 +61,10 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-class HasCore(Protocol):
-    """A language model that the compiled core can search: `fst.NgramModel`."""
-
-    @property
-    def core(self) -> _core.Model: ...
-
-
 def nbest_paths(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None = None,
+    lm: NgramModel | None = None,
     p: int = 16,
     alpha: float = 1.0,
     context: Sequence[int] = (),
@@ -85,7 +79,7 @@ def nbest_paths(
 def nbest_paths_batch(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None = None,
+    lm: NgramModel | None = None,
     p: int = 16,
     alpha: float = 1.0,
     contexts: ArrayLike | None = None,
@@ -107,7 +101,7 @@ def nbest_paths_batch(
 def best_first_tree(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None = None,
+    lm: NgramModel | None = None,
     num_nodes: int = 64,
     alpha: float = 1.0,
     context: Sequence[int] = (),
@@ -130,7 +124,7 @@ def best_first_tree(
 def best_first_tree_batch(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None = None,
+    lm: NgramModel | None = None,
     num_nodes: int = 64,
     alpha: float = 1.0,
     contexts: ArrayLike | None = None,
@@ -151,7 +145,7 @@ def best_first_tree_batch(
 def calibrated_tree_batch(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None,
+    lm: NgramModel | None,
     texts: Sequence[TextIndex],
     weights: ArrayLike,
     num_nodes: int = 64,
@@ -190,7 +184,7 @@ def calibrated_tree_batch(
 def describe_arcs(
     tokens: ArrayLike,
     log_probs: ArrayLike,
-    lm: HasCore | None,
+    lm: NgramModel | None,
     text: TextIndex,
     path: Sequence[int] | Ints,
     context: Sequence[int] | Ints = (),
@@ -237,7 +231,7 @@ def _contexts(contexts: ArrayLike | None, n: int) -> NDArray[np.int64]:
     return array if array.size else np.empty((n, 0), dtype=np.int64)
 
 
-def _model(lm: HasCore | None, alpha: float) -> _core.Model | None:
+def _model(lm: NgramModel | None, alpha: float) -> _core.Model | None:
     return None if lm is None or alpha == 0 else lm.core
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
@@ -131,29 +131,20 @@ def print_json(record: Any) -> None:
     print(re.sub(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-PathValue = TypeVar("PathValue", Path, Path | None, list[Path])
+def _refusal(*kinds: Literal["file", "folder"]) -> Callable[[Any], Any]:
+    """The callback of an option that names what is to be written: where that cannot be, it is refused before any work
+    is done."""
+
+    def writable(value: Any) -> Any:
+        for path in value if isinstance(value, list) else [value]:
+            if path is not None:
+                require_writable(path, *kinds)
+        return value
+
+    return writable
 
 
-def writable_file(value: PathValue) -> PathValue:
-    """The callback of an option that names a file to write: where that cannot be, it is refused before any work is
-    done."""
-    for path in value if isinstance(value, list) else [value]:
-        if path is not None:
-            require_writable(path, "file")
-    return value
-
-
-def writable_folder(path: Path | None) -> Path | None:
-    """The callback of an option that names a folder to fill."""
-    if path is not None:
-        require_writable(path, "folder")
-    return path
-
-
-def writable(path: Path) -> Path:
-    """The callback of an option that names either."""
-    require_writable(path, "file", "folder")
-    return path
+writable_file, writable_folder, writable = _refusal("file"), _refusal("folder"), _refusal("file", "folder")
 
 
 def positive_numbers(option: str, text: str, most: int | None = None) -> list[int]:

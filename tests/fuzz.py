@@ -37,9 +37,9 @@ from latticebpd.lattices.shards import lattice_directory
 from latticebpd.lattices.texts import Texts
 from latticebpd.measuring.lattice_files import blocks
 from latticebpd.scoring.weights import Tuning
-from latticebpd.target.gguf_blocks import dequantized
 from latticebpd.target.gguf_file import GgufFile
 from latticebpd.target.gguf_tokenizer import tokenizer_of_gguf
+from latticebpd.target.gguf_weights import dequantized
 from tests.helpers.trigrams import good_model
 
 SECONDS = 10

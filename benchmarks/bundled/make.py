@@ -21,7 +21,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 import fst
-from fst.files import replacing
+from fst.files import replacing, save_array
 from fst.fingerprint import vocabulary_fingerprint
 from latticebpd import load
 from latticebpd.console import progress, quiet_transformers
@@ -181,13 +181,14 @@ def make(data: Path, work: Path, options: BlockwiseTraining, assets: Path = bund
     def build_corpus() -> None:
         documents = list(training())
         random.Random(0).shuffle(documents)
-        corpora.encode_corpus(documents, tokenizer, work / "train.npy")
+        save_array(work / "train.npy", corpora.encode_documents(documents, tokenizer))
 
     tokenizer = Tokenizer.from_file(str(stage(work / "tokenizer.json", build_tokenizer)))
     corpus, end = corpora.load_tokens([stage(work / "train.npy", build_corpus)]), corpora.end_of_text_id(tokenizer)
     held_out = (document for document in corpus_documents(data) if is_held_out(document.id))
     held = work / "held.npy"
-    validation = corpora.load_tokens([stage(held, lambda: corpora.encode_corpus(held_out, tokenizer, held))])
+    stage(held, lambda: save_array(held, corpora.encode_documents(held_out, tokenizer)))
+    validation = corpora.load_tokens([held])
     fingerprint = vocabulary_fingerprint(tokenizer.get_vocab())
 
     # Training and distilling go on from what is there, or return at once when it is complete.

@@ -35,12 +35,7 @@ class Model:
 Sausages = tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float32] | None]
 """Tokens and log-probabilities [n, slots, k], transitions [n, slots - 1, k, k]; or one sausage, all without the n."""
 
-def posteriors(
-    sausages: Sausages,
-    model: Model | None,
-    alpha: float,
-    context: ArrayLike,
-) -> NDArray[np.float64]: ...
+def posteriors(sausages: Sausages, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 
 Arcs = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]
 """Any lattice: offsets [states + 1], tokens (-1: epsilon), log-probabilities and targets (-1: the end) [arcs]."""
@@ -51,20 +46,10 @@ def lattice_nbest(
 def lattice_posteriors(arcs: Arcs, model: Model | None, alpha: float, context: ArrayLike) -> NDArray[np.float64]: ...
 def determinize(arcs: Arcs) -> Arcs: ...
 def nbest(
-    sausages: Sausages,
-    model: Model | None,
-    p: int,
-    alpha: float,
-    contexts: ArrayLike,
-    threads: int,
+    sausages: Sausages, model: Model | None, p: int, alpha: float, contexts: ArrayLike, threads: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def tree(
-    sausages: Sausages,
-    model: Model | None,
-    num_nodes: int,
-    alpha: float,
-    contexts: ArrayLike,
-    threads: int,
+    sausages: Sausages, model: Model | None, num_nodes: int, alpha: float, contexts: ArrayLike, threads: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 
 class TextIndex:
@@ -85,12 +70,7 @@ def calibrated_tree(
     threads: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]: ...
 def describe(
-    sausages: Sausages,
-    model: Model | None,
-    text: TextIndex,
-    path: ArrayLike,
-    further: int,
-    context: ArrayLike,
+    sausages: Sausages, model: Model | None, text: TextIndex, path: ArrayLike, further: int, context: ArrayLike
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]]: ...
 
 class AutomatonBuilder:

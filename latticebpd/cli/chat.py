@@ -14,21 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.cli import model_options
 from latticebpd.cli.accepted_blocks import streamer_for
-from latticebpd.cli.model_options import (
-    DRAFTER_MODEL,
-    LM,
-    SEED,
-    SHOW_BLOCKS,
-    SYSTEM,
-    SYSTEM_PROMPT,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WEIGHTS,
-    named_drafter,
-    sampling_rule,
-)
 from latticebpd.console import err, quiet_transformers
 
 if TYPE_CHECKING:
@@ -46,17 +33,17 @@ def chat(
             " bundled one has none."
         ),
     ),
-    system_prompt: str | None = SYSTEM_PROMPT,
-    system: str | None = SYSTEM,
-    lm: Path | None = LM,
-    drafter_model: Path | None = DRAFTER_MODEL,
+    system_prompt: str | None = model_options.SYSTEM_PROMPT,
+    system: str | None = model_options.SYSTEM,
+    lm: Path | None = model_options.LM,
+    drafter_model: Path | None = model_options.DRAFTER_MODEL,
     max_new_tokens: int = typer.Option(512, min=1, help="Length limit of an answer."),
-    temperature: float | None = TEMPERATURE,
-    top_k: int | None = TOP_K,
-    top_p: float | None = TOP_P,
-    seed: int | None = SEED,
-    weights: str | None = WEIGHTS,
-    show_blocks: bool = SHOW_BLOCKS,
+    temperature: float | None = model_options.TEMPERATURE,
+    top_k: int | None = model_options.TOP_K,
+    top_p: float | None = model_options.TOP_P,
+    seed: int | None = model_options.SEED,
+    weights: str | None = model_options.WEIGHTS,
+    show_blocks: bool = model_options.SHOW_BLOCKS,
 ) -> None:
     """Chat with a model; the cache is kept between turns.
 
@@ -74,9 +61,9 @@ def chat(
         from latticebpd.decoding.conversation import Chat
         from latticebpd.decoding.front_door import load
 
-        rule = sampling_rule(None, temperature, top_k, top_p, seed)
+        rule = model_options.sampling_rule(None, temperature, top_k, top_p, seed)
         loaded = load(model, lm, drafter=drafter_model, system_prompt=system_prompt, weights=weights)
-        drafter = named_drafter(loaded, system, lm, None)
+        drafter = model_options.named_drafter(loaded, system, lm, None)
         conversation = Chat(loaded, drafter)
         _ = loaded.costs if system is None else None  # measured before the first answer, whose speed is printed
     in_terminal = _in_terminal()

@@ -8,26 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.cli import model_options
 from latticebpd.cli.accepted_blocks import streamer_for
-from latticebpd.cli.model_options import (
-    ALPHA,
-    BIGRAM,
-    CHAT,
-    DRAFTER_MODEL,
-    IGNORE_BEAMS,
-    LM,
-    SEED,
-    SHOW_BLOCKS,
-    SYSTEM,
-    SYSTEM_PROMPT,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    WEIGHTS,
-    K,
-    named_drafter,
-    sampling_rule,
-)
 from latticebpd.console import err, print_json, quiet_transformers, writable_file
 
 if TYPE_CHECKING:
@@ -44,9 +26,9 @@ def generate(
             " bundled one by default."
         ),
     ),
-    chat: bool | None = CHAT,
-    system_prompt: str | None = SYSTEM_PROMPT,
-    system: str | None = SYSTEM,
+    chat: bool | None = model_options.CHAT,
+    system_prompt: str | None = model_options.SYSTEM_PROMPT,
+    system: str | None = model_options.SYSTEM,
     accept: str | None = typer.Option(
         None,
         help=(
@@ -54,10 +36,10 @@ def generate(
             " --temperature)."
         ),
     ),
-    lm: Path | None = LM,
-    alpha: float | None = ALPHA,
-    k: int | None = K,
-    drafter_model: Path | None = DRAFTER_MODEL,
+    lm: Path | None = model_options.LM,
+    alpha: float | None = model_options.ALPHA,
+    k: int | None = model_options.K,
+    drafter_model: Path | None = model_options.DRAFTER_MODEL,
     block_size: int | None = typer.Option(
         None,
         min=1,
@@ -65,19 +47,19 @@ def generate(
             "Tokens per draft: number of heads, masks or slots; by default all, or those that calibrated trees need."
         ),
     ),
-    bigram: bool = BIGRAM,
+    bigram: bool = model_options.BIGRAM,
     max_new_tokens: int = typer.Option(128, min=1, help="Length limit."),
-    ignore_beams: bool = IGNORE_BEAMS,
+    ignore_beams: bool = model_options.IGNORE_BEAMS,
     stop: list[str] = typer.Option([], help="Stop after this string; may be repeated."),
-    temperature: float | None = TEMPERATURE,
-    top_k: int | None = TOP_K,
-    top_p: float | None = TOP_P,
-    seed: int | None = SEED,
-    weights: str | None = WEIGHTS,
+    temperature: float | None = model_options.TEMPERATURE,
+    top_k: int | None = model_options.TOP_K,
+    top_p: float | None = model_options.TOP_P,
+    seed: int | None = model_options.SEED,
+    weights: str | None = model_options.WEIGHTS,
     costs: Path | None = typer.Option(
         None, help="File of `latticebpd profile`: trees are cut to the size with the most expected tokens per second."
     ),
-    show_blocks: bool = SHOW_BLOCKS,
+    show_blocks: bool = model_options.SHOW_BLOCKS,
     trace: Path | None = typer.Option(
         None,
         callback=writable_file,
@@ -104,13 +86,13 @@ def generate(
     from latticebpd.decoding.front_door import load
     from latticebpd.drafters.cost_curve import CostCurve
 
-    rule = sampling_rule(accept, temperature, top_k, top_p, seed)
+    rule = model_options.sampling_rule(accept, temperature, top_k, top_p, seed)
     loaded = load(
         model, lm, drafter=drafter_model, chat=chat, system_prompt=system_prompt, ignore_beams=ignore_beams,
         weights=weights, bigram=bigram,
     )  # fmt: skip
     cost_curve = None if costs is None else CostCurve.load(costs)
-    drafter = named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
+    drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k, slots=block_size, costs=cost_curve)
     tokenizer: Any = loaded.text_tokenizer
     answers = loaded.in_chat or loaded.is_encoder_decoder
     streamer = None if json else streamer_for(tokenizer, show_blocks, "" if answers else text)

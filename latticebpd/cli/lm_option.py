@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,26 +10,24 @@ if TYPE_CHECKING:
     from latticebpd.scoring.rescoring import LanguageModel
 
 
-def model_paths(options: Sequence[str]) -> dict[str, str]:
-    """Where language models are, by name: of ``NAME=PATH``, or of a path alone, whose name without ending is then the
-    model's.
-
-    Raises:
-        ValueError: two models of one name, or a name that means something else.
-    """
+def named_paths(
+    options: Sequence[str], is_name: Callable[[str], bool], expected: str, remedy: str = ""
+) -> dict[str, str]:
+    """Paths by name: of ``NAME=PATH``, or of a path alone, whose name without ending is then the name; ValueError for
+    two of one name, or for what ``is_name`` refuses."""
     paths: dict[str, str] = {}
     for option in options:
         name, equals, path = option.partition("=")
         if not equals or Path(option).exists():
             name, path = Path(option).stem, option
-        if name in paths or name in ("", "0-gram") or ":" in name:
-            raise ValueError(f"expected --lm as NAME=PATH with a name of its own, got {option!r}")
+        if name in paths or not is_name(name):
+            raise ValueError(f"expected {expected}, got {option!r}{remedy}")
         paths[name] = path
     return paths
 
 
 def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
-    """Language models by name, see :func:`model_paths`, each with the weights that are stored with it.
+    """Language models by name, see :func:`named_paths`, each with the weights that are stored with it.
 
     Raises:
         ValueError: as there, or a path that is no model.
@@ -37,7 +35,10 @@ def named_models(options: Sequence[str]) -> dict[str, LanguageModel]:
     """
     from latticebpd.scoring.rescoring import as_scorer
 
-    paths = model_paths(options)
+    def is_name(name: str) -> bool:
+        return name not in ("", "0-gram") and ":" not in name
+
+    paths = named_paths(options, is_name, "--lm as NAME=PATH with a name of its own")
     for path in paths.values():
         as_scorer(path)
     return dict(paths)

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from latticebpd.cli import tables
 from latticebpd.cli.model_options import BIGRAM, DRAFTER_MODEL, IGNORE_BEAMS
-from latticebpd.cli.tables import (
-    decoded_rows,
-    number,
-    number_or_none,
-    print_csv,
-    print_decoded,
-    table_of,
-    warn_differing,
-)
 from latticebpd.console import err, out, positive_numbers, print_json, progress, quiet_transformers, writable_file
 from latticebpd.lattices.json_files import write_json
 
@@ -118,8 +110,8 @@ def _decode(
         drafters, ends = oracle_drafters(loaded.lattice_source, ks), text_ends(files[0])
         decoded = decode(loaded.model, texts, drafters, lambda: bar.advance(task), given_text, eos_ids=ends)
     if decoded.differing.any():
-        warn_differing(int(decoded.differing.max()))
-    rows = decoded_rows(decoded)
+        tables.warn_differing(int(decoded.differing.max()))
+    rows = tables.decoded_rows(decoded)
     return [
         {"k": int(row.pop("system").removeprefix("k=")), **row, "accept_counts": decoded.counts[i].tolist()}
         for i, row in enumerate(rows)
@@ -160,11 +152,11 @@ def show_oracle(
         }  # fmt: skip
         print_json(record if decoded is None else {**record, "decoded": decoded})
     elif csv:
-        print_csv(rows)
+        tables.print_csv(rows)
     else:
         _print_tables(counted, rows)
         if decoded:
-            print_decoded(decoded, "k", ("block_efficiency", "calls", "tokens"))
+            tables.print_decoded(decoded, "k", ("block_efficiency", "calls", "tokens"))
         err.print(str(counted.signature), style="dim")
 
 
@@ -177,7 +169,7 @@ def _rows(counted: OracleTally) -> list[dict[str, Any]]:
             "heads": heads,
             "by": counted.signature.by,
             "block_efficiency": float(efficiency[i, j]),
-            "best_block_efficiency": number_or_none(best[i, j]),
+            "best_block_efficiency": tables.number_or_none(best[i, j]),
             "accept_counts": counted.counts[i, j].tolist(),
         }
         for i, k in enumerate(counted.ks)
@@ -187,22 +179,22 @@ def _rows(counted: OracleTally) -> list[dict[str, Any]]:
 
 def _print_tables(counted: OracleTally, rows: list[dict[str, Any]]) -> None:
     steps, by = counted.signature.steps, counted.signature.counted
-    table = table_of(
+    table = tables.table_of(
         f"oracle block efficiency {by}, {counted.num_lattices} lattices", "k", "heads", "tokens/call", "at best"
     )
     for row in rows:
         numbers = [row["block_efficiency"], row["best_block_efficiency"]]
-        table.add_row(f"{row['k']}", f"{row['heads']}", *(number(value, ".3f") for value in numbers))
+        table.add_row(f"{row['k']}", f"{row['heads']}", *(tables.number(value, ".3f") for value in numbers))
     out.print(table)
     lengths = [f"{length}" for length in range(counted.counts.shape[2])]
-    table = table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
+    table = tables.table_of(f"{steps} by accepted drafted tokens, %", "k", "heads", *lengths)
     for row, shares in zip(rows, counted.accepted_share.reshape(len(rows), -1).tolist(), strict=True):
         table.add_row(f"{row['k']}", f"{row['heads']}", *(f"{share:.1f}" for share in shares))
     out.print(table)
     if not counted.lost.any():
         return
     columns = ("head", "in the lattice, misranked", "not in the lattice", "end of text")
-    table = table_of(f"where vanilla drafts end, % of {steps}", *columns)
+    table = tables.table_of(f"where vanilla drafts end, % of {steps}", *columns)
     for head, causes in enumerate(counted.lost_share.tolist(), 2):
         table.add_row(f"{head}", *(f"{cause:.1f}" for cause in causes))
     out.print(table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from latticebpd.cli.decode_options import FIELD, MEASURE, REFERENCES, RULE, decode_again
-from latticebpd.cli.lm_option import named_models
+from latticebpd.cli.lm_option import named_models, named_paths
 from latticebpd.cli.model_options import IGNORE_BEAMS
 from latticebpd.cli.oracle import BY
 from latticebpd.console import err, load_tokenizer, progress, quiet_transformers, writable_folder
@@ -86,7 +86,9 @@ def report(
     from latticebpd.report import measure as measure_all
     from latticebpd.target.catalogue import resolved
 
-    datasets = [DataSet(name, (path,)) for name, path in _named(lattices)]
+    wanted, remedy = "data sets of different names", "; name them as NAME=PATH"
+    named = named_paths(lattices, lambda name: bool(name) and "/" not in name, wanted, remedy)
+    datasets = [DataSet(name, (Path(path),)) for name, path in named.items()]
     models = named_models(lm)
     options = Options(alpha, tuning_examples, seed, budget, step, timings, by=by)
     with progress() as bar:
@@ -110,19 +112,6 @@ def report(
         bar.add_task("drawing", total=None)
         files = make_report(measurements, title, _word(words), shape, decoded, quality).write(output)
     err.print(f"{files[0]}: written, with {len(files) - 1} tables and pictures")
-
-
-def _named(options: list[str]) -> list[tuple[str, Path]]:
-    """Data sets by name: of ``NAME=PATH``, or of a path alone."""
-    named: dict[str, Path] = {}
-    for option in options:
-        name, equals, path = option.partition("=")
-        if not equals or Path(option).exists():
-            name, path = Path(option).stem, option
-        if name in named or not name or "/" in name:
-            raise ValueError(f"expected data sets of different names, got {option!r}; name them as NAME=PATH")
-        named[name] = Path(path)
-    return list(named.items())
 
 
 def _word(tokenizer: Path | None) -> Callable[[int], str]:

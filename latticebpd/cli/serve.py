@@ -7,17 +7,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.model_options import (
-    ALPHA,
-    BIGRAM,
-    DRAFTER_MODEL,
-    IGNORE_BEAMS,
-    LM,
-    SYSTEM_PROMPT,
-    WEIGHTS,
-    K,
-    named_drafter,
-)
+from latticebpd.cli import model_options
 from latticebpd.console import err, quiet_transformers
 
 SIZES = (1, 2, 3, 5, 9, 17, 33, 65)
@@ -41,15 +31,15 @@ def serve(
     max_seconds: float = typer.Option(300.0, min=0.1, help="Seconds from a request's arrival to its end, at most."),
     shutdown_seconds: float = typer.Option(10.0, min=0.0, help="Seconds for answers to finish at a shutdown."),
     temperature: float = typer.Option(0.0, min=0.0, max=2.0, help="Temperature of requests without one; 0 is greedy."),
-    system_prompt: str | None = SYSTEM_PROMPT,
+    system_prompt: str | None = model_options.SYSTEM_PROMPT,
     system: str | None = typer.Option(None, "--system", "-s", help="Drafting system, as for `latticebpd generate`."),
-    lm: Path | None = LM,
-    alpha: float | None = ALPHA,
-    k: int | None = K,
-    drafter_model: Path | None = DRAFTER_MODEL,
-    bigram: bool = BIGRAM,
-    ignore_beams: bool = IGNORE_BEAMS,
-    weights: str | None = WEIGHTS,
+    lm: Path | None = model_options.LM,
+    alpha: float | None = model_options.ALPHA,
+    k: int | None = model_options.K,
+    drafter_model: Path | None = model_options.DRAFTER_MODEL,
+    bigram: bool = model_options.BIGRAM,
+    ignore_beams: bool = model_options.IGNORE_BEAMS,
+    weights: str | None = model_options.WEIGHTS,
     costs: Path | None = typer.Option(
         None,
         help="File of `latticebpd profile`, by which drafts are cut; by default costs are measured at the start.",
@@ -86,7 +76,7 @@ def serve(
     )  # fmt: skip
     on_engine = loaded.weights != TORCH
     system = system or loaded.default_system(alpha, by_cost=on_engine)
-    drafter = named_drafter(loaded, system, lm, alpha, k=k)
+    drafter = model_options.named_drafter(loaded, system, lm, alpha, k=k)
     if on_engine and tells_probabilities(system):
         if curve is None:
             err.print("measuring what passes cost; --costs takes a file of `latticebpd profile`", style="dim")

@@ -6,18 +6,7 @@ from pathlib import Path
 
 import typer
 
-from latticebpd.cli.model_options import (
-    ALPHA,
-    BIGRAM,
-    CHAT,
-    DRAFTER_MODEL,
-    IGNORE_BEAMS,
-    LM,
-    SYSTEM_PROMPT,
-    WEIGHTS,
-    K,
-    named_drafter,
-)
+from latticebpd.cli import model_options
 from latticebpd.cli.tables import table_of
 from latticebpd.console import err, out, print_json, progress, quiet_transformers, writable_file
 
@@ -28,7 +17,7 @@ def spec_bench(
     model: Path | None = typer.Option(
         None, help="Any causal LM: directory, .gguf or name; the bundled one by default."
     ),
-    lm: Path | None = LM,
+    lm: Path | None = model_options.LM,
     system: str | None = typer.Option(
         None,
         "--system",
@@ -36,10 +25,10 @@ def spec_bench(
         help="Drafting system, as for `latticebpd generate`; by default 16-calibrated with a calibrated language "
         "model, copies+16-tree with heads, 16-copies without; of a block drafter as for `latticebpd generate`.",
     ),
-    alpha: float | None = ALPHA,
-    k: int | None = K,
-    drafter_model: Path | None = DRAFTER_MODEL,
-    bigram: bool = BIGRAM,
+    alpha: float | None = model_options.ALPHA,
+    k: int | None = model_options.K,
+    drafter_model: Path | None = model_options.DRAFTER_MODEL,
+    bigram: bool = model_options.BIGRAM,
     slots: int | None = typer.Option(
         None,
         min=1,
@@ -49,13 +38,13 @@ def spec_bench(
         ),
     ),
     max_new_tokens: int = typer.Option(128, min=1, help="Tokens per turn."),
-    ignore_beams: bool = IGNORE_BEAMS,
-    chat: bool | None = CHAT,
-    system_prompt: str | None = SYSTEM_PROMPT,
+    ignore_beams: bool = model_options.IGNORE_BEAMS,
+    chat: bool | None = model_options.CHAT,
+    system_prompt: str | None = model_options.SYSTEM_PROMPT,
     output: Path | None = typer.Option(
         None, "--output", "-o", callback=writable_file, help="Write the answers in the benchmark's own JSONL."
     ),
-    weights: str | None = WEIGHTS,
+    weights: str | None = model_options.WEIGHTS,
     threads: int = typer.Option(1, min=1, max=1024, help="Threads for the model."),
     json: bool = typer.Option(False, "--json", help="Print one JSON object and nothing else."),
 ) -> None:
@@ -82,7 +71,7 @@ def spec_bench(
         weights=weights,
         bigram=bigram,
     )
-    drafter = named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
+    drafter = model_options.named_drafter(loaded, system or loaded.default_system(alpha), lm, alpha, k=k, slots=slots)
     with progress() as bar:
         task = bar.add_task("warming up", total=len(chosen))
         answers = run(

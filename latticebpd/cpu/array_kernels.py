@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from latticebpd.cpu import _kernels
@@ -26,25 +24,15 @@ def top_k(logits: np.ndarray, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 class Int8HeadKernels:
-    """Feed-forward heads and a projection, rounded to 8 bits.
+    """Feed-forward heads, rounded to 8 bits.  up, down: ``[heads, hidden, inner]`` and ``[heads, inner, hidden]``."""
 
-    Args:
-        up, down: ``[heads, hidden, inner]`` and ``[heads, inner, hidden]``.
-        projection: ``[tokens, hidden]``.
-    """
-
-    def __init__(self, up: np.ndarray, down: np.ndarray, projection: np.ndarray) -> None:
+    def __init__(self, up: np.ndarray, down: np.ndarray) -> None:
         rows = [np.ascontiguousarray(each.swapaxes(1, 2), np.float32) for each in (up, down)]
-        self._heads: Any = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, *up.shape)
-        projection = np.ascontiguousarray(projection, np.float32)
-        self._projection: Any = _kernels.Int8Weights(projection.ctypes.data, *projection.shape)
-        self.num_heads, self.num_tokens = len(up), len(projection)
+        self._heads = _kernels.Int8Heads(rows[0].ctypes.data, rows[1].ctypes.data, *up.shape)
 
-    def logits(self, hidden: np.ndarray, slots: int) -> np.ndarray:
-        """``[rows, hidden]`` -> ``[rows, slots, tokens]`` of the first ``slots`` heads."""
-        given, threads = np.ascontiguousarray(hidden, np.float32), num_threads()
+    def states(self, hidden: np.ndarray, slots: int) -> np.ndarray:
+        """``[rows, hidden]`` -> ``[rows, slots, hidden]`` of the first ``slots`` heads."""
+        given = np.ascontiguousarray(hidden, np.float32)
         states = np.empty((len(given), slots, given.shape[1]), np.float32)
-        self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, threads)
-        logits = np.empty((len(given), slots, self.num_tokens), np.float32)
-        self._projection.multiply(states.ctypes.data, len(given) * slots, logits.ctypes.data, threads)
-        return logits
+        self._heads.states(given.ctypes.data, len(given), slots, states.ctypes.data, num_threads())
+        return states

@@ -1,11 +1,9 @@
-"""Drafter layers with int8 weights, a quarter of the bytes to read (``_kernels/int8_linear.hpp``, ``int8_heads.hpp``).
+"""Drafter layers with int8 weights, a quarter of the bytes to read (``_kernels/int8_linear.hpp``).
 
 A draft need not be exact: the target model, which verifies it, keeps its weights.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +26,7 @@ class Int8Linear(PackedWeights):
             return _kernels.Int8Weights(contiguous.data_ptr(), *contiguous.shape)
 
         rows, output = input.contiguous(), input.new_empty((*input.shape[:-1], len(weight)))
-        kernels, count = self._packed(pack, weight), output.numel() // max(1, len(weight))
+        kernels, count = self.packed(pack, weight), output.numel() // max(1, len(weight))
         kernels.multiply(rows.data_ptr(), count, output.data_ptr(), torch.get_num_threads())
         return output if bias is None else output + bias
 
@@ -50,16 +48,3 @@ def use_int8_layers(drafter: nn.Module) -> None:
         for name, layer in [*parent.named_children()]:
             if type(layer) is nn.Linear:
                 setattr(parent, name, Int8Layer(layer))
-
-
-class PackedHeads(PackedWeights):
-    """Feed-forward block heads with quantized weights, all of them in one call."""
-
-    def of(self, up: Tensor, down: Tensor) -> Any:
-        """The kernels of ``up [heads, hidden, inner]`` and ``down [heads, inner, hidden]``, float32."""
-
-        def pack() -> _kernels.Int8Heads:
-            rows = [weights.detach().transpose(1, 2).contiguous() for weights in (up, down)]
-            return _kernels.Int8Heads(rows[0].data_ptr(), rows[1].data_ptr(), *up.shape)
-
-        return self._packed(pack, up, down)

@@ -17,7 +17,7 @@ class PackedWeights:
         self._versions: tuple[object, ...] = ()
         self._sources: tuple[Tensor, ...] = ()  # kept, so that no other weight comes to lie at an address
 
-    def _packed(self, pack: Callable[[], Any], *weights: Tensor) -> Any:
+    def packed(self, pack: Callable[[], Any], *weights: Tensor) -> Any:
         """The kernels that ``pack`` makes of these weights."""
         versions = tuple(map(weight_version, weights))
         if versions != self._versions:

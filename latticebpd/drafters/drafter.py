@@ -61,7 +61,8 @@ class Drafter(Protocol):
         """One tree of what may follow ``state.tokens`` for each state, in their order."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Called after every call of the model with the tokens committed to each row."""
+        """Called after every call of the model with the tokens committed to each row; most drafters ignore it."""
+        return
 
 
 def needs_hidden(drafter: Drafter) -> bool:

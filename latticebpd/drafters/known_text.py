@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 
 
-class GoldDrafter:
+class GoldDrafter(Drafter):
     """A known text, ``block_size`` tokens at a time: every draft is right if the base model writes that text.
 
     Args:
@@ -27,9 +27,6 @@ class GoldDrafter:
             DraftTree.from_paths([remaining(self.continuations, state)[: min(self.block_size, state.max_depth)]])
             for state in states
         ]
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass
 
 
 def by_row(continuations: Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.known_text import by_row, remaining
 from latticebpd.drafters.strategies import BestTree, NBestPaths, Oracle, Strategy, Vanilla
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from latticebpd.drafters.heads.head_family import HasHeads
 
 
-class LatticeDrafter:
+class LatticeDrafter(Drafter):
     """Drafts from the lattices of a source by a strategy; an empty tree where the source has no lattice.
 
     Args:
@@ -49,9 +49,6 @@ class LatticeDrafter:
     def scoring_context(self, state: State) -> Sequence[int]:
         """The tokens before the lattice, which the strategy's language model reads."""
         return state.tokens if self.prompt_context else state.tokens[state.prompt_length :]
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass
 
 
 class VanillaDrafter(LatticeDrafter):

@@ -41,11 +41,9 @@ class MixtureDrafter:
         open_rows = [row for row, claim in enumerate(claims) if claim < self.sure]
         if open_rows:
             for row, other in zip(open_rows, self.second.propose([states[row] for row in open_rows]), strict=True):
-                probabilities = (
-                    np.exp(_log_probs(trees[row], self.first)),
-                    (1 - claims[row]) * np.exp(_log_probs(other, self.second)),
-                )
-                trees[row] = _union(trees[row], probabilities[0], other, probabilities[1])
+                own = np.exp(_log_probs(trees[row], self.first))
+                left = (1 - claims[row]) * np.exp(_log_probs(other, self.second))
+                trees[row] = _union(trees[row], own, other, left)
         return [_likeliest(tree, self.num_nodes) for tree in trees]
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:

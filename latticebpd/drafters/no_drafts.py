@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 
 
-class NoDrafter:
+class NoDrafter(Drafter):
     """Drafts nothing: plain greedy decoding."""
 
     needs_hidden = False
 
     def propose(self, states: Sequence[State]) -> list[DraftTree]:
         return [DraftTree.empty()] * len(states)
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass

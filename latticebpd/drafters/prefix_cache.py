@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from latticebpd.drafters.drafter import State
 from latticebpd.target.row_cache import RowCache
-
-
-class GrowingText(Protocol):
-    """One row: its index in the batch, its tokens so far, and its source's tokens."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def tokens(self) -> Sequence[int]: ...
-
-    @property
-    def source(self) -> Sequence[int]: ...
 
 
 class PrefixCache:
@@ -38,7 +25,7 @@ class PrefixCache:
         """Tokens read of each row."""
         return [len(text) for _, text in self.texts]
 
-    def align(self, states: Sequence[GrowingText]) -> list[int] | None:
+    def align(self, states: Sequence[State]) -> list[int] | None:
         """Make the cache's rows those of ``states``: the indices of cached rows that are reused; None: all
         rows are new and empty."""
         cached = [self._cached_row(state) for state in states]
@@ -61,13 +48,11 @@ class PrefixCache:
         for (_, text), tokens in zip(self.texts, new, strict=True):
             text.extend(tokens)
 
-    def _cached_row(self, state: GrowingText) -> int | None:
+    def _cached_row(self, state: State) -> int | None:
         """The cached row whose tokens are a prefix of this text; None: no such row."""
         row = self.rows.get(state.row)
         if row is None:
             return None
         source, text = self.texts[row]
-        known = (
-            source == tuple(state.source) and len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
-        )
-        return row if known else None
+        begins = len(text) < len(state.tokens) and text == list(state.tokens[: len(text)])
+        return row if begins and source == tuple(state.source) else None

@@ -84,9 +84,3 @@ def load_tokenizer(name: Name) -> PreTrainedTokenizerBase:
         problem = "expected a tokenizer beside the model (tokenizer.json)"
         raise ValueError(f"{path}: {problem}: {plain_words(error)}") from error
     return tokenizer
-
-
-def lm_beside(name: Name) -> Path | None:
-    """The n-gram model that came with a model, if one did."""
-    file = Path(resolved(name)) / "lm.fst"
-    return file if file.exists() else None

@@ -30,11 +30,8 @@ def _exact_top_k(logits: Tensor, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     # One spare candidate shows whether the k-th rank is tied; then the exact rule decides over all tokens.
     values, tokens = logits.topk(min(k + 1, logits.shape[-1]), dim=-1)
     log_probs = values[..., :k] - logits.logsumexp(dim=-1, keepdim=True)
-    host_values, host_tokens, host_log_probs = (
-        values.cpu().float().numpy(),
-        tokens.cpu().numpy(),
-        log_probs.cpu().float().numpy(),
-    )
+    host_values, host_log_probs = (each.cpu().float().numpy() for each in (values, log_probs))
+    host_tokens = tokens.cpu().numpy()
     if host_values.shape[-1] > k:
         tied = (host_values[..., k] == host_values[..., k - 1]).any(axis=-1)
     else:

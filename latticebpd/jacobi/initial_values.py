@@ -25,23 +25,17 @@ class Initial(Protocol):
     after_first_token: whether it needs a row's first token, which then is a block of its own.
     """
 
-    after_first_token: ClassVar[bool]
+    after_first_token: ClassVar[bool] = False
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
         """At most ``max_depth`` token ids for each block."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         """Called after every pass with the tokens that have settled in each unfinished row."""
+        return
 
 
-class _Stateless:
-    after_first_token: ClassVar[bool] = False
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass
-
-
-class Padding(_Stateless):
+class Padding(Initial):
     """Only padding: the paper's choice."""
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
@@ -49,7 +43,7 @@ class Padding(_Stateless):
 
 
 @dataclass(frozen=True)
-class RandomTokens(_Stateless):
+class RandomTokens(Initial):
     """Tokens drawn uniformly below ``vocab_size``; they depend on row and position only, not on blocks or batch."""
 
     vocab_size: int
@@ -63,7 +57,7 @@ class RandomTokens(_Stateless):
         ]
 
 
-class SourceCopy(_Stateless):
+class SourceCopy(Initial):
     """The source's token at the same position; for a model without a source, the prompt's."""
 
     def values(self, blocks: Sequence[State]) -> list[list[int]]:
@@ -71,7 +65,7 @@ class SourceCopy(_Stateless):
 
 
 @dataclass(frozen=True)
-class PreviousOutput(_Stateless):
+class PreviousOutput(Initial):
     """The token at the same position of an earlier output: of another model, or for an earlier version of the input.
 
     texts: for every row, its tokens without the prompt.
@@ -86,7 +80,7 @@ class PreviousOutput(_Stateless):
         return [_part(block, self.texts[block.row]) for block in blocks]
 
 
-class NgramContinuation(_Stateless):
+class NgramContinuation(Initial):
     """Greedy decoding by an n-gram model over the same token ids; ties go to the lower id."""
 
     def __init__(self, lm: fst.NgramModel) -> None:

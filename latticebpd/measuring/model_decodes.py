@@ -18,6 +18,7 @@ from latticebpd.drafters.family import LatticeSource
 from latticebpd.drafters.lattice_drafter import HindsightDrafter
 from latticebpd.drafters.strategies import Vanilla
 from latticebpd.drafters.system_names import ORACLE, Models
+from latticebpd.measuring.mergeable_counts import ratio
 from latticebpd.measuring.quality import MEASURES, References, perplexity
 from latticebpd.target.stock_model import BaseModel, Model
 
@@ -63,10 +64,7 @@ class Decoded:
     @property
     def block_efficiency(self) -> np.ndarray:
         """``[drafters]`` tokens a call; NaN where the prefill alone sufficed."""
-        efficiency: np.ndarray = np.divide(
-            self.tokens, self.calls, out=np.full(len(self.calls), np.nan), where=self.calls > 0
-        )
-        return efficiency
+        return ratio(self.tokens, self.calls)
 
     @property
     def block_efficiency_with_prefill(self) -> np.ndarray:
@@ -106,9 +104,8 @@ def decode(
     written: list[list[tuple[list[int], int]]] = [[] for _ in ways]
     number, is_encoder_decoder = 0, BaseModel.of(model).is_encoder_decoder
     for text, prompt_length in texts:
-        begin = (
-            1 if is_encoder_decoder else prompt_length
-        )  # an encoder–decoder's output begins with its start token instead of the prompt
+        # An encoder–decoder's output begins with its start token instead of the prompt.
+        begin = 1 if is_encoder_decoder else prompt_length
         prompt, continuation = list(text[:prompt_length]), list(text[prompt_length:])
         number += 1
         if given_text:

@@ -32,13 +32,7 @@ from latticebpd.serving.answer_text import AnswerText
 from latticebpd.serving.answers import FAILED, AnswerResponse, refusal
 from latticebpd.serving.limits import Limits
 from latticebpd.serving.metrics import CONTENT_TYPE, ServerMetrics
-from latticebpd.serving.scheduler import (
-    ClosedError,
-    Job,
-    Progress,
-    QueueFullError,
-    Scheduler,
-)
+from latticebpd.serving.scheduler import ClosedError, Job, Progress, QueueFullError, Scheduler
 from latticebpd.serving.schema import (
     ChatRequest,
     CompletionRequest,

@@ -20,10 +20,7 @@ class BestTokens:
     """
 
     def __init__(
-        self,
-        best: Callable[[Sequence[int], Sequence[int]], list[int]],
-        trees: Sequence[DraftTree],
-        together: int,
+        self, best: Callable[[Sequence[int], Sequence[int]], list[int]], trees: Sequence[DraftTree], together: int
     ) -> None:
         self.best, self.trees, self.together = best, trees, together
         self.known: dict[Pair, int] = {}

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from latticebpd.cpu import _engine
-from latticebpd.target.gguf_blocks import dequantized
-from latticebpd.target.gguf_weights import NAMES, GgufWeights
+from latticebpd.target.gguf_weights import NAMES, GgufWeights, dequantized
 
 ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3"})
 """Those whose layers are fully described by the fields that are read here."""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from latticebpd.cpu import _engine
-from latticebpd.target.gguf_blocks import dequantized
 from latticebpd.target.gguf_file import GgufFile, GgufTensor
 
 if TYPE_CHECKING:
@@ -84,12 +83,8 @@ class GgufWeights:
         """``[n, hidden]`` float32, the output embeddings of some tokens."""
         tensors = self.file.tensors
         tensor = tensors["output.weight" if "output.weight" in tensors else "token_embd.weight"]
-        blocks = tensor.data.reshape(tensor.shape[0], -1)
-        rows = np.empty((len(tokens), tensor.shape[1]), np.float32)
-        for begin in range(0, len(tokens), 1024):  # a part at a time, for dequantizing takes several times the memory
-            own = blocks[tokens[begin : begin + 1024]]
-            part = GgufTensor(tensor.name, tensor.type, (len(own), rows.shape[1]), own)
-            rows[begin : begin + 1024] = dequantized(part)
+        blocks = tensor.data.reshape(tensor.shape[0], -1)[tokens]
+        rows = dequantized(GgufTensor(tensor.name, tensor.type, (len(tokens), tensor.shape[1]), blocks))
         self.file.give_up(tensor.data)
         return rows
 
@@ -120,3 +115,11 @@ def _rows(tensor: GgufTensor, begin: int, count: int) -> GgufTensor:
 
 def _close(row: NDArray[Any], wanted: NDArray[Any]) -> bool:
     return row.shape == wanted.shape and np.allclose(row, wanted, rtol=0, atol=0.01 * np.abs(wanted).max())
+
+
+def dequantized(tensor: GgufTensor) -> NDArray[np.float32]:
+    """A tensor's numbers in its shape, ``[outputs, inputs]`` of a matrix; ValueError for a type that no engine has."""
+    try:
+        return _engine.dequantized(int(tensor.type), tensor.data.reshape(-1)).reshape(tensor.shape)
+    except ValueError as error:
+        raise ValueError(f"{tensor.name} ({tensor.type.name}): {error}") from None

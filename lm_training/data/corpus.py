@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fst.files import save_array
 from latticebpd.lattices.npz import DAMAGE
 from lm_training.data.batching import token_dtype
 from lm_training.data.records import INVALID_UTF8, BadRecords, Record, read_records
@@ -117,13 +116,6 @@ def encode_documents(documents: Iterable[Document], tokenizer: Tokenizer, batch_
         for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
             chunks.append(np.array([*encoding.ids, end_id], dtype=dtype))
     return np.concatenate(chunks)
-
-
-def encode_corpus(documents: Iterable[Document], tokenizer: Tokenizer, path: str | os.PathLike[str]) -> int:
-    """Encode documents into one ``.npy`` file, written complete or not at all; returns the number of tokens."""
-    tokens = encode_documents(documents, tokenizer)
-    save_array(path, tokens)
-    return len(tokens)
 
 
 def load_tokens(paths: Sequence[str | os.PathLike[str]]) -> np.ndarray:

@@ -333,10 +333,8 @@ def _write(
     groups = [shards] if isinstance(writer, OnEngine) else [[each] for each in shards]
     for group in groups:
         owners = [(shard, number) for shard, chosen in group for number in chosen]
-        sizes, written = (
-            {shard: len(chosen) for shard, chosen in group},
-            defaultdict[int, dict[int, Continuation]](dict),
-        )
+        sizes = {shard: len(chosen) for shard, chosen in group}
+        written = defaultdict[int, dict[int, Continuation]](dict)
         for answers in writer((prompts[number].astype(np.int64) for _, number in owners), max_new_tokens):
             for index, answer in answers.items():
                 shard, number = owners[index]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, astuple, dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fst.files import save_array
+from fst.processors import in_order
 from latticebpd.lattices.shards import ShardDirectory
 from latticebpd.lattices.texts import Texts
 from lm_training.data.batching import token_dtype
@@ -194,13 +194,7 @@ def _mapped(
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start, (tokenizer.to_str(), encoding)) as pool:
-        waiting: deque[Future[EncodedShard]] = deque()
-        for piece in pieces:
-            waiting.append(pool.submit(_encode, piece))
-            if len(waiting) > 2 * workers:  # limits how far is read ahead
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        yield from in_order(pool, _encode, pieces, 2 * workers)
 
 
 _state: list[tuple[Tokenizer, Encoding]] = []

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fst.files import release
+from fst.processors import in_order
 from fst.table import BOS, EOS, NgramTable
 from lm_training.ngram.array_store import ArrayStore
-from lm_training.ngram.counts import NgramCounts, OrderCounts, in_order
+from lm_training.ngram.counts import NgramCounts, OrderCounts
 from lm_training.ngram.smoothing.base import ContextCounts, Estimator, Smoothing, backoff_weights
 from lm_training.ngram.trie import ContextGroup, NgramTrie, context_groups, first_of_each
 

@@ -18,15 +18,14 @@ and the results are concatenated.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 
+from fst.processors import in_order
 from fst.table import BOS, EOS, UNK
 from lm_training.ngram.array_store import ArrayStore
 from lm_training.ngram.trie import first_of_each
@@ -48,8 +47,6 @@ BLOCK = 1 << 18
 BYTES_A_WINDOW, BYTES_A_WIDE_WINDOW = 10, 56
 """Peak memory of counting one window: sorted in place; and with ranks, which need its position as well."""
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
 Progress = Callable[[int, int], object]
 """Called with the steps done and their total number."""
 
@@ -211,17 +208,6 @@ def count_ngrams(
                 progress(done, len(ranges))
     unigrams.add_unigrams(np.concatenate(tokens), np.concatenate(counts))
     return [collector.finish() for collector in (unigrams, *longer)]
-
-
-def in_order(pool: Executor, work: Callable[[Task], Result], tasks: Iterable[Task], ahead: int) -> Iterator[Result]:
-    """The results of ``work`` in the order of the tasks, at most ``ahead`` of which start early."""
-    waiting: deque[Future[Result]] = deque()
-    for task in tasks:
-        waiting.append(pool.submit(work, task))
-        if len(waiting) > ahead:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def _num_passes(stream: TokenStream, minimums: Sequence[int], memory: int, threads: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,36 +14,12 @@ import fst
 from fst import drawing
 
 
-def small_model() -> fst.NgramModel:
+def small_model(words: Sequence[str] = ('"quoted"', "b\\")) -> fst.NgramModel:
     ngrams = [np.array([[fst.EOS], [fst.BOS], [0], [1]], np.int32), np.array([[fst.BOS, 0], [0, 1]], np.int32)]
     log_probs = [np.array([-1.0, -1000.0, -0.5, -2.0]), np.array([-0.25, -0.125])]
     return fst.NgramModel.from_table(
-        fst.NgramTable(ngrams, log_probs, [np.array([0, -0.5, -0.75, 0]), np.zeros(2)], ['"quoted"', "b\\"])
+        fst.NgramTable(ngrams, log_probs, [np.array([0, -0.5, -0.75, 0]), np.zeros(2)], list(words))
     )
-
-
-def test_lattice_is_drawn_best_arcs_first() -> None:
-    text = drawing.lattice_dot([[5, 7], [6, -1]], [[-1.0, -0.5], [0.0, 0.0]])
-    assert re.findall(r"(\d+) -> (\d+) \[label=(\".*\")", text) == [
-        ("0", "1", '"7 -0.50"'),
-        ("0", "1", '"5 -1.00"'),
-        ("1", "2", '"6 0.00"'),
-    ]
-    assert '2 [label="2", peripheries=2]' in text
-
-
-def test_lattice_with_transitions_has_a_state_for_each_column() -> None:
-    text = drawing.lattice_dot(
-        [[5, 7], [6, 9]], [[-1.0, -0.5], [0.0, -2.0]], transitions=[[[0.5, 0.0], [-np.inf, 0.25]]]
-    )
-    assert re.findall(r"(\d+) -> (\d+) \[label=(\".*\")", text) == [
-        ("0", "2", '"7 -0.50"'),
-        ("0", "1", '"5 -1.00"'),
-        ("1", "3", '"6 0.50"'),
-        ("1", "4", '"9 -2.00"'),
-        ("2", "4", '"9 -1.75"'),
-    ]
-    assert text.count("peripheries=2") == 2
 
 
 def texts(svg: str) -> list[str]:
@@ -70,9 +47,9 @@ def test_control_characters_of_words_are_escapes_in_pictures() -> None:
     words = ["\x1b[2J", "a\x00\uffff", "\r\x9b\u202e"]
     picture = drawing.lattice_svg([[0, 1, 2]], [[-0.5, -1.0, -2.0]], words)
     assert texts(picture)[:3] == ["\\x1b[2J -0.50", "a\\x00\\uffff -1.00", "\\r\\x9b\\u202e -2.00"]
-    dot = drawing.lattice_dot([[0, 1, 2]], [[-0.5, -1.0, -2.0]], words)
-    assert '"\\\\x1b[2J -0.50"' in dot
-    assert not any(letter in dot for letter in "\x1b\x00\uffff\r\x9b\u202e")
+    dot = drawing.model_dot(small_model(words[:2]))
+    assert '"\\\\x1b[2J -0.25"' in dot
+    assert not any(letter in dot for letter in "\x1b\x00\uffff")
 
 
 def test_weights_after_rescoring_rank_the_arcs_and_stand_behind_those_before() -> None:
@@ -115,8 +92,7 @@ def test_graphviz_lays_the_pictures_out() -> None:
         with pytest.raises(ValueError, match="apt-get install graphviz"):
             drawing.svg("digraph {}")
         pytest.skip("Graphviz is not installed")
-    for text in (drawing.model_dot(small_model()), drawing.lattice_dot([[1]], [[0.0]])):
-        assert "<svg" in drawing.svg(text)
+    assert "<svg" in drawing.svg(drawing.model_dot(small_model()))
     with pytest.raises(ValueError, match="Graphviz says"):
         drawing.svg("no graph")
 
@@ -128,8 +104,6 @@ def test_missing_graphviz_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_pictures_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most 500 arcs to draw, got 600"):
-        drawing.lattice_dot(np.arange(600).reshape(2, 300), np.zeros((2, 300)))
     with pytest.raises(ValueError, match="at most 500 arcs to draw, got 600"):
         drawing.lattice_svg(np.arange(600).reshape(2, 300), np.zeros((2, 300)), most=300)
     with pytest.raises(ValueError, match="at least 1 arc"):

@@ -115,7 +115,6 @@ def test_saved_model_loads_the_same(model: Ngrams, tmp_path: Path) -> None:
         "num_ngrams",
         "order",
         "vocab_size",
-        "unk_log_prob",
         "unk_label",
         "start_state",
         "unigram_state",

@@ -49,6 +49,15 @@ constexpr Format format_of(Type type) {
 
 inline bool is_quantized(Type type) { return type != Type::kF32 && type != Type::kF16 && type != Type::kBf16; }
 
+// Inputs and bytes of a block in a file.
+struct Block {
+    std::size_t inputs, bytes;
+};
+inline Block block_of(Type type) {
+    if (!is_quantized(type)) return {1, type == Type::kF32 ? std::size_t{4} : std::size_t{2}};
+    return {format_of(type).block, format_of(type).bytes};
+}
+
 // float16 to float32, subnormal numbers too.
 inline float from_half(std::uint16_t bits) {
     const std::uint32_t magnitude = static_cast<std::uint32_t>(bits & 0x7fff) << 13;
@@ -57,6 +66,16 @@ inline float from_half(std::uint16_t bits) {
     std::memcpy(&number, &wide, sizeof number);
     if ((bits & 0x7c00) != 0x7c00) number *= 0x1p112f;
     return bits & 0x8000 ? -number : number;
+}
+
+// A number that is not quantized.
+inline float read_number(Type type, const std::uint8_t* bytes) {
+    float number;
+    std::uint16_t half = 0;
+    if (type != Type::kF32) std::memcpy(&half, bytes, 2);
+    const std::uint32_t wide = static_cast<std::uint32_t>(half) << 16;
+    std::memcpy(&number, type == Type::kF32 ? static_cast<const void*>(bytes) : &wide, 4);
+    return type == Type::kF16 ? from_half(half) : number;
 }
 
 // A group of one output as it is in a file. q: 0 .. 2^bits - 1.  half, minimum: float16.  bytes: of super formats, the
@@ -162,6 +181,28 @@ inline float read_minimum(const Format& format, const std::uint8_t* scales, std:
     std::uint16_t half;
     std::memcpy(&half, scales + 2 * (kOutputs + output), 2);
     return format.super ? -(from_half(half) * static_cast<float>(scales[5 * kOutputs + output])) : from_half(half);
+}
+
+// A weight of a panel's group.
+inline float read_weight(const Format& format, const std::uint8_t* scales, std::size_t output, std::size_t input, std::uint8_t q) {
+    const float scale = read_scale(format, scales, output, input * format.parts / kGroup);
+    const float weight = scale * static_cast<float>(q - format.offset);
+    return format.minima ? weight + read_minimum(format, scales, output) : weight;
+}
+
+// A row of a file's blocks in float32.
+inline void read_row(Type type, const std::uint8_t* row, std::size_t inputs, float* to) {
+    if (!is_quantized(type)) {
+        for (std::size_t i = 0; i < inputs; ++i) to[i] = read_number(type, row + i * block_of(type).bytes);
+        return;
+    }
+    const Format format = format_of(type);
+    std::uint8_t scales[8 * kOutputs];
+    for (std::size_t i = 0; i < inputs; i += kGroup) {
+        const Group group = read_group(type, row, i / kGroup);
+        write_scales(format, scales, 0, group);
+        for (std::size_t n = 0; n < kGroup; ++n) to[i + n] = read_weight(format, scales, 0, n, group.q[n]);
+    }
 }
 
 }  // namespace engine

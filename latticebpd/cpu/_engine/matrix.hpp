@@ -43,15 +43,13 @@ class Matrix {
     Matrix(const std::shared_ptr<WeightMemory>& memory, Type type, const std::uint8_t* blocks, std::size_t outputs,
            std::size_t inputs, const std::vector<std::int64_t>& order)
         : Matrix(memory, type, outputs, inputs) {
-        const std::size_t row_bytes = is_quantized(type) ? inputs / format_of(type).block * format_of(type).bytes
-                                                         : inputs * (type == Type::kF32 ? 4 : 2);
+        const std::size_t bytes = block_of(type).bytes, row_bytes = inputs / block_of(type).inputs * bytes;
         fill([&](std::size_t output, std::uint8_t* panel) {
             const std::uint8_t* row = blocks + row_bytes * (order.empty() ? output : static_cast<std::size_t>(order[output]));
             if (is_quantized(type)) {
                 for (std::size_t group = 0; group < inputs / kGroup; ++group)
                     put(panel, output % kOutputs, group, read_group(type, row, group));
             } else {
-                const std::size_t bytes = type == Type::kF32 ? 4 : 2;
                 for (std::size_t i = 0; i < inputs; ++i)
                     std::memcpy(panel + (i * width() + output % width()) * bytes, row + i * bytes, bytes);
             }
@@ -100,29 +98,16 @@ class Matrix {
     void row(std::size_t output, float* to) const {
         const std::uint8_t* panel = panels_ + output / width() * panel_bytes(type, inputs);
         if (!is_quantized(type)) {
-            for (std::size_t i = 0; i < inputs; ++i) {
-                const std::size_t at = i * width() + output % width();
-                std::uint16_t half = 0;
-                if (type == Type::kF32) std::memcpy(to + i, panel + at * 4, 4);
-                else std::memcpy(&half, panel + at * 2, 2);
-                const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-                if (type == Type::kF16) to[i] = from_half(half);
-                else if (type == Type::kBf16) std::memcpy(to + i, &bits, 4);
-            }
+            for (std::size_t i = 0; i < inputs; ++i)
+                to[i] = read_number(type, panel + (i * width() + output % width()) * block_of(type).bytes);
             return;
         }
         const Format format = format_of(type);
         const std::uint8_t* scales = panel + inputs / kGroup * format.weight_bytes();
-        const std::size_t part = kGroup / format.parts;
-        for (std::size_t i = 0; i < inputs; i += part) {
-            const std::uint8_t *own = scales + i / kGroup * format.scale_bytes();
-            const std::uint8_t* weights = panel + i / kGroup * format.weight_bytes();
-            const float scale = read_scale(format, own, output % kOutputs, i % kGroup / part);
-            const float minimum = read_minimum(format, own, output % kOutputs);
-            for (std::size_t n = i; n < i + part; ++n) {
-                const int q = read_q(format, weights, Place(output % kOutputs, n % kGroup)) - format.offset;
-                to[n] = scale * static_cast<float>(q) + minimum;
-            }
+        for (std::size_t i = 0; i < inputs; ++i) {
+            const Place place(output % kOutputs, i % kGroup);
+            const std::uint8_t q = read_q(format, panel + i / kGroup * format.weight_bytes(), place);
+            to[i] = read_weight(format, scales + i / kGroup * format.scale_bytes(), output % kOutputs, i % kGroup, q);
         }
     }
 
@@ -133,7 +118,7 @@ class Matrix {
     Matrix(const std::shared_ptr<WeightMemory>& memory, Type own, std::size_t rows, std::size_t columns)
         : type(own), outputs(rows), inputs(columns), memory_(memory) {
         if (outputs == 0 || inputs == 0) throw std::invalid_argument("expected a matrix with outputs and inputs");
-        const std::size_t block = is_quantized(type) ? format_of(type).block : 1;
+        const std::size_t block = block_of(type).inputs;
         if (inputs % block != 0)
             throw std::invalid_argument("expected rows of a multiple of " + std::to_string(block) + " weights, got " +
                                         std::to_string(inputs));

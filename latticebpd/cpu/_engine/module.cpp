@@ -64,14 +64,23 @@ py::tuple read(const Transformer& model, const std::vector<Cache*>& caches, cons
 
 PYBIND11_MODULE(_engine, module) {
     module.def("isas", [] { return operations().size(); });
+    module.def("dequantized",
+               [](int type, const Array<std::uint8_t>& blocks) {
+                   const auto [inputs, bytes] = block_of(static_cast<Type>(type));
+                   const auto size = static_cast<std::size_t>(blocks.size());
+                   expect(size % bytes == 0, "whole blocks");
+                   Array<float> numbers(static_cast<py::ssize_t>(size / bytes * inputs));
+                   read_row(static_cast<Type>(type), blocks.data(), size / bytes * inputs, numbers.mutable_data());
+                   return numbers;
+               },
+               "type"_a, "blocks"_a);
     py::class_<WeightMemory, std::shared_ptr<WeightMemory>>(module, "WeightMemory").def(py::init<>());
     py::class_<Matrix, std::shared_ptr<Matrix>>(module, "Matrix")
         .def_static("of_blocks",
                     [](const std::shared_ptr<WeightMemory>& memory, int type, const Array<std::uint8_t>& blocks, std::size_t outputs, std::size_t inputs,
                        const std::vector<std::int64_t>& order) {
                         const auto own = static_cast<Type>(type);
-                        const std::size_t block = is_quantized(own) ? format_of(own).block : 1;
-                        const std::size_t bytes = is_quantized(own) ? format_of(own).bytes : own == Type::kF32 ? 4 : 2;
+                        const auto [block, bytes] = block_of(own);
                         expect(inputs % block == 0 && static_cast<std::size_t>(blocks.size()) == outputs * (inputs / block) * bytes,
                                "blocks of all weights");
                         expect(order.empty() || order.size() == outputs, "a row for each output");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from latticebpd.drafters.block.block_network import BlockDrafter, anchored_blocks, check_target
-from latticebpd.drafters.prefix_cache import GrowingText, PrefixCache
+from latticebpd.drafters.drafter import State
+from latticebpd.drafters.prefix_cache import PrefixCache
 from latticebpd.target.row_cache import RowCache
 from latticebpd.target.stock_model import BaseModel, Model
-
-
-class SeenText(GrowingText, Protocol):
-    """A growing text, and what the drafter reads: the target's hidden states at all tokens but the last, ``[tokens - 1,
-    layers * hidden]``."""
-
-    @property
-    def layers(self) -> Tensor | None: ...
 
 
 class BlockFiller:
@@ -47,7 +40,7 @@ class BlockFiller:
         return F.embedding(tokens.flatten(1), self.embeddings).to(self.drafter.dtype)
 
     @torch.inference_mode()
-    def states(self, texts: Sequence[SeenText]) -> Tensor:
+    def states(self, texts: Sequence[State]) -> Tensor:
         """``[rows, slots, hidden]``: the slot states after every text.
 
         Raises:
@@ -111,7 +104,7 @@ class BlockFiller:
         return drafter.slot_states(hidden)
 
 
-def layers_of(text: SeenText) -> Tensor:
+def layers_of(text: State) -> Tensor:
     """A text's states of the target's layers.
 
     Raises:

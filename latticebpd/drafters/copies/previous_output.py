@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from latticebpd.drafters.copies.text_matches import SuffixIndex, weighted_tree
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.drafters.known_text import by_row
 from latticebpd.lattices.drafts import DraftTree
 
@@ -24,7 +24,7 @@ class _Reading:
     positions: list[int] = field(default_factory=lambda: [0])
 
 
-class PreviousOutputDrafter:
+class PreviousOutputDrafter(Drafter):
     """Continues along the output that an earlier prompt had.
 
     While the new text follows the earlier one, the draft is what comes next there. After a mismatch the last tokens are
@@ -100,6 +100,3 @@ class PreviousOutputDrafter:
             reading.positions = sorted(positions, key=lambda position: abs(position - expected))[: self.max_positions]
             return
         reading.positions = [expected]
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latticebpd.drafters.copies.text_matches import SuffixIndex, copied, weighted_tree
-from latticebpd.drafters.drafter import State
+from latticebpd.drafters.drafter import Drafter, State
 from latticebpd.lattices.drafts import DraftTree
 
 
-class PromptNgramDrafter:
+class PromptNgramDrafter(Drafter):
     """Copies from the prompt and the text so far.
 
     Args:
@@ -60,9 +60,8 @@ class PromptNgramDrafter:
 
     def _tree(self, state: State) -> DraftTree:
         if state.is_first or state.row not in self._indexes:
-            self._indexes[state.row] = SuffixIndex(
-                self.max_ngram, self.max_matches + 1
-            )  # one position is the end of the text itself
+            # One position more, which is the end of the text itself.
+            self._indexes[state.row] = SuffixIndex(self.max_ngram, self.max_matches + 1)
         index = self._indexes[state.row]
         index.extend(state.tokens[len(index.tokens) :])
         depth = min(self.block_size, state.max_depth)
@@ -75,6 +74,3 @@ class PromptNgramDrafter:
             if len(paths) == self.max_matches:
                 break
         return weighted_tree(paths, weights, self.keep, self.num_nodes, self.novelty)
-
-    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        pass

@@ -31,6 +31,7 @@ from fst.fingerprint import vocabulary_fingerprint
 from fst.printable import plain_words
 from latticebpd.console import load_tokenizer
 from latticebpd.cpu.int8_layers import Int8Linear
+from latticebpd.cpu.packed_weights import weight_version
 from latticebpd.drafters.heads.engine_heads import FORMAT_VERSION, HEADS_CONFIG, HEADS_WEIGHTS
 from latticebpd.drafters.heads.head_networks import HEAD_KINDS, BlockHeads, Heads, MedusaHeads
 from latticebpd.target.checkpoints import load_base, stored_fingerprint
@@ -95,11 +96,8 @@ class BlockwiseLM(nn.Module):
     @property
     def head_projection(self) -> Projection:
         """From a head's states to logits of the tokens that it knows; in int8 after `use_int8`."""
-        whole, shortlist, learning = (
-            self.projection,
-            self.heads.shortlist,
-            torch.is_grad_enabled(),
-        )  # the embedding may be learning
+        whole, shortlist = self.projection, self.heads.shortlist
+        learning = torch.is_grad_enabled()  # the embedding may be
         rounded = self._rounded and not learning
         tokens = slice(None) if shortlist is None else shortlist
         if shortlist is None and not rounded:
@@ -107,14 +105,7 @@ class BlockwiseLM(nn.Module):
         if learning:
             return whole.over(tokens)
         weight: Any = whole.embedding.weight
-        key = (
-            rounded,
-            id(weight),
-            weight.data_ptr(),
-            None if weight.is_inference() else weight._version,
-            weight.dtype,
-            weight.device,
-        )
+        key = (rounded, id(weight), *weight_version(weight), weight.dtype, weight.device)
         if self._short is None or self._short[0] != key:
             self._short = (key, whole.over(tokens, Int8Linear() if rounded else None))
         return self._short[1]
@@ -147,17 +138,12 @@ class BlockwiseLM(nn.Module):
             self.base if dtype in (None, self.base.dtype) else torch.nn.Module.to(copy.deepcopy(self.base), dtype)
         )
         state = self.state_dict() if weights is None else weights
-        own = (
-            None
-            if weights is None
-            else {name.removeprefix("base."): state[name] for name in state if name.startswith("base.")}
-        )
-        base.save_pretrained(directory, state_dict=own)
-        self._save_heads(
-            directory,
-            {name.removeprefix("heads."): state[name].detach() for name in state if name.startswith("heads.")},
-            dtype,
-        )
+
+        def part(start: str) -> dict[str, Tensor]:
+            return {name.removeprefix(start): state[name] for name in state if name.startswith(start)}
+
+        base.save_pretrained(directory, state_dict=None if weights is None else part("base."))
+        self._save_heads(directory, part("heads."), dtype)
 
     def save_heads(self, directory: str | os.PathLike[str], dtype: torch.dtype | None = None) -> None:
         """Write the heads alone, next to the files of a base model: that which they were
@@ -166,7 +152,9 @@ class BlockwiseLM(nn.Module):
 
     def _save_heads(self, directory: Path, heads: dict[str, Tensor], dtype: torch.dtype | None) -> None:
         with replacing(directory / HEADS_WEIGHTS) as temporary:
-            save_file({name: _converted(tensor, dtype).contiguous() for name, tensor in heads.items()}, temporary)
+            save_file(
+                {name: _converted(tensor.detach(), dtype).contiguous() for name, tensor in heads.items()}, temporary
+            )
         record = {
             "format_version": FORMAT_VERSION,
             "kind": self.heads.kind,

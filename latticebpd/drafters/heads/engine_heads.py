@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from safetensors.numpy import load_file
 
+from latticebpd.cpu import _kernels
 from latticebpd.cpu.array_kernels import Int8HeadKernels, top_k
 from latticebpd.drafters.heads.head_source import HeadSource
 from latticebpd.lattices.sausage import SausageLattice
 from latticebpd.lattices.values import as_numpy
+from latticebpd.machine import num_threads
 from latticebpd.target.engine_target import UNREADABLE, EngineTarget
 
 if TYPE_CHECKING:
@@ -56,8 +58,17 @@ class EngineHeads:
         )
         if not all(fits):
             raise ValueError(f"{folder}: expected feed-forward heads for the engine, got others")
-        self.kernels = Int8HeadKernels(up, down, target.weights.output_rows(every))
+        self._heads, rows = Int8HeadKernels(up, down), np.ascontiguousarray(target.weights.output_rows(every))
+        self._projection = _kernels.Int8Weights(rows.ctypes.data, *rows.shape)
+        self.num_heads, self.num_tokens = len(up), len(rows)
         self.tokens, self.fingerprint, self.vocab_size = tokens, config["tokenizer_fingerprint"], target.vocab_size
+
+    def logits(self, hidden: np.ndarray, slots: int) -> np.ndarray:
+        """``[rows, hidden]`` -> ``[rows, slots, tokens]`` of the first ``slots`` heads."""
+        states = self._heads.states(hidden, slots)
+        logits = np.empty((*states.shape[:2], self.num_tokens), np.float32)
+        self._projection.multiply(states.ctypes.data, len(hidden) * slots, logits.ctypes.data, num_threads())
+        return logits
 
 
 def read_heads(folder: Path, target: EngineTarget, fingerprint: str) -> EngineHeads | None:
@@ -80,7 +91,7 @@ class EngineHeadLattices(HeadSource):
 
     def _drawn(self, hidden: list[Any], slots: int) -> list[SausageLattice]:
         states = np.stack([as_numpy(each) for each in hidden])
-        drawn, tokens = top_k(self.heads.kernels.logits(states, min(slots, self._num_heads)), self.k), self.heads.tokens
+        drawn, tokens = top_k(self.heads.logits(states, min(slots, self._num_heads)), self.k), self.heads.tokens
         return [SausageLattice(best if tokens is None else tokens[best], scores) for best, scores in drawn]
 
     @property
@@ -89,11 +100,11 @@ class EngineHeadLattices(HeadSource):
 
     @property
     def _num_heads(self) -> int:
-        return self.heads.kernels.num_heads
+        return self.heads.num_heads
 
     @property
     def num_tokens(self) -> int:
-        return self.heads.kernels.num_tokens
+        return self.heads.num_tokens
 
     @property
     def weights(self) -> str:

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from latticebpd.cpu.int8_layers import PackedHeads
-from latticebpd.cpu.packed_weights import is_plain
+from latticebpd.cpu.array_kernels import Int8HeadKernels
+from latticebpd.cpu.packed_weights import PackedWeights, is_plain
 from latticebpd.target.stock_model import Projection
 
 
@@ -102,13 +102,13 @@ class BlockHeads(Heads):
         """Compute with weights rounded to 8 bits, where they are float32 on a CPU."""
         if type(self) is BlockHeads and self.up.numel() and is_plain(self.up):
             self.__class__ = Int8BlockHeads
-            self.packed = PackedHeads()
+            self.weights = PackedWeights()
 
 
 class Int8BlockHeads(BlockHeads):
     """Feed-forward heads that the kernel computes."""
 
-    packed: PackedHeads
+    weights: PackedWeights
 
     def forward(self, hidden: Tensor, slots: int | None = None) -> Tensor:
         if (
@@ -117,11 +117,11 @@ class Int8BlockHeads(BlockHeads):
             or not all(map(is_plain, (hidden, self.up, self.down)))
         ):
             return super().forward(hidden, slots)
-        flat, count = hidden.reshape(-1, self.hidden_size).contiguous(), len(range(len(self.up))[:slots])
-        states = flat.new_empty((*hidden.shape[:-1], count, self.hidden_size))
-        kernels = self.packed.of(self.up, self.down)
-        kernels.states(flat.data_ptr(), len(flat), count, states.data_ptr(), torch.get_num_threads())
-        return states
+        up, down = self.up.detach().numpy(), self.down.detach().numpy()
+        kernels = self.weights.packed(lambda: Int8HeadKernels(up, down), self.up, self.down)
+        flat, count = hidden.detach().reshape(-1, self.hidden_size), len(range(len(up))[:slots])
+        states = torch.from_numpy(kernels.states(flat.numpy(), count))
+        return states.view(*hidden.shape[:-1], count, self.hidden_size)
 
 
 class SternHeads(Heads):

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from latticebpd.drafters.drafter import State
 from latticebpd.drafters.masks.mask_network import NonAutoregressiveModel, masked_columns
-from latticebpd.drafters.prefix_cache import GrowingText, PrefixCache
+from latticebpd.drafters.prefix_cache import PrefixCache
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
 
@@ -29,7 +30,7 @@ class MaskFiller:
         self.source = EncodedSource(torch.empty(0), torch.empty(0))
 
     @torch.inference_mode()
-    def logits(self, states: Sequence[GrowingText], slots: int) -> Tensor:
+    def logits(self, states: Sequence[State], slots: int) -> Tensor:
         """``[rows, slots', vocab]``: fill ``slots`` slots after every text, fewer or none where positions run out."""
         self._align(states)
         model, texts, read = self.model, [state.tokens for state in states], self.read.lengths
@@ -63,7 +64,7 @@ class MaskFiller:
         kept = {source: line for source, line in self.encoded.items() if source in wanted}
         self.encoded = kept | {source: line[: len(source)] for source, line in zip(missing, hidden, strict=True)}
 
-    def _align(self, states: Sequence[GrowingText]) -> None:
+    def _align(self, states: Sequence[State]) -> None:
         """Make the rows of the cache and of the sources those of ``states``."""
         before, sources = len(self.source.hidden), [tuple(state.source) for state in states]
         self.encode(sources)

@@ -36,7 +36,7 @@ def test_heads_are_close_to_float32_in_any_company(threads: int) -> None:
         with torch.no_grad():
             found, expected = changed(hidden, slots), plain(hidden, slots)
             assert _gap(found - hidden[..., None, :], expected - hidden[..., None, :]) < 0.01
-            assert changed.packed.kernels is not None
+            assert changed.weights.kernels is not None
             assert torch.equal(changed(hidden[:1], slots), found[:1])
     with torch.no_grad():
         plain.up.mul_(2)

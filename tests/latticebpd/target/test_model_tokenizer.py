@@ -162,7 +162,7 @@ def test_prompts_and_pieces_take_it_as_they_take_one_of_transformers(tmp_path: P
     assert piece(ours, 10**6) == "[1000000]"
 
 
-@pytest.mark.parametrize("name", ["model_tokenizer", "gguf_tokenizer", "gguf_blocks", "chat_templates"])
+@pytest.mark.parametrize("name", ["model_tokenizer", "gguf_tokenizer", "gguf_weights", "chat_templates"])
 def test_neither_torch_nor_transformers_is_imported(name: str) -> None:
     code = (
         f"import sys, latticebpd.target.{name}; from latticebpd.target.model_tokenizer import ModelTokenizer; "

@@ -4,16 +4,17 @@ makers wrote them."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from latticebpd import generate, load
 from latticebpd.drafters import HeadLattices, PromptNgramDrafter, drafter_named
 from latticebpd.drafters.heads.blockwise import BlockwiseLM
-from latticebpd.drafters.pretrained import lm_beside, load_model, load_tokenizer
+from latticebpd.drafters.pretrained import load_model, load_tokenizer
 from latticebpd.measuring.spec_bench import Question, forward_func, run
 from latticebpd.report.demo_table import REAL, about, run_demo
-from latticebpd.target.catalogue import get_model, model_folder
+from latticebpd.target.catalogue import get_model, model_folder, resolved
 from latticebpd.target.chat import ChatTemplate
 from tests.helpers.blockwise_models import greedy
 
@@ -38,7 +39,7 @@ def chat(smollm2: BlockwiseLM) -> ChatTemplate:
 
 @pytest.mark.parametrize("system", ["16-copies", "16-tree", "copies+16-tree"])
 def test_answers_are_those_of_generate(smollm2: BlockwiseLM, chat: ChatTemplate, system: str) -> None:
-    drafter = drafter_named(system, HeadLattices(smollm2, 64), lm_beside(NAME))
+    drafter = drafter_named(system, HeadLattices(smollm2, 64), Path(resolved(NAME)) / "lm.fst")
     calls = tokens = 0
     for question in ("Repeat this three times: the train leaves at nine.", "Name three rivers in Germany."):
         prompt = chat.prompt([question])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gguf.quants import dequantize
 
-from latticebpd.target.gguf_blocks import dequantized
 from latticebpd.target.gguf_file import BLOCKS, GgmlType, GgufTensor
+from latticebpd.target.gguf_weights import dequantized
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
@@ -37,5 +37,5 @@ def test_infinite_scales_warn_nobody() -> None:
 
 
 def test_a_type_without_a_formula_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected tensor 'w' as one of F32, F16, .*Q6_K, got Q2_K"):
+    with pytest.raises(ValueError, match=r"w \(Q2_K\): expected weights as F32, F16, .*Q6_K"):
         dequantized(GgufTensor("w", GgmlType.Q2_K, (256,), np.zeros(84, np.uint8)))
