@@ -1,13 +1,13 @@
 """Heads and n-gram model for SmolLM2-135M-Instruct, from nothing but text of open licences: one resumable command.
 
     latticebpd models get smollm2-135m
-    python -m benchmarks.smollm2.make --data DIR --work WORK [--more-text] [--answers N --steps N] [--rescorer PRESET]
+    python -m benchmarks.smollm2.make --data DIR --work WORK [--answers N --steps N]
     python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --texts 6144 --warm-start --steps 3000
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
-done again. ``own-text.npz`` beside this file holds the answers that have been written already, without their prompts,
-which are made again from DIR; ``--more-text`` writes those that are missing, and `more_text.py` many more.
+done again. ``own-text.npz`` beside this file holds answers without their prompts, which are made again from DIR;
+`more_text.py` writes more.
 """
 
 from __future__ import annotations
@@ -96,31 +96,14 @@ def people_corpus(work: Path, data: Path) -> Path:
     return stage(made, lambda: latticebpd("train", "encode", *files, *tokenizer, made))
 
 
-def own_text(
-    work: Path, data: Path, more: bool, answers: int | None = None, further: Sequence[Path] = ()
-) -> tuple[Path, Path]:
+def own_text(work: Path, data: Path, answers: int | None = None, further: Sequence[Path] = ()) -> tuple[Path, Path]:
     """Training and held-out texts: prompts and the model's own greedy answers, all or the first so many; further ones
     are all for training."""
     train, held = work / "train.npz", work / "held-out.npz"
     if train.exists() and held.exists():
         return train, held
     prompts, digest = chat_prompts(conversations(work, data))
-    known = HERE / "own-text.npz"
-    ids, texts = load_answers(known, prompts, digest)
-    if more:
-        missing = sorted(set(range(len(prompts))) - set(ids.tolist()))
-        asked = [prompts[number] for number in missing]
-        Texts.of_rows(asked, [len(prompt) for prompt in asked], np.uint16).save(work / "asked.npz")
-        latticebpd(
-            "distill",
-            work / "asked.npz",
-            f"--model {MODEL} --weights float32 --max-new-tokens 256 -o",
-            work / "written",
-        )
-        from lm_training.data.distill import load_distilled
-
-        ids, texts = np.concatenate([ids, missing]), Texts.joined([texts, load_distilled(work / "written")])
-        save_answers(known, ids, texts, digest)
+    ids, texts = load_answers(HERE / "own-text.npz", prompts, digest)
     ids, texts = ids[:answers], texts.chosen(range(len(texts))[:answers])
     is_held_out = ids % HELD_OUT == 0
     texts.chosen(np.flatnonzero(is_held_out).tolist()).save(held)
@@ -182,21 +165,11 @@ def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --write")
 
 
-def rescorer(work: Path, train: Path, held: Path, preset: str) -> Path:
-    """A small neural language model of the model's own text, of one of the shapes of `latticebpd train rescorer`."""
-    made, tokenizer = work / f"rescorer-{preset}", Path(resolved(MODEL)) / "tokenizer.json"
-    size = f"--preset {preset} --steps 200 --batch-size 8 --warmup-steps 20 --validation-every 50 -o"
-    latticebpd("train", "rescorer", train, "--validation", held, "--tokenizer", tokenizer, size, made)
-    return made
-
-
 def main() -> None:
     parser = options(__doc__, whole=True)
     about = "folder of the sources that prompts.py and this file name"
     parser.add_argument("--data", type=Path, required=True, help=about)
     parser.add_argument("--work", type=Path, required=True, help="folder of all stages' results")
-    about = "let the model answer the prompts that it has not answered yet"
-    parser.add_argument("--more-text", action="store_true", help=about)
     parser.add_argument("--answers", type=int, help="number of answers to learn from; all by default")
     about = "further texts to learn from, such as those of more_text.py"
     parser.add_argument("--text", type=Path, action="append", default=[], help=about)
@@ -204,17 +177,13 @@ def main() -> None:
     about = "begin with the heads of the package"
     parser.add_argument("--warm-start", action="store_true", help=about)
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    about = "also train a neural rescorer of this shape; the package has none"
-    parser.add_argument("--rescorer", nargs="?", const="tiny", help=about)
     parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model of the package")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
-    train, held = own_text(arguments.work, arguments.data, arguments.more_text, arguments.answers, arguments.text)
+    train, held = own_text(arguments.work, arguments.data, arguments.answers, arguments.text)
     lm = ngram_models(arguments.work, arguments.data, train, held, arguments.max_ngrams)
     trained = heads(arguments.work, train, held, arguments.steps, arguments.warm_start, arguments.texts)
     weights(arguments.work, trained, held, lm)
-    if arguments.rescorer:
-        rescorer(arguments.work, train, held, arguments.rescorer)
     print(trained)
 
 

@@ -267,7 +267,8 @@ def main() -> None:
                 writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems, names))
     show(given.table or given.output)
     if given.against is not None:
-        show_growth(given.table or given.output, given.against)
+        path = given.table or given.output
+        table("better heads", ("system", given.against.stem, path.stem, "gain"), growth(path, given.against))
 
 
 def counts_of(path: Path, *keys: str) -> dict[tuple[str, ...], dict[int, np.ndarray]]:
@@ -291,28 +292,19 @@ def show(path: Path) -> None:
             rows.append([name, *efficiency(each), f"{each[:, 2].sum() / each[:, 1].sum():.1f}", over])
         head = ("system", "tokens/call", "95 %", "verified", "over the tree of its size")
         table(f"{data}, {len(counts['vanilla'])} answers", head, rows)
-        gains = [
-            [f"{one} over {other}", gain(counts[one], counts[other])]
-            for one, other in PAIRS
-            if one in counts and other in counts
-        ]
+        pairs = [pair for pair in PAIRS if counts.keys() >= {*pair}]
+        gains = [[f"{one} over {other}", gain(counts[one], counts[other])] for one, other in pairs]
         table("", ("pair", "gain"), gains)
 
 
-def growth(path: Path, before: Path, texts: str = "spec-bench") -> list[list[str]]:
-    """Tokens per call with other heads and with these, on the same answers, and the gain."""
-    now, old = (counts_of(each, "texts", "system") for each in (path, before))
+def growth(path: Path, before: Path) -> list[list[str]]:
+    """Tokens per call on the same questions with other heads and with these, and the gain."""
+    counts = [counts_of(each, "texts", "system") for each in (before, path)]
     rows = []
     for name in GROWTH:
-        own, other = now[texts, name], old[texts, name]
-        common = sorted(own.keys() & other.keys())
-        one, two = (np.array([each[text] for text in common]) for each in (own, other))
+        two, one = (np.array([each for _, each in sorted(own["spec-bench", name].items())]) for own in counts)
         rows.append([name, *(efficiency(each)[0] for each in (two, one)), gain(one, two)])
     return rows
-
-
-def show_growth(path: Path, before: Path) -> None:
-    table("better heads", ("system", before.stem, path.stem, "gain"), growth(path, before))
 
 
 def efficiency(counts: np.ndarray) -> list[str]:

@@ -74,7 +74,7 @@ def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(make, "conversations", lambda *_: None)
     monkeypatch.setattr(make, "chat_prompts", lambda _: (asked, "hash"))
     for answers, expected in ((None, 100), (40, 40)):
-        train, held = make.own_text(tmp_path / str(answers), tmp_path, False, answers)
+        train, held = make.own_text(tmp_path / str(answers), tmp_path, answers)
         found = {
             part: [row.tolist() for row in map(Texts.load(part).__getitem__, range(len(Texts.load(part))))]
             for part in (train, held)
@@ -83,7 +83,7 @@ def test_answers_may_be_the_first_so_many(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert found[held] == wanted[:: make.HELD_OUT]
         assert found[train] == [row for number, row in enumerate(wanted) if number % make.HELD_OUT]
     texts.chosen([3, 64]).save(tmp_path / "more.npz")
-    train, held = make.own_text(tmp_path / "further", tmp_path, False, 40, [tmp_path / "more.npz"])
+    train, held = make.own_text(tmp_path / "further", tmp_path, 40, [tmp_path / "more.npz"])
     rows = [row for row, _ in Texts.load(train).items()]
     assert rows[-2:] == [texts[3].tolist(), texts[64].tolist()]
     assert len(rows) + len(Texts.load(held)) == 42
