@@ -177,7 +177,7 @@ def main() -> None:
     about = "begin with the heads of the package"
     parser.add_argument("--warm-start", action="store_true", help=about)
     parser.add_argument("--steps", type=int, default=2000, help="updates of the heads")
-    parser.add_argument("--max-ngrams", type=int, default=400_000, help="of the n-gram model of the package")
+    parser.add_argument("--max-ngrams", type=int, default=800_000, help="of the n-gram model of the package")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     train, held = own_text(arguments.work, arguments.data, arguments.answers, arguments.text)
