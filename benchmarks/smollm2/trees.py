@@ -6,9 +6,10 @@
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
     python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER-HEADS.csv]
 
-Weights are tuned and calibrations fitted on half of HELD's texts; replayed are its other half and all of ASKED.  The
-answers are the model's own greedy text, so a replay makes the calls of a decode.  Every text and system is one line
-of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same ones for both systems of a pair.
+Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts.
+Replayed are its other half and all of ASKED.  The answers are the model's own greedy text, so a replay makes the calls
+of a decode.  Every text and system is one line of the CSV file. Intervals: 95 %, texts resampled 2,000 times, the same
+ones for both systems of a pair.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from latticebpd.measuring import blocks
 from latticebpd.measuring.calibrate import calibrate
 from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.replay import accept_length
-from latticebpd.measuring.tuning import tune
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
+from latticebpd.scoring.weights import stored_tunings, weight_for
 
 SIZES = (8, 16, 32, 64)
 ALL = "+ copies: calibrated"
@@ -192,14 +193,15 @@ def rank_accuracies(path: Path, kept: set[int]) -> np.ndarray:
     return accuracies
 
 
-def systems_of(fit: Path, examples: set[int], lm: fst.NgramModel, positions: int) -> Any:
-    """What makes every system of an answer, at weights and calibrations of their own."""
-    fitted, plain, count = {}, NgramScorer(None), len(examples)
+def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any:
+    """What makes every system of an answer, at its weight that is stored with the n-gram model and calibrations of its
+    own."""
+    fitted, plain, count, lm = {}, NgramScorer(None), len(examples), fst.NgramModel.load(path)
     for name, features in VARIANTS.items():
         fitted[name], _ = calibrate([fit], lm, count, positions, 0, features)
         err.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
     names = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
-    tuned = {name: NgramScorer(lm, tune([fit], lm, name, examples=count)[0].alpha) for name in names}
+    tuned = {name: NgramScorer(lm, weight_for(stored_tunings(path), name) or 1.0) for name in names}
     accuracies = rank_accuracies(fit, examples)
     statics = {size: Static.of(accuracies, size) for size in SIZES}
     scorers = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
@@ -258,7 +260,7 @@ def main() -> None:
             parser.error("expected --fit, --lm and -o, or --table")
         count = sum(1 for _ in texts_of([given.fit]))
         examples = set(draw_examples([given.fit], count // 2, 0)[1])
-        systems = systems_of(given.fit, examples, fst.NgramModel.load(given.lm), given.positions)
+        systems = systems_of(given.fit, examples, given.lm, given.positions)
         with open(given.output, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(("texts", *COLUMNS))
