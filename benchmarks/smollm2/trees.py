@@ -4,7 +4,7 @@
         --context 1024 -k 64 -o HELD
     latticebpd lattices --prompts question.jsonl --model WORK/heads --max-new-tokens 128 --context 2048 -k 64 -o ASKED
     python -m benchmarks.smollm2.trees --fit HELD --walk ASKED --lm WORK/lm.fst -o results.csv
-    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER-HEADS.csv]
+    python -m benchmarks.smollm2.trees --table benchmarks/smollm2/results/trees.csv [--against OTHER.csv]
 
 Weights are those that `tune` has stored with the n-gram model; calibrations are fitted on half of HELD's texts.
 Replayed are its other half and all of ASKED.  The answers are the model's own greedy text, so a replay makes the calls
@@ -55,7 +55,7 @@ PAIRS = (
 """Systems whose difference is shown, with its interval."""
 GROWTH = (
     "vanilla", "16-best:0-gram", "16-best", "16-tree:0-gram", "16-tree", "64-tree:0-gram", "64-tree",
-    "16 + its orders", "64 + its orders", f"16 {ALL}", f"64 {ALL}", "oracle",
+    f"16 {ALL}", f"64 {ALL}", "oracle",
 )  # fmt: skip
 """Systems that are shown with two drafters."""
 COLUMNS = ("text", "system", "tokens", "calls", "verified")
