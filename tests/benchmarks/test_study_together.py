@@ -86,7 +86,7 @@ def test_what_the_pages_say_of_gad_and_of_heads_is_in_the_rows(together: ModuleT
     speeds = [f"{by[name]['over greedy']:.2f}" for name in names]
     words = " ".join(guide.split())
     assert f"{', '.join(speeds[:3])} and {speeds[3]} times as fast" in words
-    assert f"beam search with 5 beams is at {by['beam 5']['over greedy']:.2f}" in words
+    assert f"beam search with 5 beams: {by['beam 5']['over greedy']:.2f}" in words
     page = " ".join((FOLDER / "together.md").read_text().split())
     tokens, passes = (
         sum(float(row["vanilla"]) - 1 for row in counts if row["what"] == what) for what in ("tokens", "passes")
