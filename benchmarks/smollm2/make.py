@@ -2,7 +2,7 @@
 
     latticebpd models get smollm2-135m
     python -m benchmarks.smollm2.make --data DIR --work WORK [--answers N --steps N]
-    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --texts 6144 --warm-start --steps 3000
+    python -m benchmarks.smollm2.make --data DIR --work WORK --text WORK/more.npz --texts 6144 --warm-start --steps 2000
 
 ``WORK`` then holds, stage by stage, the prompts, what the model answers them with, its hidden states, the heads, the
 n-gram models, the lattices of held-out answers, the weights and the calibration; a stage whose result is there is not
@@ -160,7 +160,7 @@ def weights(work: Path, trained: Path, held: Path, lm: Path) -> None:
     latticebpd(
         "lattices", "--prompts", held, "--model", trained, sizes, lattices
     )  # resumes, and refuses other heads' lattices
-    systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "64-tree"))
+    systems = " ".join(f"-s {name}" for name in ("1-best", "16-best", "8-tree", "16-tree", "32-tree", "64-tree"))
     latticebpd("tune", lattices, "--lm", lm, systems, f"--examples {half} --write")
     latticebpd("calibrate", lattices, "--lm", lm, f"--examples {half} --write")
 

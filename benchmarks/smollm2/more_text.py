@@ -28,7 +28,7 @@ from benchmarks.common import latticebpd, options, stage
 from benchmarks.smollm2.make import HELD_OUT, HERE, MODEL, chat_prompts, conversations, load_answers, save_answers
 from benchmarks.smollm2.prompts import SOURCES, TEMPLATES, Kinds, drawn, title_of
 from benchmarks.study.kim_tasks import ALL_TASKS, SHINGLE, records
-from fst.files import replacing
+from fst.files import save_array
 from latticebpd import load
 from latticebpd.lattices.texts import Texts
 from latticebpd.target.chat import ChatTemplate
@@ -220,21 +220,20 @@ def save_unanswered(prompts: list[list[int]], digest: str, known: Path, asked: P
     """The prompts that ``known``, a file of stored answers, does not answer, and their numbers."""
     answered = load_answers(known, prompts, digest)[0].tolist() if known.exists() else []
     missing = sorted(set(range(len(prompts))) - set(answered))
-    with replacing(numbers) as temporary, open(temporary, "wb") as file:
-        np.save(file, np.array(missing, np.int64))
+    save_array(numbers, np.array(missing, np.int64))
     rows = [prompts[number] for number in missing]
     Texts.of_rows(rows, list(map(len, rows)), np.uint16).save(asked)
 
 
-def store(written: Path, numbers: np.ndarray, path: Path, prompts: list[list[int]], digest: str) -> None:
+def store(written: Path, numbered: Path, path: Path, prompts: list[list[int]], digest: str) -> None:
     """Add the answers of all shards that there are to those in ``path``, without their prompts.
 
-    numbers: of the prompts that shards answer, in their order.
+    numbered: the file of the numbers of the prompts that shards answer, in their order.
     """
     shards = sorted(distilled_directory(written).path.glob("shard-*.npz"))
     if not shards:
         raise ValueError(f"{written}: expected shards of answers, found none; run the command without --store first")
-    known = [load_answers(path, prompts, digest)] if path.exists() else []
+    numbers, known = np.load(numbered), [load_answers(path, prompts, digest)] if path.exists() else []
     stored = set(known[0][0].tolist()) if known else set()
     for shard in shards:
         texts, first = Texts.load(shard), int(shard.stem[-5:]) * SHARD
@@ -269,7 +268,7 @@ def main() -> None:
     prompts, digest = chat_prompts(made)
     print(f"{len(prompts)} prompts, {digest}")
     if given.store:
-        store(written, np.load(numbers), STORED, prompts, digest)
+        store(written, numbers, STORED, prompts, digest)
     if given.join:
         load_answers(STORED, prompts, digest)[1].save(given.work / "more.npz")
     if not given.store and not given.join:

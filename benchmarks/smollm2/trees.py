@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fst
-from benchmarks.common import err, options, pooled, read_csv, selected, table
+from benchmarks.common import err, options, pooled, read_csv, table
 from fst import FEATURES
 from latticebpd import DraftTree, LatticeDrafter, MixtureDrafter, PromptNgramDrafter, SausageLattice, State
 from latticebpd.drafters.saved_top_k import SavedTopK
@@ -37,7 +37,7 @@ from latticebpd.measuring.examples import draw_examples
 from latticebpd.measuring.replay import accept_length
 from latticebpd.scoring.calibrated import CalibratedScorer
 from latticebpd.scoring.ngram import NgramScorer
-from latticebpd.scoring.weights import stored_tunings, weight_for
+from latticebpd.scoring.rescoring import as_scorer
 
 SIZES = (8, 16, 32, 64)
 ALL = "+ copies: calibrated"
@@ -201,7 +201,7 @@ def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any
         fitted[name], _ = calibrate([fit], lm, count, positions, 0, features)
         err.print(f"{name}: {np.mean(fitted[name].nats):.3f} nats a token", style="dim")
     names = ("1-best", "16-best", *(f"{n}-tree" for n in SIZES))
-    tuned = {name: NgramScorer(lm, weight_for(stored_tunings(path), name) or 1.0) for name in names}
+    tuned = {name: as_scorer(path, system=name) for name in names}
     accuracies = rank_accuracies(fit, examples)
     statics = {size: Static.of(accuracies, size) for size in SIZES}
     scorers = {name: CalibratedScorer(NgramScorer(lm), each) for name, each in fitted.items()}
@@ -237,10 +237,10 @@ def systems_of(fit: Path, examples: set[int], path: Path, positions: int) -> Any
     return systems
 
 
-def replayed(texts: Iterable[Answer], systems: Any, names: Sequence[str] | None = None) -> Iterator[tuple[Any, ...]]:
-    """Number, system, tokens, calls and verified tokens, of every text and system, or the systems of these names."""
+def replayed(texts: Iterable[Answer], systems: Any) -> Iterator[tuple[Any, ...]]:
+    """Number, system, tokens, calls and verified tokens, of every text and system."""
     for number, answer in enumerate(texts):
-        for name, drafter in selected(systems(answer), names).items() if len(answer.lattices) else ():
+        for name, drafter in systems(answer).items() if len(answer.lattices) else ():
             yield (number, name, *walk(answer, drafter))
 
 
@@ -248,7 +248,6 @@ def main() -> None:
     parser = options(__doc__, whole=True)
     parser.add_argument("--table", type=Path, help="print the tables of such a CSV file, and replay nothing")
     parser.add_argument("--against", type=Path, help="the same of other heads: what the better ones gain")
-    parser.add_argument("--systems", help="names to replay, separated by commas; all by default")
     parser.add_argument("--fit", type=Path, help="lattices of held-out answers, with whole contexts")
     parser.add_argument("--walk", type=Path, action="append", default=[], help="further lattices to replay")
     parser.add_argument("--lm", type=Path)
@@ -265,8 +264,7 @@ def main() -> None:
             writer = csv.writer(file)
             writer.writerow(("texts", *COLUMNS))
             for path, kept in [(given.fit, set(range(count)) - examples), *((path, None) for path in given.walk)]:
-                names = given.systems and given.systems.split(",")
-                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems, names))
+                writer.writerows((path.name, *row) for row in replayed(answers(path, kept), systems))
     show(given.table or given.output)
     if given.against is not None:
         path = given.table or given.output

@@ -85,7 +85,6 @@ def _likeliest(tree: DraftTree, num_nodes: int) -> DraftTree:
     """The tree's likeliest nodes; ties go to the earlier ones, so that a node never goes without its parent."""
     if len(tree) <= num_nodes or tree.log_probs is None:
         return tree
-    kept = np.sort(np.argsort(-tree.log_probs, kind="stable")[:num_nodes])
-    index_of = {int(node): index for index, node in enumerate(kept)} | {ROOT: ROOT}
-    parents = [index_of[parent] for parent in tree.parents[kept].tolist()]
-    return DraftTree(tree.tokens[kept], np.array(parents, np.int32), tree.log_probs[kept], tree.lattice)
+    kept = np.zeros(len(tree), bool)
+    kept[np.argsort(-tree.log_probs, kind="stable")[:num_nodes]] = True
+    return tree.subtree(kept)

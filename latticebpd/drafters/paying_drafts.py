@@ -52,6 +52,7 @@ class PayingDrafter:
     def __init__(self, drafter: Drafter, costs: CostCurve | Callable[[], CostCurve]) -> None:
         self.drafter, self._costs = drafter, costs
         self.needs_hidden, self.needs_layers = needs_hidden(drafter), needs_layers(drafter)
+        self.source = getattr(drafter, "source", None)
         self._budgets: dict[int, DraftingBudget] = {}  # by the number of rows
 
     @cached_property

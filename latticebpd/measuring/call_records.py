@@ -17,6 +17,7 @@ from latticebpd.decoding.loop import Generated, Step, generate
 from latticebpd.drafters.drafter import Drafter
 from latticebpd.drafters.known_text import GoldDrafter
 from latticebpd.drafters.mixture import MixtureDrafter
+from latticebpd.drafters.paying_drafts import PayingDrafter
 from latticebpd.lattices.drafts import ROOT, DraftTree
 from latticebpd.scoring.posteriors import arc_posteriors
 from latticebpd.scoring.rescoring import LanguageModel
@@ -106,6 +107,8 @@ def scorer_of(drafter: Drafter) -> Scorer | None:
     """The scorer of a drafter's lattices; None where they are not rescored."""
     if isinstance(drafter, MixtureDrafter):
         return scorer_of(drafter.first) or scorer_of(drafter.second)
+    if isinstance(drafter, PayingDrafter):
+        return scorer_of(drafter.drafter)
     return getattr(getattr(drafter, "strategy", None), "scorer", None)
 
 

@@ -129,7 +129,7 @@ def drafter_trees() -> Cells:
 
 
 def drafter_parts() -> Cells:
-    found, counted = drafters(), replays("trees-first-heads.csv")
+    by_drafter, counted = drafters(), replays("trees-first-heads.csv")
 
     def row(name: str, system: Callable[[int], np.ndarray], over: Callable[[int], np.ndarray]) -> list[str | None]:
         cells = []
@@ -140,7 +140,7 @@ def drafter_parts() -> Cells:
         return [name, *cells]
 
     def by(drafter: str, kind: str) -> Callable[[int], np.ndarray]:
-        return lambda size: found[drafter, f"{size} {kind}"]
+        return lambda size: by_drafter[drafter, f"{size} {kind}"]
 
     def heads(form: str) -> Callable[[int], np.ndarray]:
         return lambda size: counted["spec-bench", form.format(size)]

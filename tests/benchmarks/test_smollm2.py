@@ -192,7 +192,7 @@ def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -
                 [*asked[row], 7, 8][: 4 + int(asked[row][2]) % 2] for row in range(shard * size, (shard + 1) * size)
             ]
             Texts.of_rows(rows, [3] * size).save(work / f"shard-{shard:05d}.npz")
-        more_text.store(work, np.load(work / "numbers.npy"), path, prompts, "hash")
+        more_text.store(work, work / "numbers.npy", path, prompts, "hash")
 
     def expect(numbers: list[int]) -> None:
         ids, texts = make.load_answers(path, prompts, "hash")
@@ -211,7 +211,7 @@ def test_stored_answers_are_those_of_the_shards_that_there_are(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"more\.npz\.xz: expected the answers to the prompts of this data \(other\)"):
         make.load_answers(path, prompts, "other")
     with pytest.raises(ValueError, match="expected shards of answers, found none"):
-        more_text.store(tmp_path / "empty", np.arange(3), path, prompts, "hash")
+        more_text.store(tmp_path / "empty", tmp_path / "empty" / "numbers.npy", path, prompts, "hash")
 
 
 def test_templates_hold_expressions_of_their_values() -> None:
