@@ -125,12 +125,11 @@ def perplexities(known: dict[str, System], count: int, file: Path) -> list[Row]:
 def tables(rows: list[dict[str, str]]) -> None:
     """Medians of passes, or speeds of answers with intervals over questions, for each number of threads."""
     if "nats" in rows[0]:
-        kept: dict[str, list[float]] = {}
-        for row in rows:
-            kept.setdefault(row["system"], []).append(float(row["nats"]))
-        return table(
-            "", ("system", "perplexity"), [[name, f"{np.exp(np.mean(own)):.3f}"] for name, own in kept.items()]
-        )
+        names = dict.fromkeys(row["system"] for row in rows)
+        nats = [[float(row["nats"]) for row in rows if row["system"] == name] for name in names]
+        cells = [[name, f"{np.exp(np.mean(own)):.3f}"] for name, own in zip(names, nats, strict=True)]
+        table("", ("system", "perplexity"), cells)
+        return
     groups: dict[Any, list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["threads"], row["system"], row.get("drafts", "passes")), []).append(row)
