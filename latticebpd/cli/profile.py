@@ -74,7 +74,7 @@ def profile(
         print_json(asdict(costs))
         return
     table = table_of(
-        f"milliseconds of a pass, the median of {rounds}",
+        f"milliseconds of a pass, the shortest of {rounds}",
         "tokens",
         *(f"{batch} text{'s' * (batch > 1)}" for batch in costs.rows),
     )
