@@ -92,16 +92,10 @@ def initial_values(
     seed: int,
     previous: Sequence[list[int]],
 ) -> Initial:
-    """The initialisation of a name.
+    """The initialisation of a name; ValueError where it lacks its heads or its n-gram model.
 
-    Args:
-        model: has the heads, and the vocabulary of random tokens.
-        lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot.
-        seed: of random tokens.
-        previous: earlier outputs as tokens, one for every text.
-
-    Raises:
-        ValueError: ``heads`` without a model with heads, or ``ngram`` without an n-gram model.
+    lm, alpha, k: the n-gram model, for ``ngram`` and ``heads``, its weight, and arcs per slot. previous: earlier
+    outputs as tokens, one for every text.
     """
     from latticebpd.drafters import PathsDrafter
     from latticebpd.drafters.heads.blockwise import BlockwiseLM

@@ -149,13 +149,8 @@ class ModelFlops:
         )
 
     def flops(self, source: int, columns: int, pairs: int, predicted: int) -> int:
-        """Operations of decoding one text.
-
-        Args:
-            source: tokens that the encoder reads.
-            columns, pairs: as in ``Solution``.
-            predicted: tokens whose states are projected to the vocabulary.
-        """
+        """Operations of decoding one text of ``source`` tokens for the encoder; columns, pairs: as in ``Solution``;
+        predicted: tokens whose states are projected to the vocabulary."""
         weights = (self.encoder_weights + self.source_weights) * source
         weights += self.decoder_weights * columns + self.output_weights * predicted
         attention = self.encoder_attention * source**2 + self.cross_attention * columns * source
@@ -239,13 +234,9 @@ def compare(
 
     Args:
         systems: by name; if ``greedy`` is the first, the others get its texts' lengths.
-        inputs: token ids.
         pad: the token that fills a batch; it is masked.
         pad_left: side of the padding: left for a causal LM, right for an encoder, whose positions count from the left.
-        batch_size: texts decoded together; 1 in the paper.
         warm_ups: first batches that are decoded once more before, unmeasured.
-        clock: returns seconds.
-        on_batch: called after every batch.
     """
     if not inputs:
         raise ValueError("expected at least one text, got none")

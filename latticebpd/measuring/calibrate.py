@@ -101,7 +101,6 @@ def calibrate(
         paths: lattice files, or directories of them, with contexts that reach back to the beginning of each text.
         examples: texts, or lattices where texts are not known, at most. positions: random lattices of them, at most.
         features: those with a weight; the others' is 0.
-        on_lattice: called after each lattice, for progress.
 
     Raises:
         ValueError: no lattice, fewer than two examples, or a model of another vocabulary.

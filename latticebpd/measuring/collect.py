@@ -84,8 +84,6 @@ def collect(
         drafts: a drafter next to its target; a blockwise model stands for its heads.
         data: what is decoded are the prompts (an encoder–decoder's sources); with ``teacher_force`` also what follows
             them is taken from here.
-        batch_size: prompts decoded together.
-        on_text: called after each text, for progress.
 
     Raises:
         ValueError: a source that is longer than an encoder–decoder can read.
@@ -179,11 +177,7 @@ def collect_shards(
 
 
 def as_source(drafts: FamilySource | BlockwiseLM, k: int) -> FamilySource:
-    """The drafter's lattices with ``k`` arcs per slot.
-
-    Raises:
-        ValueError: more arcs than the drafter knows tokens.
-    """
+    """The drafter's lattices with ``k`` arcs per slot; ValueError for more arcs than the drafter knows tokens."""
     source: FamilySource = HeadLattices(drafts, k) if isinstance(drafts, BlockwiseLM) else drafts
     if k > source.num_tokens:
         raise ValueError(

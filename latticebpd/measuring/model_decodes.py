@@ -87,14 +87,9 @@ def decode(
     Args:
         texts: tokens, prompt included, and length of the prompt, as ``latticebpd.lattices.shards.texts_of`` yields
             them; the model's own greedy texts.
-        drafters: by name.
-        on_decode: called after each decode, for progress.
         given_text: the texts are a data set's instead; of each, the model first writes as much by itself.
         rules: acceptance rules by name; every drafter decodes under each.
         eos_ids: tokens that end a text; None for the model's own.
-
-    Raises:
-        ValueError: no text.
     """
     ways = [
         (name, factory, rule, acceptance) for rule, acceptance in rules.items() for name, factory in drafters.items()
@@ -164,16 +159,9 @@ def qualities(
 ) -> dict[str, list[float]]:
     """Of every measure, what the texts of each drafter and rule are worth.
 
-    Args:
-        model: whose perplexity is meant.
-        words: from token ids to a text.
-        measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``.
-        references: of every text, for all but perplexity.
-        right: tokens of each prompt and of what should follow it, and the prompt's length, for
-            ``reference-perplexity``.
-
-    Raises:
-        ValueError: an unknown measure, or references that are missing.
+    measures: ``perplexity``, ``reference-perplexity`` and names of ``quality.MEASURES``. references: of every text, for
+    all but perplexity. right: tokens of each prompt and of what should follow it, and the prompt's length, for
+    ``reference-perplexity``. Raises ValueError for an unknown measure, or missing references.
     """
     check_measures(measures)
     if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:

@@ -31,11 +31,8 @@ def with_needed_slots(
 ) -> Calibration:
     """The calibration with the fewest slots at which trees of ``SIZES`` come within ``LOSS`` of the most tokens a call.
 
-    It is unchanged where texts are not known, since there is nothing to replay.
-
-    Args:
-        paths, lm: the lattice files, or directories of them, and the n-gram model that the calibration was fitted to.
-        on_lattice: called after each lattice of its examples, for progress.
+    It is unchanged where texts are not known, since there is nothing to replay. paths, lm: those that the
+    calibration was fitted to.
     """
     if calibration.unit != TEXT:
         return calibration

@@ -60,12 +60,8 @@ def forward_func(
 ) -> Result:
     """This library's ``generate`` in Spec-Bench's convention.
 
-    Args:
-        inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1,
-            n]``.
-        model: base model, or base model with heads.
-        tokenizer: not used.
-        drafter, acceptance, kwargs: for ``generate``.
+    inputs: what a tokenizer returns for one prompt; ``inputs.input_ids`` and ``inputs.attention_mask`` are ``[1, n]``.
+    tokenizer: not used. drafter, acceptance, kwargs: for ``generate``.
 
     A prefill's token is counted in ``new_token`` but in no call; the accept lengths then sum to ``new_token - 1``.
     """
@@ -247,12 +243,8 @@ def run(
     Each method goes on from its own answers. Of a prompt that would leave no room in the model's context, the end is
     kept.
 
-    Args:
-        prompts: how turns become prompts: as plain text, or in the model's chat template.
-        forward: the method, such as :func:`forward_func`.
-        max_new_tokens: tokens per turn.
-        on_question: called before each question, for progress.
-        kwargs: handed to ``forward``.
+    prompts: how turns become prompts: as plain text, or in the model's chat template. forward: the method, such as
+    :func:`forward_func`, which also gets ``kwargs``. max_new_tokens: per turn.
     """
     if max_new_tokens < 1:
         raise ValueError(f"expected max_new_tokens >= 1, got {max_new_tokens}")

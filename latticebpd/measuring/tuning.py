@@ -71,12 +71,9 @@ class AlphaSweep:
 def sweep_alpha(
     blocks: Iterable[LatticeSet], system: str, lm: LanguageModel, alphas: Sequence[float] = ALPHAS
 ) -> AlphaSweep:
-    """Run a system at every weight, in one pass over the lattices.
+    """Run a system at every weight >= 0, in one pass over the lattices, which no result at the best weight may be of.
 
-    Args:
-        blocks: lattices to leave out of results at the best weight.
-        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
-        alphas: weights to try, each >= 0.
+    system: as ``latticebpd.drafters.system_names`` has it.
     """
     if not alphas or not min(alphas) >= 0:
         raise ValueError(f"expected weights >= 0, got {list(alphas)}")
@@ -111,14 +108,9 @@ def tune(
     Where texts are not known, it is the best one by position. The record says whether it is at the grid's edge even
     after ``WIDENINGS``.
 
-    Args:
-        paths: lattice files, or directories of them.
-        system: as ``latticebpd.drafters.system_names`` has it. lm: its language model.
-        alphas: weights to try. examples: how many, at most.
-        on_piece: called with the number of lattices done, for progress.
-
-    Raises:
-        ValueError: no lattice, a model of another vocabulary, or files of which only some number their texts.
+    paths: lattice files, or directories of them. examples: how many, at most. on_piece: called with the number of
+    lattices done. Raises ValueError for no lattice, a model of another vocabulary, or files of which only some number
+    their texts.
     """
     unit, drawn = draw_examples(paths, examples, seed)
 

@@ -213,10 +213,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
 
-    Args:
-        loaded: the model, and what drafts for it.
-        settings: lengths and sizes.
-        on_run: called with the system's name before each decode, for progress.
+    on_run: called with the system's name before each decode.
     """
     prompts, tell = prompts_of(loaded)[: settings.num_prompts], on_run or (lambda _: None)
     base = BaseModel.of(loaded.model)

@@ -182,7 +182,6 @@ def measure(
     Args:
         models: language models by name; most of the report is about the first. Stored tunings are used.
         vocab_size: for entropies of lattices without them; by default the first n-gram model's.
-        watch: for progress.
 
     Raises:
         ValueError: no data set, no lattice, or several shapes, origins or vocabularies in one data set.

@@ -80,12 +80,8 @@ class DistillOptions:
 def corpus_prompts(corpus: np.ndarray, count: int, length: int, end_ids: list[int], seed: int = 0) -> Texts:
     """Windows of a corpus as prompts: without overlap, in random order, and without ends of text.
 
-    Args:
-        corpus: ``[n]`` token ids, documents ending with one of ``end_ids``.
-        count: number of prompts; length: tokens of each.
-
-    Raises:
-        ValueError: the corpus is too short.
+    corpus: ``[n]`` token ids, documents ending with one of ``end_ids``. length: tokens of a prompt. Raises ValueError
+    for a corpus that is too short.
     """
     order = np.random.default_rng(seed).permutation(len(corpus) // length) * length
     rows: list[np.ndarray] = []
@@ -202,11 +198,7 @@ class OnEngine:
 
 
 class Greedy:
-    """Our own loop: finished rows cost nothing, and no step copies the cache.
-
-    Args:
-        drafter: drafts while it pays off; the text is the same.
-    """
+    """Our own loop: finished rows cost nothing, and no step copies the cache. The text is the same with a drafter."""
 
     def __init__(self, model: BaseModel, drafter: Drafter | None = None) -> None:
         self.model, self.drafter = model, drafter or NoDrafter()
@@ -270,12 +262,10 @@ def distill(
     settings.
 
     Args:
-        base: any causal LM or encoder-decoder of ``transformers``.
         prompts: each sequence's prompt is continued, or translated; what follows it is ignored.
         part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        on_batch: called after each batch with the prompts done and the tokens written, for progress.
+        on_batch: called after each batch with the prompts done and the tokens written.
         states: hidden states to store as well, for existing shards too; their shards are those of the text.
-        drafter: drafts for greedy decoding; the text is the same.
 
     Raises:
         ValueError: the directory holds text of another model, other prompts or settings, or the prompts do not fit the

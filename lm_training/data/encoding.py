@@ -106,14 +106,9 @@ def encode_shard(encoding: Encoding, tokenizer: Tokenizer, records: Sequence[Rec
 def encode_files(
     paths: Sequence[Path], tokenizer: Tokenizer, encoding: Encoding, workers: int = 1, bad: BadRecords | None = None
 ) -> Iterator[EncodedShard]:
-    """Yield the shards of all files together, in order.
+    """Yield the shards of all files together, in order; ValueError where a file cannot be read, or all records are bad.
 
-    Args:
-        workers: processes that encode; 1: this process alone.
-        bad: collects bad records; by default the first is an error.
-
-    Raises:
-        ValueError: a file cannot be read, or all records are bad.
+    workers: processes that encode; 1: this process alone. bad: collects bad records; by default the first is an error.
     """
     bad = bad or BadRecords()
     columns = [encoding.field] if encoding.template is None else encoding.template.columns

@@ -191,13 +191,9 @@ def add_states(
 ) -> None:
     """Fill ``directory`` by one pass over every text (teacher forcing); existing shards are left unchanged.
 
-    Args:
-        part: ``(i, n)``: make shards i, i + n, i + 2n, ...
-        on_text: called with the texts done and the tokens read, for progress.
-
-    Raises:
-        ValueError: the directory holds states of another model or other layers; texts or layers do not fit the model;
-            whole texts of an encoder-decoder, whose decoder does not read prompts.
+    part: ``(i, n)``: make shards i, i + n, i + 2n, ... on_text: called with the texts done and the tokens read. Raises
+    ValueError for a directory of another model's states or other layers, texts or layers that do not fit the model, and
+    whole texts of an encoder-decoder, whose decoder does not read prompts.
     """
     stock = BaseModel.of(model)
     if options.whole and stock.is_encoder_decoder:

@@ -45,13 +45,7 @@ TOP = (1, 4, 16)
 
 
 class BlockwiseObjective(Objective[HeadBatch, HeadTraining | BlockwiseTraining]):
-    """Trains heads, and the base model if any of its parameters require gradients.
-
-    Args:
-        model: on the device of the training.
-        data, validation: to learn and to measure, without common texts.
-        make_optimizers: from the model to its optimizers.
-    """
+    """Trains heads, and the base model if any of its parameters require gradients."""
 
     def __init__(
         self,

@@ -69,8 +69,7 @@ class Windows:
 def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) -> Tensor:
     """``[..., slots]`` bool: the labels to reveal, in each window ``ratio`` times the number of wrong ones, rounded.
 
-    Args:
-        predicted, labels, priorities: ``[..., slots]``; labels are ``UNLABELLED`` outside the window.
+    predicted, labels, priorities: ``[..., slots]``; labels are ``UNLABELLED`` outside the window.
     """
     inside = labels != UNLABELLED
     wrong = (inside & (predicted != labels)).sum(dim=-1, keepdim=True)
@@ -81,10 +80,8 @@ def glance(predicted: Tensor, labels: Tensor, priorities: Tensor, ratio: float) 
 class DrafterObjective(Objective[Windows, DrafterTraining]):
     """Trains a drafter on windows of sentence pairs.
 
-    Args:
-        drafter: on the device of the training.
-        data, validation: sources and the teacher's translations, each with its end of text.
-        serve: tokens per call of a drafter's decoding, for the log; None leaves it out.
+    data, validation: sources and the teacher's translations, each with its end of text. serve: tokens per call of a
+    drafter's decoding, for the log; None leaves it out.
     """
 
     legacy_defaults: Mapping[str, Any] = {"bidirectional": False}
@@ -245,10 +242,8 @@ def train_drafter(
 ) -> NonAutoregressiveModel:
     """Train ``drafter`` in place, or resume the run in ``directory``, where the finished model is written.
 
-    Args:
-        drafter: from `NonAutoregressiveModel.like`, or one to train further.
-        verifier: decodes validation sources with the drafter, to measure tokens per call.
-        data, validation: sources and their translations by the common teacher of drafter and verifier.
+    verifier: decodes validation sources with the drafter, to measure tokens per call. data, validation: sources and
+    their translations by the common teacher of drafter and verifier.
     """
     process = process or Process()
     chosen = range(min(options.serving_sources, len(validation)))
