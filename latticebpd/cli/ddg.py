@@ -124,8 +124,9 @@ def _print(statistics: CorpusStatistics) -> None:
     )  # fmt: skip
     counts = f"{statistics.texts} texts, {statistics.tokens} tokens, {statistics.passes} iterations"
     print_table(
+        f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
         ("class", "tokens", "in parallel", "iteration", "waits", "for the last"),
         rows,
+        no_wrap=True,
         caption="in parallel: right for good no later than the token before; for the last: waited for the token before",
-        title=f"{counts}: {statistics.mean_width:.3f} tokens per iteration",
     )

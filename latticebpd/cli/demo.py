@@ -11,7 +11,7 @@ from rich.text import Text
 from latticebpd.cli.accepted_blocks import BlockWriter
 from latticebpd.cli.model_options import WEIGHTS
 from latticebpd.cli.side_by_side import PausedDecode, show_side_by_side
-from latticebpd.cli.tables import table_of
+from latticebpd.cli.tables import print_table
 from latticebpd.console import err, out, print_json, progress, quiet_transformers
 
 if TYPE_CHECKING:
@@ -135,18 +135,18 @@ def _print(result: Demo) -> None:
     signature = result.signature
     count = signature["prompts"]
     title = f"{count} prompt{'s' * (count > 1)}, up to {signature['max_new_tokens']} tokens each"
-    headings = ("tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
-    table = table_of(title, "system", *headings, no_wrap=True)
+    headings = ("system", "tokens\nper call", "verified\nper call", "tokens/s", "speed-up", "calls", "tokens")
+    rows: list[tuple[str, ...]] = []
     first = flagship(system.name for system in result.systems)
     for system in sorted(result.systems, key=lambda system: system.name != first):
         speed_up = system.tokens_per_second / result.generate_tokens_per_second
-        table.add_row(
+        rows.append((
             system.name, f"{system.block_efficiency:.3f}", f"{system.verified_tokens_per_call:.1f}",
             _rate(system.tokens_per_second), f"{speed_up:.2f}×", f"{system.calls}", f"{system.tokens}",
-        )  # fmt: skip
+        ))  # fmt: skip
         if system.name == first:
-            table.add_row("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", "")
-    out.print(table)
+            rows.append(("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", ""))
+    print_table(title, headings, rows, no_wrap=True)
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
     equal = "all" if result.generate_texts == count else result.generate_texts
     same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."

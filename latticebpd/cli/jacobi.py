@@ -230,12 +230,14 @@ def _print(record: dict[str, Any]) -> None:
         costs |= {"FLOPs / speedup over greedy": "{flops_per_speed:.3g}"}
     columns |= {"BLEU": "{bleu:.2f}"} if signature else {}
     for forms in (columns, costs):
-        print_table(forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]))
+        print_table(
+            None, forms, ([form.format(**row) for form in forms.values()] for row in record["systems"]), no_wrap=True
+        )
     if compared:
         spread = {key.removesuffix("_speedup"): values for key, values in record["per_text"].items()}
         quantiles = [f"{100 * float(quantile):g} %" for quantile in spread["time"]]
         lines = ([name, *(f"{value:.2f}×" for value in values.values())] for name, values in spread.items())
-        print_table(["quantile", *quantiles], lines, title="speedup over greedy, text by text")
+        print_table("speedup over greedy, text by text", ["quantile", *quantiles], lines, no_wrap=True)
     if signature:
         out.print(f"BLEU: {signature}", style="dim")
     out.print(record["settings"], style="dim")
