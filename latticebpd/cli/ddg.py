@@ -61,6 +61,7 @@ def ddg(
     quiet_transformers()
     import torch
 
+    from fst.files import write_text
     from latticebpd.decoding.front_door import load
     from latticebpd.jacobi.analysis import analyse, corpus_statistics, write_csv
 
@@ -88,9 +89,8 @@ def ddg(
     for path in output:
         if path.suffix.lower() == ".html":
             from latticebpd.report.dependency_plots import graphs_page
-            from latticebpd.report.page import write_page
 
-            write_page(path, graphs_page(sentences, statistics, settings))
+            write_text(path, graphs_page(sentences, statistics, settings))
             continue
         from latticebpd.report.dependency_plots import picture
         from latticebpd.report.plots import save

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -80,10 +80,10 @@ def demo(
         task = bar.add_task("decoding", total=count * (1 + len(systems(loaded, [0], settings))))
         result = run_demo(loaded, settings, lambda name: bar.update(task, advance=1, description=f"decoding: {name}"))
     if json:
-        print_json(result.as_json())
+        print_json(asdict(result))
     else:
         _print(result)
-    if not result.exact:
+    if not result.texts_equal:
         problem = "a system's text differs from greedy decoding's; please report this with the signature above"
         err.print(f"latticebpd: error: {problem}")
         raise typer.Exit(1)
@@ -148,9 +148,9 @@ def _print(result: Demo) -> None:
             rows.append(("generate()", "1.000", "0.0", _rate(result.generate_tokens_per_second), "1.00×", "", ""))
     print_table(title, headings, rows, no_wrap=True)
     same = "Every system's text equals that of greedy decoding with the same weights, token for token"
-    equal = "all" if result.generate_texts == count else result.generate_texts
+    equal = "all" if result.texts_of_generate == count else result.texts_of_generate
     same += f"; {equal} of {count} are those of transformers' generate() with float32 weights."
-    out.print(same if result.exact else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
+    out.print(same if result.texts_equal else "A system's text DIFFERS from that of greedy decoding.", soft_wrap=True)
     if result.left_out:
         out.print(f"Left out: {', '.join(result.left_out)}; --all decodes with them too.", soft_wrap=True)
     if result.machine_busy:

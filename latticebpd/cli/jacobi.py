@@ -78,7 +78,7 @@ def jacobi(
     quiet_transformers()
     import torch
 
-    from fst.files import replacing
+    from fst.files import write_text
     from latticebpd.decoding.front_door import load
     from latticebpd.decoding.generation_config import GenerationSettings
     from latticebpd.decoding.session import Session
@@ -123,8 +123,7 @@ def jacobi(
         for each, run in runs.items()
     }
     if output is not None:
-        with replacing(output) as temporary:
-            temporary.write_text("".join(" ".join(line.split()) + "\n" for line in written[name]), encoding="utf-8")
+        write_text(output, "".join(" ".join(line.split()) + "\n" for line in written[name]))
     scores, signature = {}, None
     if bleu is not None:
         scores = {each: bleu.corpus_score(lines, [texts.references]).score for each, lines in written.items()}

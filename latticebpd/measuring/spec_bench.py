@@ -19,14 +19,13 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel
 
-from fst.files import replacing
+from fst.files import write_text
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter
@@ -174,8 +173,7 @@ def write_answers(answers: Sequence[Answer], path: str | os.PathLike[str], model
         json.dumps(answer.as_record(model_id)) + "\n"
         for answer in sorted(answers, key=lambda answer: answer.question.question_id)
     ]
-    with replacing(Path(path)) as temporary:
-        temporary.write_text("".join(lines), encoding="utf-8")
+    write_text(path, "".join(lines))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,37 +116,25 @@ class Demo:
     signature: what the numbers depend on.
     systems: results in the order of the table.
     generate_tokens_per_second: ``transformers``' own ``generate(do_sample=False)`` on the same prompts.
-    exact: whether every system's text was that of greedy decoding with the same weights, token for token.
-    generate_texts: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
+    texts_equal: whether every system's text was that of greedy decoding with the same weights, token for token.
+    texts_of_generate: of how many prompts that text is also ``generate()``'s, which computes with float32 weights.
     left_out: systems that took no part.
     seconds, processor_seconds: of all decodes: by the clock, and of the thread that decodes.
     """
 
     signature: dict[str, Any]
-    systems: list[SystemResult]
     generate_tokens_per_second: float
-    exact: bool
-    generate_texts: int
+    texts_equal: bool
+    texts_of_generate: int
     left_out: tuple[str, ...]
     seconds: float
     processor_seconds: float
+    systems: list[SystemResult]
 
     @property
     def machine_busy(self) -> bool:
         """Whether the decodes waited for the processor for more than a fifth of the time that they ran."""
         return self.seconds > 1.2 * self.processor_seconds
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "signature": self.signature,
-            "generate_tokens_per_second": self.generate_tokens_per_second,
-            "texts_equal": self.exact,
-            "texts_of_generate": self.generate_texts,
-            "left_out": list(self.left_out),
-            "seconds": self.seconds,
-            "processor_seconds": self.processor_seconds,
-            "systems": [asdict(system) for system in self.systems],
-        }
 
 
 def system_names(loaded: Loaded, settings: Settings) -> dict[str, str]:
@@ -250,7 +238,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
     summaries = [_summarise(name, outs, seconds[name]) for name, outs in results.items()]
     exact &= generate_texts == len(prompts) or loaded.weights not in EXACT
     speed = generate_tokens / generate_seconds
-    return Demo(_signature(loaded, len(prompts), settings), summaries, speed, exact, generate_texts, left_out, *took)
+    return Demo(_signature(loaded, len(prompts), settings), speed, exact, generate_texts, left_out, *took, summaries)
 
 
 def _reference(loaded: Loaded, prompt: DemoPrompt, max_new_tokens: int) -> torch.Tensor:

@@ -36,13 +36,12 @@ def tokenizer(
 
     Example: [bold]latticebpd train tokenizer corpus.jsonl -o tokenizer.json[/bold]
     """
-    from fst.files import replacing
+    from fst.files import write_text
     from lm_training.data.corpus import read_documents, train_tokenizer
 
     texts = (document.text for document in read_documents(inputs, field))
     trained = train_tokenizer(texts, vocab_size, progress=err.is_terminal)
-    with replacing(output) as temporary:
-        temporary.write_text(trained.to_str(pretty=True), encoding="utf-8")
+    write_text(output, trained.to_str(pretty=True))
     err.print(f"{output}: {trained.get_vocab_size()} tokens")
 
 
