@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from fst.files import replacing
+from fst.processors import ignore
 from latticebpd.jacobi.dependencies import Dependencies, dependencies
 from latticebpd.jacobi.initial_values import Initial
 from latticebpd.jacobi.solution import UNKNOWN, TokenStatus, Trajectory, trajectory
@@ -67,7 +68,7 @@ def analyse(
     initial: Initial | None = None,
     block_size: int | None = None,
     max_new_tokens: int = 128,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], object] = ignore,
 ) -> Sentence:
     """Decode a text by Jacobi iteration and measure what its tokens waited for.
 

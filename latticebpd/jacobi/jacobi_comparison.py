@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from fst.processors import ignore
 from latticebpd.decoding.decode_rows import until_end
 from latticebpd.decoding.generation_config import GenerationSettings
 from latticebpd.jacobi.solution import Solution
+from latticebpd.lattices.texts import padded
 from latticebpd.target.stock_model import BaseModel, Model
 
 GREEDY = "greedy"
@@ -228,7 +230,7 @@ def compare(
     batch_size: int = 1,
     warm_ups: int = 2,
     clock: Callable[[], float] = time.perf_counter,
-    on_batch: Callable[[], None] | None = None,
+    on_batch: Callable[[], object] = ignore,
 ) -> dict[str, SystemRun]:
     """Decode all inputs with all systems.
 
@@ -255,15 +257,10 @@ def compare(
                 batch = replace(batch, lengths=[len(row) for row in decoded.tokens])
             if number >= min(warm_ups, len(batches)):
                 runs[name].add(decoded, seconds)
-        if on_batch is not None:
-            on_batch()
+        on_batch()
     return runs
 
 
 def _batch(rows: Sequence[Sequence[int]], start: int, pad: int, pad_left: bool) -> Batch:
-    width = max(map(len, rows))
-    ids, mask = torch.full((len(rows), width), pad), torch.zeros(len(rows), width, dtype=torch.long)
-    for i, row in enumerate(rows):
-        columns = slice(width - len(row), None) if pad_left else slice(len(row))
-        ids[i, columns], mask[i, columns] = torch.tensor(row), 1
+    ids, mask = map(torch.from_numpy, padded(rows, pad, pad_left))
     return Batch(ids, mask, start)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.decoding.acceptance import Acceptance, Exact
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import Drafter, LatticeDrafter, NoDrafter, drafter_named
@@ -77,7 +79,7 @@ def decode(
     model: Model,
     texts: Iterable[tuple[Sequence[int], int]],
     drafters: Mapping[str, Factory],
-    on_decode: Callable[[], None] | None = None,
+    on_decode: Callable[[], object] = ignore,
     given_text: bool = False,
     rules: Mapping[str, Acceptance] = EXACT_ALONE,
     eos_ids: Sequence[int] | None = None,
@@ -107,22 +109,15 @@ def decode(
             own = generate(model, prompt, NoDrafter(), max_new_tokens=len(continuation), eos_token_id=eos_ids)
             continuation = own.sequences[0, begin:].tolist()
         for row, (_, drafter_of, _, acceptance) in enumerate(ways):
-            out = generate(
-                model,
-                prompt,
-                drafter_of(continuation),
-                acceptance,
-                max_new_tokens=len(continuation),
-                eos_token_id=eos_ids,
-            )
+            options: Any = {"max_new_tokens": len(continuation), "eos_token_id": eos_ids}
+            out = generate(model, prompt, drafter_of(continuation), acceptance, **options)
             new = out.sequences[0, begin:].tolist()
             counts = np.pad(counts, ((0, 0), (0, max(0, len(out.accept_counts) - counts.shape[1]))))
             counts[row, : len(out.accept_counts)] += out.accept_counts
             verified[row] += out.verified_tokens
             differing[row] += new != continuation
             written[row].append(([*prompt, *new], prompt_length))
-            if on_decode is not None:
-                on_decode()
+            on_decode()
     if not number:
         raise ValueError("expected at least one text, got none")
     names = tuple(name if rule == "exact" else f"{name}, {rule}" for name, _, rule, _ in ways)

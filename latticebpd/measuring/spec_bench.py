@@ -26,6 +26,7 @@ from torch import Tensor
 from transformers import BatchEncoding, PreTrainedModel
 
 from fst.files import write_text
+from fst.processors import ignore
 from latticebpd.decoding.acceptance import Acceptance
 from latticebpd.decoding.loop import EXACT, generate
 from latticebpd.drafters import Drafter
@@ -233,7 +234,7 @@ def run(
     prompts: PromptFormat,
     forward: ForwardFunc,
     max_new_tokens: int = 256,
-    on_question: Callable[[Question], None] | None = None,
+    on_question: Callable[[Question], object] = ignore,
     **kwargs: Any,
 ) -> Run:
     """Ask every question of ``forward`` and of greedy decoding, after three warm-ups on the first.
@@ -254,8 +255,7 @@ def run(
     asker.cut = 0
     answers, greedy, differing = [], [], 0
     for question in questions:
-        if on_question is not None:
-            on_question(question)
+        on_question(question)
         greedy.append(asker.ask(question, baseline, {}))
         cut = asker.cut  # of a prompt cut for both methods, count one
         answers.append(asker.ask(question, forward, kwargs))

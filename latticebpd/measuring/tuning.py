@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fst.processors import ignore
 from latticebpd.drafters.system_names import strategy_named
 from latticebpd.lattices.lattice_set import LatticeSet
 from latticebpd.measuring.comparison import describe
@@ -101,7 +102,7 @@ def tune(
     alphas: Sequence[float] = ALPHAS,
     examples: int = 100,
     seed: int = 0,
-    on_piece: Callable[[int], None] | None = None,
+    on_piece: Callable[[int], object] = ignore,
 ) -> tuple[Tuning, AlphaSweep]:
     """The weight under which ``system`` needs the fewest calls to decode random examples; of equal ones the least.
 
@@ -120,8 +121,7 @@ def tune(
             used = np.flatnonzero(np.isin(numbers, drawn))
             for begin in range(0, len(used), PIECE):
                 yield (piece := block.take(used[begin : begin + PIECE]))
-                if on_piece is not None:
-                    on_piece(len(piece))
+                on_piece(len(piece))
 
     swept = sweep_alpha(pieces(), system, lm, alphas)
     for _ in range(WIDENINGS):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import fst
+from fst.processors import ignore
 from latticebpd._version import __version__
 from latticebpd.decoding.front_door import BUNDLED, Loaded
 from latticebpd.decoding.loop import Generated
@@ -196,14 +197,14 @@ def shown_prompt(loaded: Loaded) -> int:
     return SHOWN if loaded.name == BUNDLED else 0
 
 
-def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] | None = None) -> Demo:
+def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], object] = ignore) -> Demo:
     """Decode the prompts with every system.
 
     The systems take turns on each prompt, so that a drift of the machine's speed meets all alike.
 
     on_run: called with the system's name before each decode.
     """
-    prompts, tell = prompts_of(loaded)[: settings.num_prompts], on_run or (lambda _: None)
+    prompts = prompts_of(loaded)[: settings.num_prompts]
     base = BaseModel.of(loaded.model)
     seconds: dict[str, float] = {}
     results: dict[str, list[Generated]] = {}
@@ -214,7 +215,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
         loaded.generate(prompts[0].ids, drafter, max_new_tokens=4)
     begun, begun_processor = time.perf_counter(), time.thread_time()
     for prompt in prompts:
-        tell("generate()")
+        on_run("generate()")
         started = time.perf_counter()
         reference = _reference(loaded, prompt, settings.max_new_tokens)
         generate_seconds += time.perf_counter() - started
@@ -222,7 +223,7 @@ def run_demo(loaded: Loaded, settings: Settings, on_run: Callable[[str], None] |
         written = reference[0, 1 if base.is_encoder_decoder else len(prompt.ids) :].tolist()
         generate_tokens += len(written)
         for name, drafter in systems(loaded, written, settings).items():
-            tell(name)
+            on_run(name)
             started = time.perf_counter()
             out = loaded.generate(prompt.ids, drafter, max_new_tokens=settings.max_new_tokens)
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

@@ -31,11 +31,10 @@ from latticebpd.decoding.generation_config import beams_ignored
 from latticebpd.decoding.loop import generate
 from latticebpd.drafters import LatticeDrafter, MaskLattices, Vanilla
 from latticebpd.drafters.masks.mask_network import Columns, NonAutoregressiveModel, masked_columns
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.forward import EncodedSource
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded
 from lm_training.families.translators import PairSampler, zero_loss
 from lm_training.training.optimizers import adamw_and_muon
 from lm_training.training.training_loop import Objective, Process, Trainer, rounded

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.scoring.weights import RescorerSettings
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded, rows_of_step
+from lm_training.data.batching import rows_of_step
 from lm_training.families.shapes import RescorerShape
 from lm_training.training.labels import ModelTexts, token_measures
 from lm_training.training.optimizers import adamw_and_muon

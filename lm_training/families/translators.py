@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import MarianMTModel, PreTrainedModel
 
 from latticebpd.drafters.masks.mask_network import load_verifier
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.checkpoints import weights_fingerprint
 from latticebpd.target.stock_model import BaseModel
-from lm_training.data.batching import padded
 from lm_training.families.shapes import TranslationShape
 from lm_training.training.labels import token_measures
 from lm_training.training.optimizers import adamw_and_muon

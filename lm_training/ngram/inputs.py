@@ -24,6 +24,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fst.arpa import MARKER_NAMES
+from fst.processors import ignore
 from fst.table import BOS, EOS, UNK
 from lm_training.data.corpus import Document, load_tokens, read_documents
 from lm_training.ngram.counts import PIECE, TokenStream
@@ -178,7 +179,7 @@ def write_corpus(
     encoder: Encoder | None,
     end_of_text: int | None,
     folder: Path,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = ignore,
 ) -> None:
     """Write what ``load_corpus`` reads: the ids, unless a single file of them can be mapped, and their meaning.
 
@@ -206,8 +207,7 @@ def write_corpus(
             for piece in pieces:
                 file.write(piece.astype("<i4", copy=False).data)
                 count += len(piece)
-                if progress is not None:
-                    progress(count)
+                progress(count)
     symbols = encoder.symbols if isinstance(encoder, WordEncoder) else None
     facts = {"mapped": mapped, "dtype": inputs.dtype, "separator": separator, "symbols": symbols}
     (folder / "corpus.json").write_text(json.dumps(facts))

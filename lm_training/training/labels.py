@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from latticebpd.lattices.texts import Texts
+from latticebpd.lattices.texts import Texts, padded
 from latticebpd.target.stock_model import BaseModel, Model
-from lm_training.data.batching import padded, require_vocabulary
+from lm_training.data.batching import require_vocabulary
 from lm_training.data.hidden_states import HiddenStates
 from lm_training.data.shortlist import shortlist_indices
 from lm_training.training.selection import Selection
