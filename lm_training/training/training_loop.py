@@ -8,12 +8,13 @@ exactly. A step may be split over processes (``torchrun``) and over time (``accu
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -32,7 +33,6 @@ from latticebpd.lattices.json_files import write_json
 from latticebpd.lattices.texts import Texts
 from lm_training.training.sharding import full_copy, full_state, gathered_root, like, shard
 from lm_training.training.training_options import LoopOptions
-from lm_training.training.trim_heap import trim_heap
 
 STATE_WEIGHTS = "training-state.safetensors"
 STATE_STEP = "training-state.json"
@@ -340,6 +340,23 @@ class Trainer:
 
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self.objective.named_parameters() if parameter.requires_grad)
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system, in a few milliseconds; only glibc needs and offers it.
+
+    Batches differ in shape, so freed tensors leave gaps: some 30 MB per update of a block drafter.
+    """
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # musl and macOS lack the function, Windows the library
+        return None
 
 
 def _step_of(line: str) -> float:
