@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -68,19 +68,6 @@ class Inputs:
 
     def documents(self) -> Iterator[Document]:
         return read_documents(self.paths, self.field, self.invalid_utf8)
-
-
-class Encoder(Protocol):
-    """Turns documents into token ids."""
-
-    @property
-    def separator(self) -> int:
-        """The id after each text."""
-        ...
-
-    def encode(self, documents: Iterable[Document]) -> Iterator[np.ndarray]:
-        """Yield ``[n]`` integer ids, in pieces."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -140,6 +127,10 @@ class WordEncoder:
         self.ids[word] = len(self.symbols)
         self.symbols.append(word)
         return self.ids[word]
+
+
+Encoder: TypeAlias = TokenizerEncoder | WordEncoder
+"""Turns documents into token ids, in pieces ``[n]``; ``separator`` is the id after each text."""
 
 
 def open_ids(inputs: Inputs) -> list[np.ndarray]:
