@@ -195,8 +195,9 @@ class Lattice:
 
     def arc_posteriors(self, lm: NgramModel | None = None, alpha: float = 1.0, context: Sequence[int] = ()) -> Floats:
         """``[arcs]`` natural log of the probability of the paths through each arc; -inf where there are none."""
-        posteriors = self._posteriors(lm, alpha, context)
-        return posteriors[self._with_ends[3] >= 0]
+        every = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
+        posteriors: Floats = every[self._with_ends[3] >= 0]
+        return posteriors
 
     def oracle(self, reference: Sequence[int] | Ints) -> tuple[Ints, int]:
         """The path with the fewest edits to a reference: its tokens, and how many."""
@@ -263,12 +264,8 @@ class Lattice:
         are left out, and in the others the probability of nothing is missing.
         """
         paths, _ = self.nbest_paths(lm, 1, alpha, context)
-        posteriors = self._posteriors(lm, alpha, context)
+        posteriors = _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
         return confusion_network(self._with_ends, np.exp(posteriors), paths[0][paths[0] >= 0].tolist())
-
-    def _posteriors(self, lm: NgramModel | None, alpha: float, context: Sequence[int]) -> Any:
-        """Of the arcs, those to ends included."""
-        return _core.lattice_posteriors(self._with_ends, self._core_of(lm), alpha, np.asarray(context, np.int64))
 
     @cached_property
     def _with_ends(self) -> tuple[Any, Any, Any, Any]:
