@@ -1,5 +1,4 @@
-"""Decodes by a model: the option that all commands have, and what ``compare`` and ``report`` decode beside what
-lattices tell."""
+"""Decodes by a model: options of ``compare`` and ``report``, which decode some texts next to their replays."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def demo(
         from latticebpd.report.demo_table import REAL, TOY, prompts_of, run_demo, systems
 
         default = TOY if model is None else REAL
-        given = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
-        chosen = {name: value for name, value in given.items() if value is not None}
+        options = {"max_new_tokens": max_new_tokens, "k": k, "p": p, "num_nodes": nodes, "threads": threads}
+        chosen = {name: value for name, value in options.items() if value is not None}
         settings = replace(default, **chosen, every_system=every or default.every_system)
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)

@@ -117,10 +117,10 @@ def collect(
     parts = parts or [text_lattices(drafts, [0], range(0), options.context_length, 0)]  # none, of these shapes
     kind = GIVEN_TEXT if options.teacher_force else OWN_TEXT
     origin = f"{drafts.weights}, {kind}"
-    found = replace(LatticeSet.joined(parts), origin=origin)
+    lattices = replace(LatticeSet.joined(parts), origin=origin)
     if not options.prompt_context:
-        (found,) = without_prompts([found])
-    return found, Texts.of_rows(rows, prompt_lengths)
+        (lattices,) = without_prompts([lattices])
+    return lattices, Texts.of_rows(rows, prompt_lengths)
 
 
 def collect_shards(

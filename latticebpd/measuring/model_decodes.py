@@ -161,18 +161,18 @@ def qualities(
     check_measures(measures)
     if len(references) != decoded.texts and set(measures) - {PERPLEXITY}:
         raise ValueError(f"expected references of {decoded.texts} texts, got {len(references)}")
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for name in measures:
         if name == PERPLEXITY:
-            found[name] = [perplexity(model, texts) for texts in decoded.written]
+            values[name] = [perplexity(model, texts) for texts in decoded.written]
         elif name == OF_REFERENCES:
-            found[name] = [perplexity(model, right)] * len(decoded.names)
+            values[name] = [perplexity(model, right)] * len(decoded.names)
         else:
-            found[name] = [
+            values[name] = [
                 MEASURES[name]([words(text[length:]) for text, length in texts], references)
                 for texts in decoded.written
             ]
-    return found
+    return values
 
 
 def oracle_drafters(source_of: Callable[[int], LatticeSource], ks: Sequence[int]) -> dict[str, Factory]:

@@ -211,8 +211,8 @@ def add_states(
 def claim_states(directory: ShardDirectory, model: BaseModel, texts: int, options: StateOptions) -> None:
     """Start to fill a directory of states, or continue; ValueError for unknown layers or other settings."""
     names = ["num_decoder_layers", "decoder_layers"] if model.is_encoder_decoder else []
-    found = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
-    layers, deepest = options.layers, next((int(count) for count in found if count), 0)
+    counts = (getattr(model.config, name, None) for name in (*names, "num_hidden_layers"))
+    layers, deepest = options.layers, next((int(count) for count in counts if count), 0)
     if any(not 1 <= layer <= deepest for layer in layers):
         raise ValueError(f"expected layers from 1 to {deepest} (the model's), got {', '.join(map(str, layers))}")
     settings: dict[str, Any] = {"num_shards": -(-texts // options.shard_texts)}

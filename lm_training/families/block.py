@@ -209,12 +209,12 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
             assert batch.last is not None
             with torch.no_grad():
                 wanted = (self.target(batch.last[known]).float() / warm).log_softmax(dim=-1)
-            found = (logits / warm).log_softmax(dim=-1)
-            losses = F.kl_div(found, wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
+            own = (logits / warm).log_softmax(dim=-1)
+            losses = F.kl_div(own, wanted, reduction="none", log_target=True).sum(dim=-1) * warm**2
         added: dict[str, Tensor] = {}
         if self.drafter.candidate_selector is not None:
-            given = (hidden[known], batch.previous[known], batch.labels[known])
-            added["transition_loss"] = selector_losses(self.drafter, logits, *given)
+            labelled = (hidden[known], batch.previous[known], batch.labels[known])
+            added["transition_loss"] = selector_losses(self.drafter, logits, *labelled)
         if every is not None:
             assert batch.last is not None
             candidates, walked = self.walk(batch, hidden, every)
@@ -239,9 +239,9 @@ class BlockObjective(Objective[BlockBatch, BlockDrafterTraining]):
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
             rows = torch.arange(len(before), device=before.device)[:, None]
             contexts = drafter.context(batch.states[rows, before]) * (batch.anchors > 0)[..., None]
-        given = (hidden.flatten(0, 1), batch.previous[..., 0].flatten(), contexts.flatten(0, 1))
+        block = (hidden.flatten(0, 1), batch.previous[..., 0].flatten(), contexts.flatten(0, 1))
         weight: Any = self.embedding.weight
-        scores = step_scores(drafter, candidates, *given, weight.detach())
+        scores = step_scores(drafter, candidates, *block, weight.detach())
         return candidates, teacher_forced(candidates, batch.labels.flatten(0, 1), scores)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -346,7 +346,7 @@ def _pass_values(attention: Any, passed: Tensor, scale: Tensor, keys: Tensor) ->
 def _queries_input(objective: BlockObjective, batch: BlockBatch, layer: Any) -> Tensor:
     """``[hidden, 2]``: what a layer's queries are computed from, the means over anchors and over last masks."""
     seen: list[Tensor] = []
-    hook = layer.input_layernorm.register_forward_hook(lambda module, given, output: seen.append(output))
+    hook = layer.input_layernorm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     objective.hidden(batch)
     hook.remove()
     columns = seen[0].unflatten(1, (-1, objective.drafter.config.block_size)).flatten(0, 1)
