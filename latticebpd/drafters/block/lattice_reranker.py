@@ -94,13 +94,7 @@ class RerankerLayer(nn.Module):
 
 
 class LatticeReranker(nn.Module):
-    """Scores of a block's lattice; the names of its tensors are LiLiCorr's.
-
-    Args:
-        model_size: the drafter's hidden size.
-        slots: of every lattice.
-        eps: of the norms.
-    """
+    """Scores of a block's lattice; the names of its tensors are LiLiCorr's. eps: of the norms."""
 
     def __init__(self, config: RerankerConfig, model_size: int, slots: int, eps: float) -> None:
         super().__init__()
