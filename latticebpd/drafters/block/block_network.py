@@ -377,10 +377,9 @@ def anchored_blocks(anchors: Tensor, block_size: int, context: int, causal: bool
 
 
 def check_target(drafter: BlockDrafter, target: Model, fingerprint: str | None = None) -> None:
-    """Refuse a drafter of another target; ``fingerprint``: hash of the target's vocabulary, if known.
+    """ValueError for an encoder–decoder, or a target of another hidden size, vocabulary or depth than the drafter's.
 
-    Raises:
-        ValueError: the target is an encoder–decoder, or differs in hidden size, vocabulary or layers.
+    fingerprint: hash of the target's vocabulary, if known.
     """
     base, config = BaseModel.of(target), drafter.config
     _expect_decoder_only(base, "target")

@@ -34,9 +34,6 @@ class RerankerConfig:
     """The shape of a reranker, as ``dflash_config`` names it with the prefix ``lilicorr_``.
 
     hidden_size: its width; 0: the drafter's. logit_scale, vector_eps: change scores, but no tensor's shape.
-
-    Raises:
-        ValueError: values that describe no reranker.
     """
 
     candidate_topk: int = 8
