@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common import interval, pooled, read_csv, spread
+from benchmarks.common import pooled, read_csv, spread
 from benchmarks.smollm2 import compare_drafters, learned_lattices, trees
 from tests.helpers.markdown_tables import markdown_tables
 
@@ -164,66 +164,7 @@ def drafters() -> dict[tuple[str, str], np.ndarray]:
     return {key: np.array([each[text] for text in texts]) for key, each in rows.items()}
 
 
-# ---------------------------------------------------------------- SmolLM2: decodes by the clock
-def decodes(name: str) -> dict[str, Mapping[str, np.ndarray]]:
-    """Seconds, tokens, calls and verified tokens of every system's questions or batches, and their tasks."""
-    by_system: dict[str, list[dict[str, str]]] = {}
-    for row in sorted(read_csv(SMOLLM2 / name), key=lambda row: int(row["question"])):
-        by_system.setdefault(row["system"], []).append(row)
-    found: dict[str, Mapping[str, np.ndarray]] = {}
-    for system, rows in by_system.items():
-        columns: dict[str, Any] = {key: np.array([float(row[key]) for row in rows]) for key in NUMBERS}
-        others = [row["category"] if row["category"] in TASKS else TASKS[0] for row in rows]
-        found[system] = columns | {"task": np.array(others)}
-    return found
-
-
-NUMBERS = ("seconds", "tokens", "calls", "verified")
-TIMED = ("generate()", "generate(prompt lookup)", "greedy", "copies+16-tree", "8-calibrated", "64-calibrated by cost")
-
-
-def run_table() -> Cells:
-    found, rows = decodes("speed-narrow.csv"), Cells()
-    base = found[TIMED[0]]["seconds"]
-    for system in TIMED:
-        seconds, tokens, calls, verified = (found[system][name] for name in NUMBERS)
-        value, low, high = interval(lambda drawn, own=seconds: base[drawn].sum(-1) / own[drawn].sum(-1), len(base))
-        committed = pooled(tokens - 1, calls)
-        drafts = f"{verified.sum() / calls.sum():.0f}" if verified.any() else ""
-        over = f"{value:.2f}×" if system == TIMED[0] else f"{value:.2f}× ({low:.2f}–{high:.2f})"
-        speed, call = f"{tokens.sum() / seconds.sum():.1f}", f"{1e3 * seconds.sum() / calls.sum():.1f}"
-        rows.append([None, "1" if committed[2] == 1 else shown(*committed), drafts, speed, over, call])
-    return rows
-
-
-def run_tasks() -> Cells:
-    found, rows = decodes("speed-narrow.csv"), Cells()
-    for system in TIMED[:5]:
-        row: list[str | None] = [None]
-        for task in TASKS:
-            own, base = (found[name] for name in (system, TIMED[0]))
-            mine, theirs = own["task"] == task, base["task"] == task
-            seconds, tokens, others = (
-                part.sum() for part in (own["seconds"][mine], own["tokens"][mine], base["seconds"][theirs])
-            )
-            gain = f" ({others / seconds:.2f}×)" if system == TIMED[4] else ""
-            row.append(f"{tokens / seconds:.1f}{gain}")
-        rows.append(row)
-    return rows
-
-
-def run_batches() -> Cells:
-    rows = Cells()
-    for size in (4, 16):
-        row: list[str | None] = [f"batch {size}"]
-        for system, own in decodes(f"speed-batch-{size}.csv").items():
-            speed = own["tokens"].sum() / own["seconds"].sum()
-            committed = (own["tokens"] - size).sum() / own["calls"].sum()
-            row.append(f"{speed:.1f} ({committed:.2f})" if "calibrated" in system else f"{speed:.1f}")
-        rows.append(row)
-    return rows
-
-
+# ---------------------------------------------------------------- the engine beside its peers
 def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     """Medians of wall-clock and processor time, systems by name unless an order is given."""
     groups: dict[str, dict[int, list[tuple[float, float]]]] = {}
@@ -238,19 +179,43 @@ def passes(name: str, systems: Sequence[str] = (), threads: str = "1") -> Cells:
     ]
 
 
+@cache
+def decodes(name: str) -> dict[tuple[str, str], Mapping[str, np.ndarray]]:
+    """Tokens, milliseconds, whether the text is that without drafts, and task of every answer, by system and drafts."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in sorted(read_csv(ENGINE / name), key=lambda row: int(row["question"])):
+        found.setdefault((row["system"], row["drafts"]), []).append(row)
+    return {
+        key: {column: np.array([float(row[column]) for row in rows]) for column in ("tokens", "wall_ms", "same")}
+        | {"task": np.array([row["category"] if row["category"] in TASKS else TASKS[0] for row in rows])}
+        for key, rows in found.items()
+    }
+
+
+def speed(answers: Mapping[str, np.ndarray], some: Any = ...) -> float:
+    return float(1e3 * answers["tokens"][some].sum() / answers["wall_ms"][some].sum())
+
+
 def answers() -> Cells:
-    """Tokens a second on one thread, with intervals over questions, and how many texts are those without drafts."""
-    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in read_csv(ENGINE / "answers.csv"):
-        groups.setdefault((row["system"], row["drafts"]), []).append(row)
-    own = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
-    rows: Cells = []
-    for key in [*PEERS, *own]:
-        tokens, times = (np.array([float(row[name]) for row in groups[key]]) for name in ("tokens", "wall_ms"))
-        same = f"{sum(int(row['same']) for row in groups[key])} of {len(tokens)}" if key[1] else ""
-        rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), same])
-    assert len(rows) == len(groups)
+    """Tokens a second with intervals over questions, over the engine's greedy decoding, and with two threads; how many
+    texts are those without drafts."""
+    one, two, rows = decodes("answers.csv"), decodes("answers-two-threads.csv"), Cells()
+    greedy = one[OWN[0]]
+    for key in [*PEERS, *OWN]:
+        tokens, times = (one[key][name] for name in ("tokens", "wall_ms"))
+        value, *ends = pooled(tokens, times, (greedy["tokens"], greedy["wall_ms"]))
+        over = "1" if key == OWN[0] else f"{1 + value:.2f} ({1 + ends[0]:.2f}–{1 + ends[1]:.2f})"
+        same = f"{one[key]['same'].sum():.0f} of {len(tokens)}" if key[1] else ""
+        rows.append([None, shown(*pooled(tokens * 1e3, times), places=1), over, f"{speed(two[key]):.1f}", same])
+    assert len(rows) == len(one)
     return rows
+
+
+def tasks() -> Cells:
+    found = decodes("answers.csv")
+    return [
+        [None, *(f"{speed(found[key], found[key]['task'] == task):.0f}" for task in TASKS)] for key in (PEERS[0], *OWN)
+    ]
 
 
 def perplexities() -> Cells:
@@ -264,7 +229,8 @@ def perplexities() -> Cells:
 
 LIBRARIES, WEIGHTS = ("latticebpd", "llama.cpp", "OpenVINO", "PyTorch"), ("float32", "Q8_0", "int8", "Q4_1", "Q4_0")
 PEERS = (("llama.cpp Q4_0", ""), ("llama.cpp Q4_1", ""), ("OpenVINO int8", ""), ("OpenVINO int8", "prompt lookup"))
-ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 8, 16)), "default", "16-copies", "copies+16-tree")
+ANSWERS = ("", *(f"{size}-calibrated" for size in (2, 4, 16)), "default", "16-copies", "copies+16-tree")
+OWN = [("latticebpd Q4_1", drafts) for drafts in ANSWERS]
 AVX2 = ("PyTorch float32", "latticebpd Q4_1", "latticebpd int8", "latticebpd float32")
 
 
@@ -304,7 +270,7 @@ def learned_gains() -> Cells:
 
 
 def demo() -> Cells:
-    rows = [(row["system"], *(int(row[name]) for name in NUMBERS[1:])) for row in read_csv(DEMO)]
+    rows = [(row["system"], *(int(row[name]) for name in ("tokens", "calls", "verified"))) for row in read_csv(DEMO)]
     return [
         [name, f"{tokens / calls:.3f}", f"{verified / calls:.1f}", str(calls)] for name, tokens, calls, verified in rows
     ]
@@ -370,10 +336,10 @@ PAGES: dict[str, list[Table]] = {
     "benchmarks/engine/engine.md": [
         WORDS,
         lambda: passes("passes.csv"),
+        lambda: passes("passes-random.csv"),
         lambda: passes("passes-two-threads.csv", threads="2"),
         lambda: [*passes("passes-busy.csv"), *passes("passes-busy.csv", threads="2")],
         lambda: passes("passes-avx2.csv", AVX2),
-        answers,
         perplexities,
         OLD + "seconds and memory of first tokens",
     ],
@@ -392,7 +358,7 @@ PAGES: dict[str, list[Table]] = {
         OLD + "microseconds of searches",
     ],
     "benchmarks/smollm2/make.md": [OLD + "training logs, sizes and decodes"] * 4,
-    "benchmarks/smollm2/run.md": [run_table, run_tasks, OLD + "replays under cost curves", run_batches],
+    "benchmarks/smollm2/run.md": [answers, tasks, OLD + "replays under cost curves"],
     "benchmarks/smollm2/trees.md": [
         tree_parts,
         tree_tasks,
